@@ -1,0 +1,130 @@
+"""README's commands for a database of one's own are typed in a fresh clone, on a database that they have not seen.
+
+Without --full the small policy stands in for the pretrained one and each training takes a step; with it the commands
+are typed as they stand, which takes half an hour.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.tests import library_database
+from scripts.tests.pages import ROOT, commands
+from scripts.tests.test_typed_pages import SERVERS, serving, started
+from sql_agent.tiny_policy.make import make_tiny_policy
+
+pytestmark = pytest.mark.slow
+RECIPE = [
+    each.text
+    for each in commands("README.md")
+    if re.search(r"make_pretrained_policy|questions\.json|/mine\b|--model mine", each.text)
+]
+SHORTER = {
+    "models/smollm2-135m-instruct": "models/tiny-sql",
+    "--learning-rate 5e-4": "--learning-rate 1e-3 --num-epochs 1 --num-tasks 8",
+    "--run-dir runs/mine": "--run-dir runs/mine --ci-fast",
+    "global_step_9": "global_step_1",
+    "--split held-out": "--split held-out --max-tokens 32",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory, request):
+    """What each command printed, by the name of its program, and the clone in which they were typed."""
+    full = request.config.getoption("--full")
+    clone = tmp_path_factory.mktemp("recipe") / "clone"
+    subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    if not full:
+        make_tiny_policy(ROOT / "models" / "tiny-sql")
+        shutil.copytree(ROOT / "models" / "tiny-sql", clone / "models" / "tiny-sql")
+    database, questions = library_database.make(clone)
+    shown: dict[str, str] = {}
+    serve = ""
+    for text in RECIPE:
+        if not full:
+            if "make_pretrained_policy" in text:
+                continue
+            for stands, typed in SHORTER.items():
+                text = text.replace(stands, typed)
+        text = text.replace("FILE.sqlite", database.name).replace("questions.json", questions.name)
+        program = re.search(r"bin/(?:python (?:-m )?)?(?:\w+[/.])?(\w+)", text)[1]
+        if program == "vllm":
+            serve = text
+            continue
+        log = clone / "command.log"
+        if program == "evaluate":
+            with serving(serve, clone, clone / "server.log", SERVERS["vllm serve"]):
+                type_it(text, clone, log)
+        else:
+            type_it(text, clone, log)
+        shown[program] = log.read_text()
+    return shown, clone
+
+
+def type_it(text: str, clone: Path, log: Path) -> None:
+    with started(text, clone, log) as process:
+        process.communicate(":task 1\n", timeout=3600)
+        assert process.returncode == 0, f"{text}\n{log.read_text()[-5000:]}"
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def record_of(folder: Path) -> dict:
+    return json.loads((folder / "trained_on.json").read_text())
+
+
+@pytest.mark.timeout(7200)
+def test_every_command_of_the_recipe_ends_well(said):
+    shown, clone = said
+    assert {*shown} - {"make_pretrained_policy"} == {
+        "doctor", "train_sft", "train_sql_agent", "report", "test_interactive", "evaluate",
+    }  # fmt: skip
+    assert "a run can start" in shown["doctor"]
+    assert "60 questions" in shown["doctor"]
+    assert "12 held out (the same ones that training and evaluate hold out" in shown["train_sft"]
+    assert "held-out success before" in shown["report"]
+    assert (clone / "runs" / "mine" / "report.html").is_file()
+
+
+@pytest.mark.timeout(7200)
+def test_no_held_out_question_is_in_what_was_learnt(said):
+    _, clone = said
+    tuned = record_of(clone / "models" / "mine")
+    (checkpoint,) = (clone / "runs" / "mine" / "checkpoints").glob("global_step_*/actor/huggingface")
+    trained = record_of(checkpoint)
+    assert len(tuned["held_out"]) == 12
+    assert trained["held_out"] == tuned["held_out"]
+    assert not {*trained["learnt"]} & {*trained["held_out"]}
+    (evaluated,) = (clone / "runs" / "evaluate").glob("*.jsonl")
+    validated = lines(clone / "runs" / "mine" / "trajectories" / "val_000000.jsonl")
+    measured = {row["task_id"] for row in lines(evaluated)}
+    assert len(measured) == 12
+    assert {row["task_id"] for row in validated} <= measured
+
+
+@pytest.mark.timeout(7200)
+def test_training_and_evaluate_have_one_prompt_of_the_length_that_doctor_says(said):
+    shown, clone = said
+    (evaluated,) = (clone / "runs" / "evaluate").glob("*.jsonl")
+    served = {row["task_id"]: row for row in lines(evaluated)}
+    shortest, longest = (
+        int(number.replace(",", ""))
+        for number in re.search(r"first prompts: ([\d,]+) to ([\d,]+)", shown["doctor"]).groups()
+    )
+    validated = lines(clone / "runs" / "mine" / "trajectories" / "val_000000.jsonl")
+    for row in validated:
+        other = served[row["task_id"]]
+        assert row["messages"][:2] == other["messages"][:2]
+        assert shortest <= row["first_prompt_tokens"] <= longest
+        if other["num_turns"] == 1:
+            assert row["first_prompt_tokens"] == other["prompt_tokens"]
+    limits = {name: re.search(r"limit ([\d,]+)", text)[1] for name, text in shown.items() if "first prompts:" in text}
+    assert {*limits} >= {"doctor", "train_sft", "train_sql_agent", "evaluate", "test_interactive"}
+    assert len({*limits.values()}) == 1
