@@ -53,6 +53,6 @@ def test_a_pass_is_sized_to_the_longest_row_as_far_as_memory_holds_it():
 def test_a_pass_shorter_than_the_longest_row_says_what_it_costs_and_what_to_give():
     assert short_pass(2150, 2150, True) is None
     given, chosen = short_pass(2048, 2150, True), short_pass(2048, 2150, False)
-    assert str(given).startswith("--micro_batch_tokens 2048 is shorter than the longest row, 2,150 tokens: ")
-    assert str(given).endswith("; give --micro_batch_tokens 3174, which takes memory")
+    assert str(given).startswith("--micro-batch-tokens 2048 is shorter than the longest row, 2,150 tokens: ")
+    assert str(given).endswith("; give --micro-batch-tokens 3174, which takes memory")
     assert str(chosen).startswith("memory holds passes of 2,048 tokens, which is shorter than the longest row, ")

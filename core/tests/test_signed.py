@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from core.printed_commands import python_command
 from core.signed import NotOursError, check_ours, fault_of_ours, file_sha256, key_file, read, seal, user_key
 from scripts.accept_run import main as accept_run
 
@@ -112,7 +113,7 @@ def test_what_this_user_did_not_sign_is_refused_with_the_ways_to_accept_it(check
         look(checkpoint)
     words = str(refused.value)
     assert said in words and f"copy {key_file()} from there" in words
-    assert f"`python -m scripts.accept_run {checkpoint.parents[1]}`" in words
+    assert f"`{python_command('scripts.accept_run', checkpoint.parents[1])}`" in words
 
 
 @pytest.mark.parametrize("name", ["extra.pt", "actor/extra.pt", ".hidden", "actor/.metadata", "new/deep/x.pt"])
@@ -168,7 +169,8 @@ def test_what_another_user_wrote_is_refused_though_it_is_signed(checkpoint, plac
     with pytest.raises(NotOursError) as refused:
         look(checkpoint)
     assert f"belongs to user 12345, not to you ({os.geteuid()})" in str(refused.value)
-    assert f"`cp -rL {checkpoint.parents[1]} COPY`, then `python -m scripts.accept_run COPY`" in str(refused.value)
+    accept = python_command("scripts.accept_run", "COPY")
+    assert f"`cp -rL {checkpoint.parents[1]} COPY`, then `{accept}`" in str(refused.value)
 
 
 def test_where_a_file_system_gives_everything_to_one_user_the_signature_decides(checkpoint, monkeypatch):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from core.printed_commands import python_command, remedy_of
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.rllm import env as env_module
@@ -118,7 +120,9 @@ WITHOUT_GOLD = Task("x", "?", "SELECT", (TABLE,), Gold())
 
 
 def test_what_nobody_can_judge_is_no_reward_of_zero():
-    with pytest.raises(UnjudgedError, match=r"task 'x' could not be judged by 'strict': no_gold; .*validate --replay"):
+    find = python_command("dbbench_adapter.validate", "FILE", "--replay", "sqlite")
+    words = f"task 'x' could not be judged by 'strict': no_gold; `{find}` finds such tasks"
+    with pytest.raises(UnjudgedError, match=re.escape(words)):
         run(WITHOUT_GOLD, [RIGHT])
     assert live_databases() == 0
 
@@ -387,10 +391,12 @@ def test_without_the_rllm_we_stand_on_training_says_what_to_install(rllm, module
     assert "Traceback" not in run.stderr
 
 
-def test_an_rllm_that_is_broken_is_not_taken_for_none(rllm):
+def test_an_rllm_that_is_broken_is_not_taken_for_none(rllm, tmp_path, monkeypatch):
     broken = {"agents/agent.py": "import a_package_that_is_missing"}
     run = rllm(*TRAIN, modules=broken)
-    assert "No module named 'a_package_that_is_missing'" in run.stderr
+    monkeypatch.chdir(tmp_path)  # where the command ran: what it prints names the interpreter from there
+    name = "a_package_that_is_missing"
+    assert run.stderr == f"error: the package {name} is not installed; {remedy_of(name)}\n"
 
 
 def test_without_rllm_agent_and_environment_work_and_only_the_registry_is_missing():

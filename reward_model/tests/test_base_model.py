@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from core.chat_tokenizer import load_tokenizer
 from core.hub import ModelError
+from core.printed_commands import python_command
 from core.weights import weight_files, weights_sha256
 from reward_model.base_model import check_base
 
@@ -90,11 +91,13 @@ def remove_weights(folder):
         (remove_tokenizer, "has no tokenizer that can be read"),
         (
             remove_template,
-            "has no chat template, so a conversation cannot be rendered; give one with --chat_template_path",
+            "has no chat template, so a conversation cannot be rendered; give one with --chat-template-path FILE",
         ),
-        (
+        pytest.param(
             make_adapter_of_it,
-            "is an adapter, expected a whole model; merge it into its base first: `python -m scripts.merge",
+            "is an adapter, expected a whole model; merge it into its base first: "
+            f"`{python_command('scripts.merge_policy', '--adapter')} ",
+            id="make_adapter_of_it",
         ),
         (three_labels, "is a classifier with 3 labels (Qwen3ForSequenceClassification); a reward model has one output"),
         (encoder_decoder, "is an encoder-decoder (T5ForConditionalGeneration); a reward model needs a decoder"),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.messages import Message, num_chars
+from core.printed_commands import python_command
 from dbbench_adapter.datatypes import Score
 from reward_model.data.preferences import read_preferences
 from reward_model.pairs_from_rollouts import Candidate, Rollout, balanced, candidates, is_held_out, main, read_rollouts
@@ -295,7 +296,11 @@ def test_rollouts_of_training_are_read_from_folders_below(tmp_path):
     ("files", "words"),
     [
         pytest.param([], "rollouts is not a folder; give the one with the *.jsonl", id="no_folder"),
-        pytest.param(["rollouts/a.txt"], "holds no *.jsonl; python -m sql_agent.evaluate --output", id="no_file"),
+        pytest.param(
+            ["rollouts/a.txt"],
+            f"holds no *.jsonl; `{python_command('sql_agent.evaluate', '--output')} FILE` writes such files",
+            id="no_file",
+        ),
         pytest.param(["rollouts/a.jsonl", "p.held_out.jsonl"], "is there already; give --overwrite", id="held_out"),
     ],
 )

@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from core.hub import ModelError
 from core.messages import FunctionCall, Message, ToolCall
+from core.printed_commands import python_command
 from reward_model.datatypes import Encoded, RewardScore
 from reward_model.scorer import RECORD, Scorer, encode_conversation
 from reward_model.tests.conftest import assistant, user
@@ -142,9 +143,11 @@ def adapter_of_nothing(folder):
         (three_labels, "is a Qwen3ForSequenceClassification with 3 labels"),
         (remove_tokenizer, "has no tokenizer that can be read"),
         (remove_template, "has no chat template; reward_modeling.py writes one beside the model"),
-        (
+        pytest.param(
             adapter_of_nothing,
-            "is an adapter of gone, which is not on this machine; merge it where the base is, with `python",
+            "is an adapter of gone, which is not on this machine; merge it where the base is, with "
+            f"`{python_command('reward_model.merge', '--adapter')} ",
+            id="adapter_of_nothing",
         ),
     ],
 )

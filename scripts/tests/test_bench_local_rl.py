@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from core.printed_commands import python_command
 from scripts.bench import local_memory, local_sampling
 from scripts.bench.children import ROOT
 from scripts.bench.local_memory import SIZES, config_of
@@ -69,7 +70,7 @@ def test_an_estimate_is_off_by_its_distance_to_the_measurement():
 def test_wrong_options_are_named_with_what_would_do(capsys, tmp_path):
     for given, said in (
         (["--only", "tokens,colour"], "--only colour: known are sampling, tokens, memory"),
-        (["--model", str(tmp_path)], "make it with `python -m scripts.make_tiny_policy`"),
+        (["--model", str(tmp_path)], f"make it with `{python_command('scripts.make_tiny_policy')}`"),
     ):
         with pytest.raises(SystemExit):
             parse_args(given)

@@ -136,7 +136,7 @@ def test_what_is_printed_to_be_pasted_is_one_word_a_path(tmp_path):
     for source in ("dbbench", "gsm8k:my data.jsonl", "rows.jsonl"):
         for command in next_commands(SftConfig(model_path="m", dataset=source, output_dir=output), is_adapter=True):
             words = shlex.split(command)
-            assert words[words.index("--model_path") + 1] == str(output)
+            assert words[words.index("--model") + 1] == str(output)
             assert "my" not in words
     assert shlex.split(fetch_again(output).split("`")[1])[-1] == str(output)
     assert issubclass(MergeError, ValueError)
