@@ -12,7 +12,6 @@ if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
 from core.commands import execute, starting
-from core.printed_commands import python_command
 
 if __name__ == "__main__":
     starting()
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core.flags import Parser
+from core.printed_commands import python_command
 from scripts.bench.report import Row, add_options, check_options, facts, finish
 
 PARTS = ("sampling", "tokens", "memory")
