@@ -221,7 +221,9 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
 
 def test_a_run_that_measures_needs_something_to_measure_on():
     given = {"train_file": Path("rows.jsonl"), "held_out_fraction": 0, "env": "mine.py:Shop"}
-    with pytest.raises(ValueError, match=r"--held_out_fraction 0 trains on every row .* and --eval_tasks 64"):
+    with pytest.raises(
+        ValueError, match=r"--held-out-fraction 0 trains on every row .* and --eval-tasks 64 .*, or --eval-tasks 0"
+    ):
         LocalGrpoConfig(**given)
     assert LocalGrpoConfig(**given, eval_tasks=0).data.held_out_fraction == 0
 

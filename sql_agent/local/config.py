@@ -209,7 +209,7 @@ def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig, file: Path | None) -
     if file is not None and cfg.val_file is None and not cfg.held_out_fraction and cfg.eval_tasks:
         raise ValueError(
             f"--held-out-fraction 0 trains on every row of {file}, and --eval-tasks {cfg.eval_tasks} plays held-out "
-            "ones; give them with --val-file FILE, or --eval_tasks 0"
+            "ones; give them with --val-file FILE, or --eval-tasks 0"
         )
 
 
