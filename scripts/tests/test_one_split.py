@@ -23,7 +23,7 @@ from sql_agent.local.config import GreedyGrpoConfig, LocalGrpoConfig
 from sql_agent.local.single_skill_config import TaskConfig
 from sql_agent.local.skill_tasks import each_once, file_split
 from sql_agent.sft.config import SftConfig
-from sql_agent.sft.run import demonstrations
+from sql_agent.sft.run import prepare
 from sql_agent.startup.plan import choose_tasks
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.trained_on import Source, TrainedOn, read_trained_on, write_trained_on
@@ -73,6 +73,11 @@ def served(app, root: Path | None = None) -> Iterator[str]:
         yield url
 
 
+def fine_tuned(cfg: SftConfig) -> TrainedOn:
+    """What fine-tuning learns and holds out, as it is known before the first step."""
+    return prepare(cfg, resume=False, say=lambda line: None).trained_on
+
+
 def evaluated(file: Path, out: Path, *flags: str) -> list[str]:
     """The ids of the tasks that `evaluate --split held-out` plays; the policy answers nothing."""
     answer = oracle.calls(
@@ -96,8 +101,8 @@ def test_every_command_holds_the_same_tasks_of_a_file_out_whatever_its_seed(rand
     environment = make_environment(settings)
     found = {}
     for seed in SEEDS:
-        sft = SftConfig(model_path=str(model), dataset="dbbench", tasks=tasks, seed=seed)
-        found["train_sft", seed] = set(demonstrations(sft).trained_on.held_out)
+        sft = SftConfig(model_path=str(model), dataset="dbbench", tasks=tasks, seed=seed, output_dir=tmp_path / "sft")
+        found["train_sft", seed] = set(fine_tuned(sft).held_out)
         local = LocalGrpoConfig(env="dbbench", train_file=tasks, seed=seed)
         found["train_local_grpo", seed] = fingerprints(settings, environment.load_split(local.data, seed).val)
         greedy = run_dbbench_greedy_grpo.load_split(GreedyGrpoConfig(data=tasks, seed=seed), environment)
@@ -122,8 +127,9 @@ def test_every_command_holds_the_same_questions_of_a_database_out(random_policy_
     of_file = [f"data.train_file={file}", "env.type=text2sql", f"env.database={database}"]
     found = {}
     for seed in SEEDS:
-        sft = SftConfig(model_path=str(random_policy_folder), database=database, tasks=file, seed=seed, max_samples=9)
-        learnt = demonstrations(sft).trained_on
+        sft = SftConfig(model_path=str(random_policy_folder), database=database, tasks=file, seed=seed, max_samples=9,
+                        output_dir=tmp_path / "sft")  # fmt: skip
+        learnt = fine_tuned(sft)
         found["train_sft", seed] = set(learnt.held_out)
         assert len(learnt.learnt) == 9 and not set(learnt.learnt) & set(learnt.held_out)
         local = LocalGrpoConfig(database=database, train_file=file, seed=seed)
