@@ -27,7 +27,7 @@ SHORTER = {
     "models/smollm2-135m-instruct": "models/tiny-sql",
     "--learning-rate 5e-4": "--learning-rate 1e-3 --num-epochs 1 --num-tasks 8",
     "--run-dir runs/mine": "--run-dir runs/mine --ci-fast",
-    "global_step_9": "global_step_1",
+    "global_step_12": "global_step_1",
     "--split held-out": "--split held-out --max-tokens 32",
 }
 

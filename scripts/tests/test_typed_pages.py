@@ -206,7 +206,7 @@ def test_the_commands_of_a_page_run_in_a_fresh_clone(page, clone, request):
                 continue
             if "--base-url URL" in command.text:
                 serve = next(each.text for each in commands("README.md") if "vllm serve" in each.text)
-                serve = serve.replace("runs/mine/checkpoints/global_step_9", "runs/seller/checkpoints/global_step_1")
+                serve = serve.replace("runs/mine/checkpoints/global_step_12", "runs/seller/checkpoints/global_step_1")
                 server.enter_context(serving(serve, clone, clone / "server.log", SERVERS["vllm serve"]))
             log = clone / "command.log"
             with started(text, folder, log) as process:
