@@ -267,7 +267,8 @@ def flags(tmp_path, url="http://127.0.0.1:1/v1", text="Be fair."):
     [
         (
             ["--reward", "judge", "--judge-url", "http://h:1"],
-            "config: judge: Value error, an LLM as judge needs an addre",
+            "config: judge: an LLM as judge needs an address, a model and a rubric; missing: --judge-model, "
+            "--judge-rubric",
         ),
         (["--judge-model", "m", "--judge-rubric", "f"], "missing: --judge-url"),
         (

@@ -394,7 +394,7 @@ def test_the_statement_of_a_text_protocol_stands_by_itself(tokenizer):
 @pytest.mark.parametrize(
     ("replies", "limits", "words"),
     [
-        (["and so on ..."], {}, "cut off: a reply has at most 200 tokens (--max_new_tokens)"),
+        (["and so on ..."], {}, "cut off: a reply has at most 200 tokens (--max-tokens) and has to fit"),
         ([called("calculator", expression="1")] * 2, {"max_turns": 2}, "no answer: out of replies"),
     ],
 )

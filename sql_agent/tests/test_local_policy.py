@@ -121,13 +121,13 @@ def test_a_reply_ends_with_its_end_token_or_at_its_length(policy):
 
 
 def test_a_reply_stays_within_the_models_positions(policy):
-    sample = policy.generate([[50] * 1020], [GREEDY], max_new_tokens=100)[0]
+    sample = policy.generate([[50] * 4092], [GREEDY], max_new_tokens=100)[0]
     assert len(sample.ids) <= 4
 
 
 def test_a_long_prompt_beside_it_takes_no_room_from_a_short_one(policy):
     alone = policy.generate([PROMPTS[0]], [GREEDY], max_new_tokens=12)[0]
-    short, long = policy.generate([PROMPTS[0], [50] * 1020], [GREEDY] * 2, max_new_tokens=12)
+    short, long = policy.generate([PROMPTS[0], [50] * 4092], [GREEDY] * 2, max_new_tokens=12)
     assert short == Sample(alone.ids, pytest.approx(alone.log_probs, abs=BOUND), alone.finish_reason)
     assert len(long.ids) == len(long.log_probs) <= 4
 

@@ -82,7 +82,7 @@ def test_a_policy_is_loaded_by_the_id_of_a_model_and_of_an_adapter(random_policy
 
 @pytest.mark.parametrize(
     ("device", "four_bit", "words"),
-    [("cuda", False, "torch sees no GPU here"), ("cpu", True, "--load_in_4bit needs a GPU")],
+    [("cuda", False, "torch sees no GPU here"), ("cpu", True, "--load-in-4bit needs a GPU")],
 )
 def test_a_device_that_is_not_there_is_named(device, four_bit, words):
     with pytest.raises(StartError, match=words):

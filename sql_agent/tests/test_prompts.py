@@ -16,13 +16,16 @@ from starlette.routing import Route
 from core.machine import free_port
 from scripts import doctor
 from sql_agent import evaluate, oracle
-from sql_agent.config import load_config
-from sql_agent.datatypes import AgentConfig, DataConfig
+from sql_agent.config import dump_config, load_config
+from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Split
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
 from sql_agent.prompts.served import ServedTokenizer
-from sql_agent.tests.conftest import wait_for
+from sql_agent.startup.plan import choose_tasks, with_prompts
+from sql_agent.startup.preflight import UsageError
+from sql_agent.startup.resume import check_resume
+from sql_agent.tests.conftest import checkpoint_of, wait_for
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import named_in
@@ -33,7 +36,7 @@ COLUMNS = ("address", "city", "state", "country", "phone", "fax", "email", "note
 
 
 def wide_database(folder, columns=COLUMNS):
-    """A file of eleven tables with ten columns each, and a question about the last column of each table."""
+    """A file of eleven tables, and questions: about the last column of each table, and others to hold out."""
     with closing(sqlite3.connect(folder / "store.sqlite")) as connection, connection:
         for table in TABLES:
             connection.execute(
@@ -47,8 +50,12 @@ def wide_database(folder, columns=COLUMNS):
         for table in TABLES
         for n in (1, 2)
     ]
-    (folder / "tasks.json").write_text(json.dumps(rows))
-    return folder / "store.sqlite", folder / "tasks.json"
+    others = [
+        {"question": f"Which {table} is 1?", "query": f"SELECT name FROM {table} WHERE id = 1"} for table in TABLES
+    ]
+    for name, some in (("tasks", rows), ("held-out", others)):
+        (folder / f"{name}.json").write_text(json.dumps(some))
+    return folder / "store.sqlite", folder / "tasks.json", folder / "held-out.json"
 
 
 @pytest.fixture
@@ -191,12 +198,14 @@ def test_a_prompt_that_stays_too_long_is_left_out_of_training_and_counted(wide):
 # every command --------------------------------------------------------------------------------------------------------
 
 
+def settings_of(model, wide, *settings):
+    data = [f"data.train_file={wide[1]}", f"data.val_file={wide[2]}", "env.type=text2sql", f"env.database={wide[0]}"]
+    return load_config(None, [f"model={model}", *data, *settings])
+
+
 def main_job(model, wide, *settings):
     """The prompts and the settings of the main job."""
-    from sql_agent.startup.plan import choose_tasks, with_prompts
-
-    data = [f"data.train_file={wide[1]}", f"data.val_file={wide[1]}", "env.type=text2sql", f"env.database={wide[0]}"]
-    cfg = load_config(None, [f"model={model}", *data, *settings])
+    cfg = settings_of(model, wide, *settings)
     chosen = choose_tasks(cfg)
     with chosen.environment:
         return [*map(chosen.tokenizer.prompt_ids, chosen.split.train)], with_prompts(cfg, chosen).data, chosen
@@ -211,6 +220,7 @@ def fine_tuning(model, wide, folder, *flags):
         dataset="text2sql",
         database=wide[0],
         tasks=wide[1],
+        val_file=wide[2],
         output_dir=folder / "sft",
         **dict(flags),
     )
@@ -231,7 +241,7 @@ def local(model, wide, limit):
         tokenizer, conversation = load_conversation(str(model), environment.tools)
         split, _ = fitted(Split(tasks, tasks), environment, str(model), limit)
         policy = type("Policy", (), {"tokenizer": tokenizer, "max_positions": 4096})()
-        chosen = choose_limit(model, limit, "--max_prompt_tokens")
+        chosen = choose_limit(model, limit, "--max-prompt-tokens")
         chat = Chat(policy, Tasks(environment, tasks), AgentConfig(), GREEDY, None, chosen)
         asked = chat.fitted(tasks).tasks
         return tuple(
@@ -271,39 +281,66 @@ def test_a_model_with_a_long_context_reads_the_whole_schema(random_policy_folder
     assert tuned == ids  # nothing is refused, though fine-tuning once took 2,048 tokens at most
 
 
-def test_what_is_chosen_is_no_setting_so_a_run_resumes_with_what_was_given(random_policy_folder, wide):
-    _, data, _ = main_job(random_policy_folder, wide)
-    cfg = load_config(None, [f"model={random_policy_folder}"])
-    assert (cfg.data.max_prompt_tokens, DataConfig().max_prompt_tokens) == (None, None)
-    assert data.max_prompt_tokens is not None
+@pytest.mark.parametrize(("given", "other"), [(None, 1200), (1200, None)])
+def test_what_is_chosen_is_no_setting_so_a_run_resumes_with_what_was_given(
+    random_policy_folder, wide, tmp_path, given, other
+):
+    def settings(limit):
+        more = [] if limit is None else [f"data.max_prompt_tokens={limit}"]
+        return settings_of(random_policy_folder, wide, f"run_dir={tmp_path / 'run'}", *more)
+
+    cfg, checkpoint = settings(given), checkpoint_of(tmp_path / "run", 1)
+    assert with_prompts(cfg, choose_tasks(cfg)).data.max_prompt_tokens is not None
+    assert cfg.data.max_prompt_tokens == given
+    (tmp_path / "run" / "config.yaml").write_text(dump_config(cfg))
+    check_resume(settings(given), checkpoint, cpu=True)
+    with pytest.raises(UsageError, match=r"trained with other settings \(data;"):
+        check_resume(settings(other), checkpoint, cpu=True)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_server_counts_the_tokens_that_training_plays(served_policy_folder, wide, tmp_path):
-    """vLLM's /tokenize, as evaluate asks it; and what it samples from is that prompt."""
-    ids, _, chosen = main_job(served_policy_folder, wide)
+@pytest.fixture(scope="module")
+def vllm(served_policy_folder, tmp_path_factory):
+    """vLLM with the small policy, as a user starts it for `evaluate`."""
     port = free_port()
     command = [sys.executable, "-c", "from vllm.entrypoints.cli.main import main; main()", "serve"]
     command += [str(served_policy_folder), "--served-model-name", "policy", "--port", str(port), "--enforce-eager"]
     command += ["--dtype", "float32", "--distributed-executor-backend", "uni", "--max-model-len", "4096"]
-    with (tmp_path / "vllm.log").open("w") as log:
+    with (tmp_path_factory.mktemp("vllm") / "vllm.log").open("w") as log:
         environment = os.environ | worker_environment(load_config(None), cpu=True)
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", server, 400)
-        served = ServedTokenizer(f"http://127.0.0.1:{port}/v1", "policy", "-", chosen.environment)
-        limit = served.limit(None, "--max-prompt-tokens", reply_tokens=512)
-        assert limit == choose_limit(served_policy_folder, None, "--max-prompt-tokens")
-        with TextToSql(wide[0]) as read:
-            found = fit_tasks(read.read_tasks(wide[1]), read, served.prompt_tokens, limit)
-        assert found.tasks == chosen.split.train
-        assert [*map(served.prompt_ids, found.tasks)] == ids
-        short = served.limit(None, "--max-prompt-tokens", reply_tokens=1024)  # training's 3,328 leave less than that
-        assert short is not None and short.tokens == 4096 - 1024
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.terminate()
         server.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("columns", "whole"), [(COLUMNS[-2:], True), (COLUMNS, False)], ids=["whole", "cut"])
+def test_a_server_makes_the_tokens_that_training_plays(served_policy_folder, vllm, tmp_path, columns, whole):
+    """vLLM's /tokenize, as evaluate asks it, against the main job."""
+    wide = wide_database(tmp_path, columns)
+    ids, _, chosen = main_job(served_policy_folder, wide)
+    assert {task.schema_chars is None for task in chosen.split.train} == {whole}
+    with TextToSql(wide[0]) as environment:
+        served = ServedTokenizer(vllm, "policy", "-", environment)
+        limit = served.limit(None, "--max-prompt-tokens", reply_tokens=512)
+        assert limit == choose_limit(served_policy_folder, None, "--max-prompt-tokens")
+        found = fit_tasks(environment.read_tasks(wide[1]), environment, served.prompt_tokens, limit)
+        assert found.tasks == chosen.split.train
+        assert [*map(served.prompt_ids, found.tasks)] == ids and len(ids) == 22
+        assert found.whole == [*map(chosen.tokenizer.prompt_tokens, environment.read_tasks(wide[1]))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_reply_that_is_longer_than_what_training_leaves_lowers_the_limit(vllm, wide):
+    with TextToSql(wide[0]) as environment:
+        limit = ServedTokenizer(vllm, "policy", "-", environment).limit(None, "--max-prompt-tokens", reply_tokens=1024)
+    why = "the context that policy is served with, 4,096 tokens, less 1,024 for a reply"
+    assert limit == Limit(4096 - 1024, why, "--max-prompt-tokens")  # training's 3,328 leave less than that
 
 
 def counting(served):

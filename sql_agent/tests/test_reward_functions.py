@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line_before_anything_start
             "no_such_module.deep:f",
             "there is no module 'no_such_module'; install its package, give FILE",
         ),
-        ("best", "config: rollout.reward: Value error, unknown reward preset 'best'; known: agent_peft, agentbench, "),
+        ("best", "config: rollout.reward: unknown reward preset 'best'; known: agent_peft, agentbench, rllm, judge, "),
         (
             "my.py",
             "unknown reward preset 'my.py'; known: agent_peft, agentbench, rllm, judge, or a function of yours, ",
