@@ -41,6 +41,8 @@ if [[ ${1:-} == --pretrained ]]; then
 elif [[ ${1:-} == --tasks ]]; then
     [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
     tasks=(--train-file "$2" --set 'data.skills=[]')
+elif [[ -n ${1:-} ]]; then
+    die "unknown option $1; expected nothing, --pretrained, or --tasks FILE"
 elif [[ -n $file ]]; then
     tasks=(--train-file "$file" --set 'data.skills=[]')
 fi

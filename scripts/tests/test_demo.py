@@ -1,0 +1,14 @@
+"""The demo's script refuses what it does not know before it does anything."""
+
+import subprocess
+
+import pytest
+
+from scripts.tests.pages import ROOT
+
+
+@pytest.mark.parametrize("option", ["--help", "--pretraned"])
+def test_an_unknown_option_stops_the_demo_before_it_starts(option):
+    done = subprocess.run(["bash", "scripts/demo.sh", option], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"unknown option {option}; expected nothing, --pretrained, or --tasks FILE" in done.stderr
