@@ -142,7 +142,7 @@ def test_through_pipes_a_persons_own_database_is_asked_about_and_stays_as_it_was
     [
         (["--temperature", "-1"], "--temperature: expected greater than or equal to 0"),
         (["--max_new_tokens", "0"], "--max-tokens: expected greater than or equal to 1"),
-        (["--data", "a.jsonl", "--database", "b.sqlite"], "give --tasks or --database, not both"),
+        (["--data", "a.jsonl", "--database", "b.sqlite"], "--tasks about --database need --env text2sql"),
         (
             ["--task", "gsm8k", "--protocol", "lab"],
             "--protocol belongs to --env dbbench, this one is gsm8k; leave it out",

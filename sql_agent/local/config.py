@@ -380,7 +380,10 @@ class InteractiveConfig(Settings):
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         if self.env == "dbbench" and self.data is not None and self.database is not None:
-            raise ValueError("give --tasks or --database, not both")
+            raise ValueError(
+                "--tasks about --database need --env text2sql, because this model does not say that it learnt from a "
+                "database; or give one of the two"
+            )
         check_flags(self, self.env, {"database": ("dbbench", "text2sql"), **FLAGS_OF})
         if self.env == "dbbench" and isinstance(self.database, str):
             raise ValueError(
