@@ -203,8 +203,8 @@ def test_a_held_out_reference_is_never_trained_on_and_several_databases_are_held
     assert [len({q.db_id for q in part}) for part in (train, val)] == [4, 1]
     assert not {q.db_id for q in train} & {q.db_id for q in val}
     assert split_questions(several, 0.2) == (train, val)
-    with pytest.raises(ValueError, match="1 questions are too few"):
-        split_questions(one[:1], 0.2)
+    with pytest.raises(ValueError, match=r"2 question\(s\) with 1 different reference\(s\) are too few"):
+        split_questions(one[:2], 0.2)
 
 
 # the schema -----------------------------------------------------------------------------------------------------------

@@ -80,7 +80,10 @@ def split_questions(questions: Sequence[Question], fraction: float) -> tuple[lis
     distinct = list(dict.fromkeys(keys))
     held_out = set(random.Random(SPLIT_SEED).sample(distinct, math.ceil(fraction * len(distinct))))
     if len(held_out) == len(distinct):
-        raise ValueError(f"{len(questions)} questions are too few to hold some out; give more, or {NO_SPLIT}")
+        raise ValueError(
+            f"{len(questions)} question(s) with {len(distinct)} different {'database' if several else 'reference'}(s) "
+            f"are too few to hold some out; give more, or {NO_SPLIT}"
+        )
     train, val = (
         [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)
     )
