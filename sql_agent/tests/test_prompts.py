@@ -180,6 +180,9 @@ def test_references_never_decide_what_a_prompt_holds(wide):
         ("SELECT * FROM t", []),
         ("SELECT count(*) FROM u", []),
         ("UPDATE u SET size = 1; DELETE FROM t WHERE name = 'x'", ["t.name", "u.size"]),
+        ("INSERT INTO u (id, size) SELECT id, name FROM t", ["t.name", "u.size"]),
+        ("SELECT count(*) FROM t JOIN u USING (name)", ["t.name"]),
+        ("INSERT INTO u VALUES (1, 2)", []),
         ("no SQL at all (", []),
     ],
 )

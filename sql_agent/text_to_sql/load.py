@@ -178,6 +178,10 @@ def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sql
         for column in tree.find_all(exp.Column)
         for table in ({name for alias, name in aliases if alias == column.table.lower()} if column.table else read)
     }
+    # sqlglot has plain names, and no columns, in JOIN ... USING (name) and in INSERT INTO table (name)
+    plain = [each for tree in trees for join in tree.find_all(exp.Join) for each in join.args.get("using") or ()]
+    plain += [each for tree in trees for schema in tree.find_all(exp.Schema) for each in schema.expressions]
+    named |= {(table, each.name.lower()) for each in plain for table in read}
     return tuple(f"{table}.{column}" for table, column in columns if (table.lower(), column.lower()) in named)
 
 
