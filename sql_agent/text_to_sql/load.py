@@ -45,7 +45,8 @@ def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Qu
     """
     if not path.is_file():
         expected = "rows with `question` and `query`, JSON or JSONL"
-        raise QuestionFileError(f"{path} does not exist; expected {expected}{did_you_mean(path)}")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise QuestionFileError(f"{path} {what}; expected {expected}{did_you_mean(path)}")
     questions = []
     named: Counter[str] = Counter()
     for place, row in _rows(path):
