@@ -34,7 +34,7 @@ def did_you_mean(name: str | Path, known: Iterable[str] = ()) -> str:
         known: the names; a mapping gives for each the name to propose.
     """
     found = nearest_path(name) if isinstance(name, Path) else nearest(name, known)
-    if found is None:
+    if found in (None, name):
         return ""
     return f"; did you mean {known[str(found)] if isinstance(known, Mapping) else found}?"
 

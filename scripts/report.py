@@ -133,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--follow is for one run; leave it out to compare two")
     try:
         if args.other:
+            if args.other.resolve() == args.run_dir.resolve():
+                parser.error(f"{args.run_dir} and {args.other} are the same folder; name another run's, or one alone")
             return compare_runs(Pair(read_run(args.run_dir), read_run(args.other)))
         run = follow(args.run_dir) if args.follow else read_run(args.run_dir)
     except ValueError as error:

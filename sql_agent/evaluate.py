@@ -52,6 +52,7 @@ from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import weights_of
+from sql_agent.startup.data import format_counts
 from sql_agent.success import Rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
 from sql_agent.trained_on import LearntError, check_not_learnt
@@ -440,6 +441,8 @@ def _load(environment: Environment, path: Path, split: str | None) -> list[Envir
         if split in (None, "all"):
             return environment.read_tasks(path)
         found = environment.load_split(DataConfig(train_file=path), seed=0)
+        if found.left_out:
+            print(f"left out of {path}: {format_counts(found.left_out)}")
         return found.val if split == "held-out" else found.train
     except (OSError, ValueError) as failure:
         raise SystemExit(f"--tasks: {failure}") from failure

@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken p
 
 TINY_POLICY = Path(__file__).resolve().parents[1] / "models" / "tiny-sql"
 """The small policy, which commands take, and make first, if no model is named."""
+ADAPTER_FILE = "adapter_config.json"
+"""The file that makes a folder that of a PEFT adapter."""
 SETUP = "bash scripts/setup.sh"
 OF_ONE_MODEL = "take config.json and weights of one language model, e.g. fetch the folder again"
 FIT_S = 120.0
@@ -61,6 +63,10 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
         make = f"make a small policy with `{python_command('scripts.make_tiny_policy')}`"
         fetch = f"fetch a model with `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`"
         return [Problem(f"model folder {path} does not exist", f"{make}, or {fetch}")]
+    if (path / ADAPTER_FILE).is_file() and not (path / "config.json").is_file():
+        whole = f"{path}-merged"
+        merge = python_command("scripts.merge_policy", "--adapter", path, "--output", whole)
+        return [Problem(f"{path} holds an adapter, expected a whole model", f"merge it by `{merge}`, and give {whole}")]
     found = (
         *check_config(path),
         *check_tokenizer(path),

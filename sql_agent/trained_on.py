@@ -21,9 +21,9 @@ from core.outputs import written
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment
 from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.model_check import ADAPTER_FILE
 
 FILE = "trained_on.json"
-ADAPTER_FILE = "adapter_config.json"
 GENERATED = "generated tasks"
 SAME_SPLIT = (
     "Measure on tasks that it has not learnt: the same --train-file without --val-file if it was trained on that file "

@@ -29,3 +29,4 @@ def test_a_path_is_looked_for_beside_itself_and_beside_its_folder(tmp_path):
     assert did_you_mean(tmp_path / "modles" / "tiny-sql") == whole
     assert did_you_mean(tmp_path / "models" / "another") == ""
     assert did_you_mean(tmp_path / "wholly" / "another") == ""
+    assert did_you_mean(tmp_path / "models") == ""  # it is there, as a folder where a file is expected

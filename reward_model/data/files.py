@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from core.conversations import RowError, short_repr
+from core.nearest import did_you_mean
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 
@@ -50,7 +51,7 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     """
     if not path.is_file():
         raise PreferenceFileError(
-            f"{path} does not exist or is not a file; give a .jsonl, .json or .parquet file as --input"
+            f"{path} does not exist or is not a file; give a .jsonl, .json or .parquet file{did_you_mean(path)}"
         )
     with path.open("rb") as file:
         start = file.read(4)

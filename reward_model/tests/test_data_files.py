@@ -171,5 +171,8 @@ def test_a_file_that_is_none_of_the_kinds_is_refused(path, content, words):
 
 
 def test_a_missing_file_is_refused(path):
-    with pytest.raises(PreferenceFileError, match=r"is not a file; give a \.jsonl"):
+    with pytest.raises(PreferenceFileError, match=r"is not a file; give a \.jsonl, \.json or \.parquet file$"):
         raw_rows(path, Counter())
+    path.with_name("pairs.jsonl").touch()
+    with pytest.raises(PreferenceFileError, match=r"parquet file; did you mean .*pairs\.jsonl\?$"):
+        raw_rows(path.with_name("pair.jsonl"), Counter())

@@ -11,6 +11,7 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from core.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from scripts import merge_policy, run_dbbench_greedy_grpo, run_experiment, train_gsm8k_agent, train_local_grpo
@@ -240,6 +241,14 @@ def test_evaluate_refuses_what_the_served_model_has_learnt_unless_it_is_asked_fo
         assert not (tmp_path / "out.jsonl").exists()
         evaluate.main([*map(str, always), "--tasks", str(tasks), "--split", "train", "--limit", "3"])
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+
+
+def test_evaluate_counts_what_a_part_of_a_file_leaves_out(shop, tmp_path, capsys):
+    rows, file = json.loads((shop / "questions.json").read_text())[:8], tmp_path / "some.json"
+    file.write_text(json.dumps([*rows, {"question": "What else?", "query": "SELECT nothing FROM nowhere"}]))
+    nobody = ("--base-url", f"http://127.0.0.1:{free_port()}/v1", "--model", "m", "--database", shop / "shop.sqlite")
+    said = refusal(capsys, evaluate.main, *nobody, "--tasks", file, "--split", "held-out", "--output", tmp_path / "out")
+    assert f"left out of {file}: reference_failed 1" in said and "no model server" in said
 
 
 def test_instructions_are_not_chosen_on_tasks_that_the_policy_has_learnt(learnt, tasks, tmp_path):

@@ -1,6 +1,7 @@
 """The held-out questions of a run before and after, and two runs side by side."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,17 @@ def test_two_runs_are_compared_over_the_tasks_that_both_measured(run, other, cap
     }
     rows = {row["task_id"]: row["result"] for row in table(other.folder / "compared.html")}
     assert rows == {"q-1": "other alone", "q-2": "neither", "q-4": "neither", "q-0": "both", "q-3": "both"}
+
+
+def test_a_run_is_not_compared_with_itself(run, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(run.folder), f"{run.folder.parent}/./{run.folder.name}"])
+    assert "are the same folder; name another run's, or one alone" in capsys.readouterr().err
+
+
+def test_a_run_in_the_current_folder_has_its_name(run, other, monkeypatch):
+    monkeypatch.chdir(other.folder)
+    assert Pair(run, read_run(Path())).names == ("base", "other")
 
 
 def test_a_task_of_the_same_id_with_another_question_is_another_task(run):

@@ -322,6 +322,24 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
                 f"{PYTHON} sql_agent/train_sql_agent.py --model out-merged --env mine.py:Shop --train-file rows.jsonl",
             ],
         ),
+        (
+            {"database": Path("s.sqlite"), "tasks": Path("q.json"), "held_out_fraction": 0.1, "max_prompt_tokens": 900},
+            [
+                f"{PYTHON} scripts/train_local_grpo.py --model out --database s.sqlite --train-file q.json "
+                "--max-prompt-tokens 900 --held-out-fraction 0.1",
+                f"{PYTHON} -m scripts.merge_policy --adapter out --output out-merged",
+                f"{PYTHON} sql_agent/train_sql_agent.py --model out-merged --database s.sqlite --train-file q.json "
+                "--set data.max_prompt_tokens=900 data.held_out_fraction=0.1",
+            ],
+        ),
+        (
+            {"dataset": "dbbench", "tasks": Path("q.json"), "held_out_fraction": 0},  # every row was learnt
+            [
+                f"{PYTHON} scripts/test_interactive.py --model out",
+                f"{PYTHON} -m scripts.run_dbbench_greedy_grpo --model out --train-file q.json "
+                "--val-file HELD_OUT_TASKS",
+            ],
+        ),
         ({"dataset": "rows.jsonl"}, [f"{PYTHON} scripts/test_interactive.py --model out"]),
     ],
 )

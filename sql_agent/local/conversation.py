@@ -54,7 +54,9 @@ def first_prompt(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
 ) -> list[int]:
     """Return the tokens of a first prompt, up to where the first reply begins."""
-    return tokenizer.encode(render(tokenizer, messages, tools, add_generation_prompt=True), add_special_tokens=False)
+    text = render(tokenizer, messages, tools, add_generation_prompt=True)
+    # verbose would warn of indexing errors where a prompt exceeds the context, before it is shortened
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
 class Conversation:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from core.hub import ModelNotFoundError, go_offline, model_folder
 from sql_agent.model_check import (
+    ADAPTER_FILE,
     OF_ONE_MODEL,
     ModelFileError,
     check_config,
@@ -19,8 +20,6 @@ from sql_agent.model_check import (
     read_json,
     safetensors_bytes,
 )
-
-ADAPTER_FILE = "adapter_config.json"
 
 
 class StartError(ValueError):

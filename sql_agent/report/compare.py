@@ -26,8 +26,9 @@ class Pair:
 
     @property
     def names(self) -> tuple[str, str]:
-        names = self.first.folder.name, self.second.folder.name
-        return names if names[0] != names[1] else (str(self.first.folder), str(self.second.folder))
+        folders = self.first.folder.resolve(), self.second.folder.resolve()  # `.` has no name of its own
+        names = folders[0].name, folders[1].name
+        return names if names[0] != names[1] else (str(folders[0]), str(folders[1]))
 
     @property
     def named(self) -> list[tuple[str, Run]]:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from core.flags import dashed
 from core.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
 from core.model_size import count_weights
 from core.outputs import failures_of_the_disk
@@ -137,19 +138,35 @@ def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
     talk = python_command("scripts/test_interactive.py", *model)
     if cfg.source == "gsm8k":
         return [talk, python_command("scripts/train_gsm8k_agent.py", *model, "--dataset", cfg.data_name)]
+    rows, same = rows_again(cfg), settings_again(cfg)
+    flags = [word for name, value in same.items() for word in (f"--{dashed(name)}", str(value))]
     if cfg.source == "environment":
-        given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks, "val-file": cfg.val_file}
-        rows = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+        settings = ["--set", *(f"data.{name}={value}" for name, value in same.items())] if same else []
         whole = f"{output}-merged" if is_adapter else output
         merge = python_command("scripts.merge_policy", "--adapter", output, "--output", whole)
         return [
-            python_command("scripts/train_local_grpo.py", *model, *rows),
+            python_command("scripts/train_local_grpo.py", *model, *rows, *flags),
             *([merge] if is_adapter else []),
-            python_command("sql_agent/train_sql_agent.py", "--model", whole, *rows),
+            python_command("sql_agent/train_sql_agent.py", "--model", whole, *rows, *settings),
         ]
     how = () if cfg.protocol == "fc" else ("--protocol", cfg.protocol)
-    train = python_command("scripts.run_dbbench_greedy_grpo", *model, *how)
+    train = python_command("scripts.run_dbbench_greedy_grpo", *model, *how, *rows, *flags)
     return [talk, train] if cfg.source == "dbbench" else [talk]
+
+
+def rows_again(cfg: SftConfig) -> list[str]:
+    """Return the flags that give the next command the same rows; where every row was learnt, others to measure on."""
+    learnt_all = cfg.tasks is not None and cfg.val_file is None and not cfg.held_out_fraction
+    val_file = "HELD_OUT_TASKS" if learnt_all else cfg.val_file
+    given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks, "val-file": val_file}
+    return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def settings_again(cfg: SftConfig) -> dict[str, float]:
+    """Return what was given of split and prompts, with which the next command holds out and plays the same."""
+    names = ["max_prompt_tokens"] if cfg.source == "environment" else []
+    names += ["held_out_fraction"] if cfg.tasks is not None and cfg.val_file is None else []
+    return {name: getattr(cfg, name) for name in names if name in cfg.model_fields_set and getattr(cfg, name)}
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

@@ -143,11 +143,9 @@ def _times(count: int) -> str:
 def _sizes(cfg: TrainConfig, weights: int) -> list[str]:
     if cfg.lora.rank:
         return [f"the policy: {weights:,} weights; an adapter of rank {cfg.lora.rank} is trained"]
-    trained, saved = (each * weights / 2**30 for each in (TRAINED_BYTES, SAVED_BYTES))
     return [
-        f"the policy: {weights:,} weights, all trained; in training {trained:.2f} GiB with gradients and AdamW's "
-        f"moments, activations and vLLM beside it; a checkpoint has {saved:.2f} GiB and the model's folder; at most "
-        f"{cfg.trainer.keep_checkpoints + 1} are there at once"
+        f"the policy: {weights:,} weights, all trained; in training {TRAINED_BYTES * weights / 2**30:.2f} GiB with "
+        "gradients and AdamW's moments, activations and vLLM beside it"
     ]
 
 

@@ -104,6 +104,16 @@ def test_a_missing_folder_is_the_only_problem(tmp_path: Path):
     ]
 
 
+def test_an_adapter_is_merged_and_not_fetched_again(tmp_path: Path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    merge = python_command("scripts.merge_policy", "--adapter", tmp_path, "--output", f"{tmp_path}-merged")
+    assert check_model_dir(tmp_path) == [
+        Problem(
+            f"{tmp_path} holds an adapter, expected a whole model", f"merge it by `{merge}`, and give {tmp_path}-merged"
+        )
+    ]
+
+
 def test_every_missing_file_of_an_empty_folder_is_named(tmp_path: Path):
     assert check_model_dir(tmp_path) == [
         Problem(f"{tmp_path}/config.json is missing", fetch(tmp_path)),

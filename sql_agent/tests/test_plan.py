@@ -46,7 +46,7 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
         "validation: every 2 steps and at the end, and before",
         f"learning rate: 0.0005, for a model of {weights:,} weights",
         f"the policy: {weights:,} weights, all trained; in training 0.00 GiB with gradients and AdamW's moments, "
-        "activations and vLLM beside it; a checkpoint has 0.00 GiB and the model's folder; at most 2 are there at once",
+        "activations and vLLM beside it",
         "written to runs/planned: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/",
     ]
     assert weights < 2**30 * 0.005 / 16  # two digits are enough for no more

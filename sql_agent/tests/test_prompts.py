@@ -1,6 +1,7 @@
 """Every command plays the same first prompts: one limit, one way to shorten, and the same tokens."""
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -12,6 +13,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from transformers import AutoTokenizer
 
 from core.machine import free_port
 from scripts import doctor
@@ -19,6 +21,7 @@ from sql_agent import evaluate, oracle
 from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Split
+from sql_agent.local.conversation import first_prompt
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
 from sql_agent.prompts.served import ServedTokenizer
@@ -177,6 +180,9 @@ def test_references_never_decide_what_a_prompt_holds(wide):
         ("SELECT * FROM t", []),
         ("SELECT count(*) FROM u", []),
         ("UPDATE u SET size = 1; DELETE FROM t WHERE name = 'x'", ["t.name", "u.size"]),
+        ("INSERT INTO u (id, size) SELECT id, name FROM t", ["t.name", "u.size"]),
+        ("SELECT count(*) FROM t JOIN u USING (name)", ["t.name"]),
+        ("INSERT INTO u VALUES (1, 2)", []),
         ("no SQL at all (", []),
     ],
 )
@@ -279,6 +285,19 @@ def test_a_model_with_a_long_context_reads_the_whole_schema(random_policy_folder
     assert data.max_prompt_tokens == max(map(len, ids)) > 3328
     tuned, _ = fine_tuning(model, wide, tmp_path)
     assert tuned == ids  # nothing is refused, though fine-tuning once took 2,048 tokens at most
+
+
+def test_a_prompt_beyond_the_context_is_counted_without_a_warning_since_it_is_shortened_then(
+    random_policy_folder, caplog
+):
+    tokenizer = AutoTokenizer.from_pretrained(random_policy_folder)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)  # it does not propagate
+    try:
+        tokens = first_prompt(tokenizer, [{"role": "user", "content": "a b " * 5000}], [])
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert (len(tokens) > tokenizer.model_max_length, caplog.messages) == (True, [])
 
 
 @pytest.mark.parametrize(("given", "other"), [(None, 1200), (1200, None)])

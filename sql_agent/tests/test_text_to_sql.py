@@ -123,6 +123,11 @@ def test_an_id_is_the_line_that_messages_name(shop, tmp_path):
         read_questions(tmp_path / "q.jsonl", Databases(shop))
 
 
+def test_a_folder_of_questions_is_called_one(shop, tmp_path):
+    with pytest.raises(QuestionFileError, match=r" is a folder; expected rows .* JSON or JSONL$"):
+        read_questions(tmp_path, Databases(shop))
+
+
 def test_a_file_is_the_database_whatever_its_rows_call_it(shop, tmp_path):
     asked = {"question": "How many?", "query": "SELECT count(*) FROM orders"}
     file = written(tmp_path / "q.json", [{**asked, "db_id": "concert_singer"}, asked], lines=False)

@@ -45,7 +45,8 @@ def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Qu
     """
     if not path.is_file():
         expected = "rows with `question` and `query`, JSON or JSONL"
-        raise QuestionFileError(f"{path} does not exist; expected {expected}{did_you_mean(path)}")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise QuestionFileError(f"{path} {what}; expected {expected}{did_you_mean(path)}")
     questions = []
     named: Counter[str] = Counter()
     for place, row in _rows(path):
@@ -181,6 +182,10 @@ def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sql
         for column in tree.find_all(exp.Column)
         for table in ({name for alias, name in aliases if alias == column.table.lower()} if column.table else read)
     }
+    # sqlglot has plain names, and no columns, in JOIN ... USING (name) and in INSERT INTO table (name)
+    plain = [each for tree in trees for join in tree.find_all(exp.Join) for each in join.args.get("using") or ()]
+    plain += [each for tree in trees for schema in tree.find_all(exp.Schema) for each in schema.expressions]
+    named |= {(table, each.name.lower()) for each in plain for table in read}
     return tuple(f"{table}.{column}" for table, column in columns if (table.lower(), column.lower()) in named)
 
 
