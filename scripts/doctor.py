@@ -240,11 +240,16 @@ def examine(model: Path | None, port: int | None, protocol: ProtocolName = "fc")
     return findings + ([check_model(model, protocol)] if model else [])
 
 
-def check_database(place: Path | str, tasks: Path | None) -> Finding:
-    """Check what a run with `--database` would find: databases, tables, and whether the references run."""
+def check_database(place: Path | str, tasks: Path | None, *, splits: bool = False) -> Finding:
+    """Check what a run with `--database` would find: databases, tables, and whether the references run.
+
+    Args:
+        splits: whether a part of the questions is to be held out.
+    """
     from dbbench_adapter.backends import BackendUnavailable
+    from sql_agent.datatypes import DataConfig
     from sql_agent.text_to_sql.environment import TextToSql
-    from sql_agent.text_to_sql.load import read_questions
+    from sql_agent.text_to_sql.load import read_questions, split_questions
 
     mend = "doc/own_database.md has the forms of databases and questions"
     try:
@@ -254,6 +259,8 @@ def check_database(place: Path | str, tasks: Path | None) -> Finding:
             if tasks is None:
                 return Finding("database", found)
             questions = read_questions(tasks, databases)
+            if splits:
+                split_questions(questions, DataConfig().held_out_fraction)
             faults = [(q.shown, fault) for q in questions if (fault := environment.reference_fault(q))]
     except (ValueError, BackendUnavailable) as error:
         return Finding("database", str(place), (Problem(str(error), mend),))
@@ -396,7 +403,10 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--val-file needs --train-file, the tasks to train on")
     findings = examine(args.model, args.port, args.protocol)
     if args.database and args.env in (None, "text2sql"):
-        findings += [check_database(args.database, file) for file in _files(args) or [None]]
+        findings += [
+            check_database(args.database, file, splits=file is not None and args.val_file is None)
+            for file in _files(args) or [None]
+        ]
         if args.model and not any(blocks(each) for each in findings if each.topic in ("model", "database")):
             findings += [
                 check_prompts(args.model, args.database, file, args.max_prompt_tokens) for file in _files(args)

@@ -69,8 +69,6 @@ class TrainedOn(_Written):
     """The environment of the last training; None: not known."""
     protocol: str | None = None
     """DB-Bench's protocol; the other environments have one."""
-    max_prompt_tokens: int | None = None
-    """The limit of a first prompt in the last training, in tokens; None: not known."""
     sources: tuple[Source, ...] = ()
     """One of each training, the oldest first."""
     learnt: tuple[str, ...] = ()
@@ -171,7 +169,7 @@ def trained_further(
     of_env: dict[str, Any] = {}
     if settings is not None:
         protocol = settings.protocol if settings.type == "dbbench" else None
-        of_env = {"env": settings.type, "protocol": protocol, "max_prompt_tokens": None}
+        of_env = {"env": settings.type, "protocol": protocol}
     lists = {"learnt": tuple(sorted({*before.learnt, *learnt})), "held_out": tuple(sorted(set(held_out)))}
     return before.model_copy(update={**of_env, **lists, "sources": (*before.sources, source)})
 

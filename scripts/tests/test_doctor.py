@@ -295,5 +295,9 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
         "database", f"{seen}; 2 questions", (problem,)
     )
     assert doctor.blocks(found("SELECT nam FROM fish"))  # nothing is left
+    found("SELECT name FROM fish")
+    [problem] = doctor.check_database(database, tasks, splits=True).problems
+    assert problem.blocks
+    assert problem.what.startswith("1 question(s) with 1 different reference(s) are too few to hold some out")
     [problem] = doctor.check_database(tasks, None).problems
     assert problem.what.startswith(f"{tasks} is no SQLite database")

@@ -7,6 +7,7 @@ variable, which coroutines, tasks and the threads of asyncio, LangChain and Lang
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from sql_agent.own_agents.datatypes import Policy
 
 GRACE_S = 5.0
 """Seconds that a client waits for a call after the LLM proxy has given it up."""
+ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+"""Where the openai package and LangChain find an address that the code does not name."""
 _NOWHERE = "http://policy.invalid/v1"
 
 
@@ -33,7 +36,12 @@ def no_client(client: Any) -> bool:
 
 
 def unaddressed_client(client: Any) -> bool:
-    """Take the calls of a client that names no address, so that the openai package would call OpenAI."""
+    """Take the calls of a client that names no address, so that it has OpenAI's or that of the environment."""
+    usual = (os.environ.get(name, "").rstrip("/") for name in ADDRESS_VARIABLES)
+    return asks_openai(client) or str(client.base_url).rstrip("/") in filter(None, usual)
+
+
+def asks_openai(client: Any) -> bool:
     return urlsplit(str(client.base_url)).hostname == "api.openai.com"
 
 
@@ -71,7 +79,7 @@ def is_taken(client: Any) -> bool:
         UserError: the client would ask OpenAI with our placeholder for a key, outside of a rollout.
     """
     asked = _asked.get(None)
-    if asked is None and client.api_key == Policy.api_key and unaddressed_client(client):
+    if asked is None and client.api_key == Policy.api_key and asks_openai(client):
         raise _outside()
     return asked is not None and asked.takes(client)
 

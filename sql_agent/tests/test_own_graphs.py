@@ -16,6 +16,7 @@ from sql_agent.environments.rows import RowTask
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.evaluation import SERVER, policy_served
 from sql_agent.own_agents.play import play, policy_of
+from sql_agent.own_agents.policy_client import unaddressed_client
 from sql_agent.tests.conftest import forget_own_files
 
 pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")
@@ -202,6 +203,15 @@ async def test_what_cannot_be_trained_is_refused_and_not_sent(load, run):
     record = await run(load(FUNCTIONS, "embeds"), prompt="hi")
     assert record.score.reason == "agent_error"
     assert "/embeddings is not served: only calls of /chat/completions can be trained" in record.error
+
+
+def test_a_client_without_an_address_of_its_own_is_known_where_the_environment_has_one(monkeypatch):
+    """Its calls are those of the policy; a client whose code names an address keeps it."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:7/v1")
+    assert unaddressed_client(openai.OpenAI(api_key="x"))
+    assert not unaddressed_client(openai.OpenAI(api_key="x", base_url="http://127.0.0.1:8/v1"))
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert unaddressed_client(openai.OpenAI(api_key="x"))
 
 
 def test_a_client_with_our_placeholder_for_a_key_reaches_nobody_outside_of_a_rollout(load):

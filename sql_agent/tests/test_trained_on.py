@@ -1,6 +1,8 @@
 """What a model has learnt: the record beside it, and the tasks that are found again in it."""
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +33,20 @@ PRINTS = [ENVIRONMENT.fingerprint(task) for task in TASKS]
 def test_a_task_is_found_again_under_another_id_in_another_form_and_with_a_cut_prompt():
     assert ENVIRONMENT.fingerprint(replace(TASKS[0], id="another", skills=())) == PRINTS[0]
     assert len({len(each) for each in PRINTS}) == 1 and len(set(PRINTS)) == 6
-    question = Question("q-0", "How many  customers live in Lyon?", "shop", "SELECT 1")
-    same = Question("dev-7", "how many customers live in Lyon? ", "shop", answer=((2,),), schema_chars=100)
-    other = replace(question, db_id="branch")
-    one, two, three = (TextToSql.fingerprint(None, each) for each in (question, same, other))  # pyright: ignore
-    assert one == two != three
     assert said_by(RowTask("1", "k", {"id": 1, "x": 2, "y": None})) == said_by(RowTask("2", "k", {"x": 2}))
+
+
+def test_a_question_is_found_again_about_a_copy_of_the_database_and_not_about_another(tmp_path):
+    for name, column in (("shop", "town"), ("copied", "town"), ("other", "city")):
+        with closing(sqlite3.connect(tmp_path / f"{name}.sqlite")) as connection:
+            connection.execute(f"CREATE TABLE customer (name TEXT, {column} TEXT)")
+    question = Question("q-1", "How many  customers live in Lyon?", "shop", "SELECT 1")
+    same = Question("dev-7", "how many customers live in Lyon? ", "copied", answer=((2,),), schema_chars=100)
+    prints = []
+    for task in (question, same, replace(question, db_id="other")):
+        with TextToSql(tmp_path / f"{task.db_id}.sqlite") as environment:
+            prints.append(environment.fingerprint(task))
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_a_task_of_both_files_is_held_out_and_counted(tmp_path):

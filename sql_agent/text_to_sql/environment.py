@@ -271,8 +271,15 @@ class TextToSql(Environment):
         return kept
 
     def fingerprint(self, task: Question) -> str:
-        """Return the digits of database and question; case and blanks of the question do not count."""
-        return digest([task.db_id, " ".join(task.question.casefold().split())])
+        """Return the digits of the tables, by their names and columns, and of the question.
+
+        The name of the database does not count, since a copy of its file has another; nor do case and blanks of the
+        question.
+        """
+        tables = [
+            [table.name, *(column.name for column in table.columns)] for table in self.databases.schema(task.db_id)
+        ]
+        return digest([tables, " ".join(task.question.casefold().split())])
 
     def read_tasks(self, file: Path) -> list[Question]:
         return read_questions(file, self.databases)
