@@ -112,20 +112,19 @@ def test_the_graph_of_langgraphs_tutorial_is_trained_as_it_is(tmp_path):
 
 
 def test_of_two_agents_the_turns_of_one_are_trained(tmp_path):
-    """The small policy calls nothing but execute_sql, so triage has its tool by that name here, and asks a query."""
+    """Which tools the small policy calls depends on the CPU that made it, so a function asks both agents in turn."""
     example = ROOT / "examples" / "multi_agent"
-    file = tmp_path / "by_another_name.py"
+    file = tmp_path / "in_turn.py"
     file.write_text(
         f"import sys\n\nsys.path.append({str(example)!r})\n"
-        "from agents import Agent\nfrom library_agents import analyst, reward, triage\nfrom pydantic import BaseModel\n"
-        "\n\nclass Query(BaseModel):\n    query: str\n\n\n"
-        "tool = analyst.as_tool('execute_sql', 'Ask.', parameters=Query)\n"
-        "agent = Agent(name=triage.name, instructions=triage.instructions, tools=[tool])\n"
+        "from agents import AgentsException, Runner\nfrom library_agents import analyst, reward, triage\n"
+        "\n\nasync def agent(task):\n    answer = None\n    for asked in (triage, analyst):\n        try:\n"
+        "            answer = (await Runner.run(asked, task['prompt'], max_turns=2)).final_output\n"
+        "        except AgentsException:\n            pass\n    return answer\n"
     )
     flags = [f"{file}:{word.rpartition(':')[2]}" if ".py:" in word else word for word in flags_of("multi_agent")]
     flags[flags.index(f"{file}:triage")] = f"{file}:agent"
-    # a rollout in which triage asks nobody is lost, as the small policy often has it
-    more = ["--train-agents", "analyst", "--set", "rollout.max_lost_fraction=0.9"]
+    more = ["--train-agents", "analyst"]
     run = train_small_policy(tmp_path / "run", *flags, *more, settings=SETTINGS)
     check_trained(run)
     assert {rollout["lost"] for rollout in run.rollouts} <= {None, "no_trained_agent"}
