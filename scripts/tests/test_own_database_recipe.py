@@ -26,7 +26,8 @@ RECIPE = [
 SHORTER = {
     "models/smollm2-135m-instruct": "models/tiny-sql",
     "--learning-rate 5e-4": "--learning-rate 1e-3 --num-epochs 1 --num-tasks 8",
-    "--run-dir runs/mine": "--run-dir runs/mine --ci-fast",
+    "--run-dir runs/mine": "--run-dir runs/mine --set trainer.steps=1 data.train_batch_size=2 rollout.group_size=2 "
+    "rollout.redraws=0 agent.max_tokens=32",
     "global_step_12": "global_step_1",
     "--split held-out": "--split held-out --max-tokens 32",
 }
