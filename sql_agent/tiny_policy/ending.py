@@ -20,10 +20,10 @@ from sql_agent.sft.encoding import Encoded
 from sql_agent.tiny_policy.train import WARMUP_STEPS, BatchesRanOutError, supervised_steps
 
 DECAY = 0.95
-"""Of the exponential average of the weights, which so reaches back over about 20 steps. The learning rate stays at its
-height, because how long it has to fall is not known before the end is."""
+"""The weights that are measured are an exponential average with this decay, which reaches back over about 20 steps. The
+learning rate stays at its height, because how long it has to fall is not known before the end is."""
 FIRST_CHECK = 200
-"""Seed 0 solved 3.5 % of 768 development tasks after 180 steps and 15.6 % of 384 after 200."""
+"""Seed 0 solved 21.1 % of the development tasks after 200 steps."""
 CHECK_EVERY = 40
 KEEP_EVERY = 5
 """Steps between the averages that are kept. If success passes the bounds between two checks, one of them is taken."""
