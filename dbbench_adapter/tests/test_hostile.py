@@ -45,14 +45,14 @@ def test_there_are_enough_of_them():
 
 
 def answered_in_time(database, sql, limit_s):
-    """The result, within the limit and a second; a late one has a second try, since other work may hold the cores."""
-    for _ in range(2):
+    """The result, within the limit and a second; a late one is tried thrice, since other work may hold the cores."""
+    for _ in range(3):
         started = time.monotonic()
         result = database.run(sql)
         elapsed_s = time.monotonic() - started
         if elapsed_s < limit_s + 1:
             return result
-    pytest.fail(f"{sql[:200]!r} took {elapsed_s:.2f} s, twice")
+    pytest.fail(f"{sql[:200]!r} took {elapsed_s:.2f} s, thrice")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -82,6 +82,6 @@ def test_an_episode_goes_on_after_all_of_them(engine, limit_s):
 def test_nothing_goes_on_in_the_server_after_all_of_them(mariadb):
     """A call that ignores its KILL would keep a core busy for as long as the server lives."""
     [server] = [child for child in psutil.Process().children(recursive=True) if child.name() == "mariadbd"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (busy := server.cpu_percent(interval=1.0)) > 20:
         assert time.monotonic() < deadline, f"the server still takes {busy:.0f} % of a core"

@@ -137,7 +137,7 @@ def left_over(page: str) -> list[str]:
     """Return what looks like a command of the page, or like a name in one, and that nobody types or explains."""
     read = {each.text for each in commands(page)} | {each.text for each in commands("README.md")}
     lines = [re.sub(r"\s{2,}#.*$", "", line).strip() for block in blocks(page) for line in plain(block).splitlines()]
-    lines = [line for line in lines if re.match(r"(?:\w+=\S+ )*(?:\.venv/|\w+\.sh|[a-z]+3? .*--\w)", line)]
+    lines = [line for line in lines if re.match(r"(?:\w+=\S+ )*(?:\.venv/|\w+\.sh|[a-z]+3? (?!prompts: ).*--\w)", line)]
     unread = [line for line in lines if line not in read]
     rows = re.findall(r"^\| as typed there.*\n\|.*\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.MULTILINE)
     unread += [row for table in rows for row in table.splitlines() if typed_there(row) and not of_rows(page, [row])]

@@ -167,7 +167,8 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
     rows = [{"prompt": f"Look at {n}.", "fault": fault} for n, fault in enumerate(("reset", "reward", None, None))]
     rows.append({"prompt": "Look. " * 300, "fault": None})  # longer than the limit below
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    held = [row | {"prompt": f"Look at {n}."} for n, row in enumerate(rows[:3], start=10)]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
     files = ["--train-file", tmp_path / "rows.jsonl", "--val-file", tmp_path / "held.jsonl"]
     sizes = ["--batch_size", 4, "--group_size", 2, "--max_new_tokens", 4, "--max_prompt_tokens", 400, "--lora_r", 2]
     always = ["--model_path", random_policy_folder, "--env", f"{tmp_path}/mine.py:Flaky"]
@@ -186,7 +187,7 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
     assert [row["reward"] for row in kept if row["error"]] == [None] * 4
     assert sum("ZeroDivisionError: no reward today" in (row["error"] or "") for row in kept) == 2
     assert all(row["score"]["reason"] == "own_reward" and row["advantage"] for row in kept if not row["error"])
-    assert f"--env {tmp_path}/mine.py:Flaky --data {tmp_path}/held.jsonl\n" in said
+    assert f"--env {tmp_path}/mine.py:Flaky --tasks {tmp_path}/held.jsonl\n" in said
     assert load_file(out / "epoch_1" / "adapter_model.safetensors")
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from core.flags import dashed
 from scripts.tests.pages import (
     FULL,
     NOT_TYPED,
@@ -75,13 +76,23 @@ def words_of(command: Command) -> list[str]:
 
 
 @lru_cache
-def help_of(*program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *program, "--help"],
+def help_of(program: tuple[str, ...], *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *program, "--help", *flags],
         cwd=ROOT, capture_output=True, text=True, timeout=240, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+
+def unknown(program: tuple[str, ...], flags: list[str]) -> list[str]:
+    """Return the flags that the command does not know: neither shown by its help nor an earlier name of a flag.
+
+    A parser of ours refuses a name that does not exist before it shows its help; TRL's parser is not reached by --help.
+    """
+    shown = help_of(program)
+    assert shown.returncode == 0, shown.stderr
+    hidden = [flag for flag in flags if not re.search(rf"{dashed(flag)}(?![\w-])", shown.stdout)]
+    refuses = hidden and help_of(program, "--no-such-flag").returncode != 0
+    return [flag for flag in hidden if not refuses or help_of(program, flag).returncode != 0]
 
 
 def pytest_generate_tests(metafunc):
@@ -105,7 +116,7 @@ def test_a_command_that_is_not_typed_names_what_is_there(parsed):
         assert file.split("/")[0] in OURS
         assert (ROOT / file).is_file()
         flags = [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
-        assert [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", help_of(*what))] == []
+        assert not flags or unknown(tuple(what), flags) == []
     for word in words:
         if word.startswith(("sql_agent/configs/", "examples/")):
             assert (ROOT / word.partition(":")[0]).exists(), word
