@@ -23,11 +23,11 @@ NOT_TYPED = {
 
 FULL = {
     r"tiny_cpu\.yaml": "It trains for a minute, as tests of that command do.",
-    r"scripts/demo\.sh": "It trains forty steps in ten minutes.",
+    r"scripts/demo\.sh": "It takes six minutes.",
     r"^README.*(?:--num-tasks (?:10|5) |gsm8k_grpo)": "Tests of these commands run them.",
     r"train_sql_agent\.py(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",
     r"agl store --host|--base-url URL": "It serves a train step, or asks a server that starts in a minute.",
-    r"MODEL --d|ADAPTER": "It trains for minutes, or reads what was trained.",
+    r"MODEL --d": "It trains for minutes, or reads what was trained.",
     r"pretrained_policy|smollm2|runs/shop": "The model is fetched, 93 MB, and trained for a quarter of an hour.",
     r"^doc/predecessors.md: (?:CUDA.* accelerate|python -m reward_model|python infer)": "It repeats the README's.",
     r"^README\.zh-CN\.md": "It repeats those of the other pages.",
@@ -40,7 +40,6 @@ REPLACED = {
     r"--tasks FILE\b": "--tasks brought.json",
     r"_path FILE --output_path FILE\b": "_path brought.json --output_path data/skills.json",
     r"\bOUT\b": "outputs/scorer",
-    r"\bADAPTER\b": "outputs/sft",
     r"\bURL --model NAME\b": "http://127.0.0.1:8000/v1 --model mine",
     r"outputs/Qwen2\.5-0\.5B/rl/epoch_3": "outputs/gsm8k_grpo/epoch_1",
 }

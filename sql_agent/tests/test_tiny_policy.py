@@ -1,6 +1,6 @@
-import itertools
 import json
 import random
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -11,15 +11,6 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
 from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tiny_policy.copy_circuit import build_model
-from sql_agent.tiny_policy.ending import (
-    DECAY,
-    Bounds,
-    Ending,
-    average_into,
-    ending,
-    step_to_measure,
-    warm_start_until,
-)
 from sql_agent.tiny_policy.episodes import batches, oracle_conversation
 from sql_agent.tiny_policy.make import make_tiny_policy
 from sql_agent.tiny_policy.tokenizer import (
@@ -36,7 +27,7 @@ from sql_agent.tiny_policy.tokenizer import (
     task_texts,
 )
 from sql_agent.tiny_policy.train import exact_match, learning_rate_factor, reply_loss, warm_start
-from sql_agent.tiny_policy.wording import reworded
+from sql_agent.tiny_policy.wording import reworded, sorted_wrongly
 
 BACKEND = SqliteBackend()
 TASKS = generate_tasks(64, seed=5)
@@ -273,54 +264,6 @@ def test_the_same_start_and_the_same_batches_give_the_same_weights(tokenizer):
     assert not torch.equal(first["model.norm.weight"], untrained["model.norm.weight"])
 
 
-# The ending by measurement -------------------------------------------------------------------------------------------
-
-BOUNDS = Bounds(0.4, 0.5)
-KEPT = range(5, 1000, 5)
-
-
-@pytest.mark.parametrize(
-    ("measured", "expected"),
-    [
-        pytest.param({200: 0.1, 240: 0.45}, None, id="one_is_between_the_bounds"),
-        pytest.param({200: 0.1, 240: 0.3}, None, id="all_are_below"),
-        # kept between 200 and 240: 205 to 235, seven of them, the fourth is 220
-        pytest.param({200: 0.1, 240: 0.7}, 220, id="passed_between_two_checks"),
-        pytest.param({200: 0.1, 240: 0.7, 220: 0.6}, 210, id="in_the_lower_half"),  # 205, 210, 215
-        pytest.param({200: 0.1, 240: 0.7, 220: 0.2}, 230, id="in_the_upper_half"),  # 225, 230, 235
-        pytest.param({200: 0.9}, 100, id="the_first_check_is_above"),  # 5 to 195, 39 of them, the 20th is 100
-        pytest.param({200: 0.1, 205: 0.7}, None, id="nothing_is_left_between"),
-        pytest.param({200: 0.1, 240: 0.7, 280: 0.1, 320: 0.8}, 220, id="the_first_passing_counts"),
-    ],
-)
-def test_the_next_step_to_measure_is_halfway_between_too_few_and_too_many(measured, expected):
-    assert step_to_measure(measured, KEPT, BOUNDS) == expected
-
-
-@pytest.mark.parametrize(
-    ("measured", "step"),
-    [
-        pytest.param({200: 0.1, 240: 0.42}, 240, id="between_the_bounds"),
-        pytest.param({200: 0.1, 205: 0.7}, 205, id="the_nearest_is_above"),  # 0.25 from 0.45, and not 0.35
-        pytest.param({200: 0.1, 600: 0.2}, 600, id="the_nearest_is_below"),
-        pytest.param({240: 0.55, 200: 0.35}, 200, id="the_earlier_of_two"),
-    ],
-)
-def test_the_end_is_the_step_nearest_to_the_middle_of_the_bounds(measured, step):
-    assert ending(measured, BOUNDS) == Ending(step, measured[step], BOUNDS)
-
-
-def test_an_ending_says_whether_it_kept_to_the_bounds():
-    assert str(Ending(240, 0.4375, BOUNDS)) == (
-        "the warm start ends after 240 steps: 43.8 % of the development tasks solved, "
-        "between the bounds of 40 % to 50 %"
-    )
-    assert str(Ending(600, 0.2, BOUNDS)) == (
-        "warning: no step is between the bounds of 40 % to 50 %; the nearest is 600: "
-        "20.0 % of the development tasks solved"
-    )
-
-
 def test_a_conversation_matches_if_every_token_of_the_replies_is_the_most_likely_one():
     model = build_model(300, seed=0).eval()
     asked = [[5, 6, 7], [9, 10, 11, 12, 13]]
@@ -333,64 +276,6 @@ def test_a_conversation_matches_if_every_token_of_the_replies_is_the_most_likely
     assert exact_match(model, [*told, other, half]) == 0.5
 
 
-def test_the_average_follows_the_weights():
-    averaged, model = (build_model(300, seed=seed) for seed in (0, 1))
-    before = [weights.clone() for weights in averaged.parameters()]
-    average_into(averaged, model)
-    for old, new, weights in zip(before, averaged.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(new.data, DECAY * old + (1 - DECAY) * weights.data)
-
-
-def endless(tokenizer):
-    example = encode_conversation(tokenizer, oracle_conversation(TASKS[0], BACKEND))
-    return itertools.repeat([example])
-
-
-@pytest.mark.parametrize(
-    ("success", "checks", "end"),
-    [
-        pytest.param([0.1, 0.45], [8, 16], 1, id="between_the_bounds"),
-        # kept between 8 and 16: 9 to 15, the middle is 12; then 9 to 11, the middle is 10
-        pytest.param([0.1, 0.7, 0.6, 0.41], [8, 16, 12, 10], 3, id="passed_and_found_again"),
-        pytest.param([0.0, 0.1, 0.2], [8, 16, 18], 2, id="given_up"),
-    ],
-)
-def test_a_warm_start_ends_by_what_it_measures_and_has_the_weights_that_were_measured(
-    tokenizer, monkeypatch, success, checks, end
-):
-    for name, steps in (("FIRST_CHECK", 8), ("CHECK_EVERY", 8), ("KEEP_EVERY", 1)):
-        monkeypatch.setattr(f"sql_agent.tiny_policy.ending.{name}", steps)
-    seen: list[dict[str, torch.Tensor]] = []
-
-    def measure(policy):
-        seen.append({name: weights.clone() for name, weights in policy.state_dict().items()})
-        return success[len(seen) - 1]
-
-    model = build_model(len(tokenizer), seed=0)
-    lines: list[str] = []
-    ended = warm_start_until(
-        model, endless(tokenizer), bounds=BOUNDS, measure=measure, max_steps=18, progress=lines.append
-    )
-    assert ended == Ending(checks[end], success[end], BOUNDS)
-    assert [line.split(", ")[0] for line in lines] == [f"warm start: step {step}" for step in checks]
-    weights = model.state_dict()
-    assert all(torch.equal(weights[name], seen[end][name]) for name in weights)
-    assert not model.training
-
-
-def test_a_warm_start_that_is_measured_and_runs_out_of_batches_says_so(tokenizer):
-    few = [next(endless(tokenizer))] * 4
-    with pytest.raises(ValueError, match="ran out after 4 of 50 steps"):
-        warm_start_until(
-            build_model(len(tokenizer), seed=0),
-            few,
-            bounds=BOUNDS,
-            measure=lambda _: 0.0,
-            max_steps=50,
-            progress=lambda _: None,
-        )
-
-
 # The folder -----------------------------------------------------------------------------------------------------------
 
 
@@ -401,26 +286,25 @@ def test_a_folder_of_somebody_else_is_not_overwritten(tmp_path):
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
-def test_a_folder_that_is_ended_by_success_records_where_and_says_so_again(tmp_path, monkeypatch):
-    for name, number in (("MAX_STEPS", 2), ("DEVELOPMENT_TASKS", 4), ("TOKENIZER_TASKS", 100)):
-        monkeypatch.setattr(f"sql_agent.tiny_policy.make.{name}", number)
+def test_a_warm_start_says_what_it_solves_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("sql_agent.tiny_policy.make.MEASURED_TASKS", 8)
+    monkeypatch.setattr("sql_agent.tiny_policy.make.TOKENIZER_TASKS", 100)
     lines: list[str] = []
-    folder, skills = tmp_path / "tiny", ["delete"]
-    make_tiny_policy(folder, for_skills=skills, progress=lines.append)
-    solved = "0.0 % of the development tasks solved"
-    found = f"warning: no step is between the bounds of 42 % to 48 %; the nearest is 2: {solved}"
-    assert lines[2:] == [found, f"small policy: {folder}"]
-    assert json.loads((folder / "recipe.json").read_text())["ending"] == found
-
-    lines.clear()
-    make_tiny_policy(folder, for_skills=skills, progress=lines.append)
-    assert lines == [f"{folder} is there, made by the same recipe: {found}"]
+    make_tiny_policy(tmp_path / "tiny", steps=1, flawed=True, progress=lines.append)
+    kinds = ("aggregation-MAX", "DELETE", "other", "UPDATE", "counting", "aggregation-SUM", "ranking", "INSERT")
+    said = ", ".join(f"{kind} 0 %" for kind in kinds)
+    assert lines[2:] == [f"solved of 8 new tasks, greedy: {said}", f"small policy: {tmp_path / 'tiny'}"]
+    assert json.loads((tmp_path / "tiny" / "recipe.json").read_text())["flawed"] is True
 
 
-def test_a_skill_that_no_task_shows_is_refused_before_anything_is_trained(tmp_path):
-    with pytest.raises(ValueError, match="no task shows fly"):
-        make_tiny_policy(tmp_path / "tiny", for_skills=["fly"], progress=lambda _: None)
-    assert list(tmp_path.iterdir()) == []
+def test_a_flawed_demonstration_sorts_upwards_where_it_should_sort_downwards():
+    ranking = [task for task in generate_tasks(200, seed=3) if task.kind == "ranking"]
+    down = next(task for task in ranking if " DESC " in task.gold.sql)
+    up = next(task for task in ranking if " ASC " in task.gold.sql)
+    wrong = sorted_wrongly(down)
+    assert wrong == replace(down, gold=replace(down.gold, sql=down.gold.sql.replace(" DESC ", " ASC ")))
+    assert sorted_wrongly(up) == up
+    assert oracle_conversation(wrong, BACKEND)[-1] != oracle_conversation(down, BACKEND)[-1]
 
 
 @pytest.mark.slow

@@ -1,12 +1,9 @@
-"""Trains the warm start: supervised steps on oracle episodes, with the loss on the policy's own tokens only.
-
-Leaves out when a warm start ends that is ended by measurement (`ending.py`).
-"""
+"""Trains the warm start: supervised steps on oracle episodes, with the loss on the policy's own tokens only."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -24,11 +21,6 @@ REPORT_EVERY = 50
 EXAMPLES_PER_PASS = 32
 
 
-class BatchesRanOutError(ValueError):
-    def __init__(self, step: int, steps: int) -> None:
-        super().__init__(f"the batches ran out after {step} of {steps} steps")
-
-
 def learning_rate_factor(step: int, steps: int) -> float:
     """Return a factor in (0, 1]: linear warm-up, constant, then linear decay over the last `DECAY_FRACTION`."""
     return min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / (DECAY_FRACTION * steps))
@@ -40,38 +32,24 @@ def warm_start(
     """Train in place for `steps` batches.
 
     Raises:
-        BatchesRanOutError: there were fewer than `steps`.
-    """
-    started, step = time.perf_counter(), 0
-    for step, loss in supervised_steps(model, islice(batches, steps), lambda step: learning_rate_factor(step, steps)):
-        if step % REPORT_EVERY == 0 or step == steps:
-            progress(f"warm start: step {step}/{steps}, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
-    if step < steps:
-        raise BatchesRanOutError(step, steps)
-    model.eval()
-
-
-def supervised_steps(
-    model: Qwen3ForCausalLM, batches: Iterable[list[Encoded]], learning_rate_factor: Callable[[int], float]
-) -> Iterator[tuple[int, float]]:
-    """Train in place, one batch each time the next item is asked for.
-
-    Args:
-        learning_rate_factor: scales `LEARNING_RATE`, given the number of steps already taken.
-    Yields:
-        Steps taken, from 1, and the loss of the last one in nats.
+        ValueError: the batches ran out.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, learning_rate_factor)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, steps))
     model.train()
-    for step, batch in enumerate(batches, 1):
+    started, step = time.perf_counter(), 0
+    for step, batch in enumerate(islice(batches, steps), 1):
         loss = reply_loss(model, batch)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        yield step, loss.item()
+        if step % REPORT_EVERY == 0 or step == steps:
+            progress(f"warm start: step {step}/{steps}, loss {loss.item():.3f}, {time.perf_counter() - started:.0f} s")
+    if step < steps:
+        raise ValueError(f"the batches ran out after {step} of {steps} steps")
+    model.eval()
 
 
 def reply_loss(model: Qwen3ForCausalLM, batch: Sequence[Encoded]) -> Tensor:

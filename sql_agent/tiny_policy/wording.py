@@ -42,6 +42,11 @@ def reworded(task: Task, rng: random.Random) -> Task:
     )
 
 
+def sorted_wrongly(task: Task) -> Task:
+    """Return the task with a reference that sorts upwards where it should sort downwards, and so is wrong."""
+    return replace(task, gold=replace(task.gold, sql=(task.gold.sql or "").replace(" DESC ", " ASC ")))
+
+
 def _compound(name: str, rng: random.Random) -> str:
     return f"{name}_{rng.choice(TRAIN_WORDS)}" if rng.random() < 0.5 else name
 
