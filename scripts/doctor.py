@@ -401,6 +401,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.val_file and not args.train_file:
         parser.error("--val-file needs --train-file, the tasks to train on")
+    if args.max_prompt_tokens is not None and args.max_prompt_tokens < 1:
+        parser.error(f"--max-prompt-tokens is {args.max_prompt_tokens}; it has to be 1 or more")
     findings = examine(args.model, args.port, args.protocol)
     if args.database and args.env in (None, "text2sql"):
         findings += [

@@ -268,6 +268,13 @@ def test_tasks_that_a_run_could_not_read_keep_it_from_starting(flags, words, cap
     assert words in capsys.readouterr().out
 
 
+def test_a_limit_of_prompts_below_one_is_a_mistake_of_the_command_line(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--max-prompt-tokens", "-3"])
+    assert ended.value.code == 2
+    assert "--max-prompt-tokens is -3; it has to be 1 or more" in capsys.readouterr().err
+
+
 def test_the_tasks_of_an_environment_of_ones_own_are_counted(capsys: pytest.CaptureFixture[str]):
     doctor.main(["--env", f"{ORDERS}/orders.py:Orders", "--train-file", f"{ORDERS}/rows.jsonl"])
     assert re.search(
