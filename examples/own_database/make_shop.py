@@ -1,8 +1,13 @@
-"""Makes a small database and questions about it, as you would bring your own: shop.sqlite, train.json and test.json."""
+"""Makes a small database and questions about it, as you would bring your own.
+
+shop.sqlite is the database. train.json and test.json have questions with the query that answers each. log.json has
+queries that people once typed: a look-up is mostly SELECT *, which shows the answer among other columns.
+"""
 
 import argparse
 import json
 import random
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -41,9 +46,6 @@ QUESTIONS = {
         "Where does {name} live?", "In which town does {name} live?", "What is the home town of {name}?",
     ],
     "SELECT age FROM customer WHERE name = '{name}'": ["How old is {name}?", "What is the age of {name}?"],
-    "SELECT name FROM customer WHERE town = '{town}' AND age > {age}": [
-        "Which customers in {town} are older than {age}?", "Who lives in {town} and is above {age} years old?",
-    ],
     "SELECT count(*) FROM customer WHERE age < {age}": [
         "How many customers are younger than {age}?", "How many people under {age} are customers?",
     ],
@@ -67,24 +69,14 @@ QUESTIONS = {
     "SELECT count(*) FROM sale JOIN customer USING (customer_id) WHERE town = '{town}' AND month = {month}": [
         "How many sales went to {town} in month {month}?", "How often did people from {town} buy in month {month}?",
     ],
-    "SELECT DISTINCT name FROM sale JOIN customer USING (customer_id) WHERE pieces > 4 AND month = {month}": [
-        "Who bought more than 4 pieces at once in month {month}?",
-        "Which customers took over 4 pieces in month {month}?",
-    ],
-    "SELECT DISTINCT product.name FROM sale JOIN product USING (product_id) JOIN customer USING (customer_id) "
-    "WHERE customer.name = '{name}'": [
-        "Which products did {name} buy?", "What has {name} bought?", "Which things were sold to {name}?",
-    ],
     "SELECT sum(price * pieces) FROM sale JOIN product USING (product_id) JOIN customer USING (customer_id) "
     "WHERE customer.name = '{name}'": [
         "How much money did {name} spend?", "What did {name} pay in all?", "How much has {name} paid us?",
     ],
-    "SELECT town, sum(pieces) FROM sale JOIN product USING (product_id) JOIN customer USING (customer_id) "
-    "WHERE product.name = '{product}' GROUP BY town": [
-        "How many pieces of the {product} went to each town?", "Count the pieces of the {product} for every town.",
-    ],
 }  # fmt: skip
 """References, simple ones first, each with several ways to ask for it."""
+STAR_SHARE = 0.7
+"""Share of the look-ups in the log that select every column."""
 
 
 def make(folder: Path) -> None:
@@ -109,24 +101,31 @@ def make(folder: Path) -> None:
         connection.commit()
         asked = [row for template in QUESTIONS for row in ask(template, connection, rng)]
     rng.shuffle(asked)
-    parts = {"test": asked[:120], "train": asked[120:]}
+    parts = {"test": asked[:120], "log": [as_typed(row, rng) for row in asked[120:216]], "train": asked[216:]}
     for part, some in parts.items():
         (folder / f"{part}.json").write_text(json.dumps(some, indent=1) + "\n")
     print(f"{file}: {', '.join(f'{len(some)} rows of {table}' for table, some in rows.items())}")
-    print(f"{folder}/train.json: {len(parts['train'])} questions, {folder}/test.json: {len(parts['test'])} others")
+    print("".join(f"{folder}/{part}.json: {len(some)} questions\n" for part, some in parts.items()), end="")
 
 
 def numbered(values: str) -> enumerate:
     return enumerate(VALUES[values], start=1)
 
 
+def as_typed(row: dict[str, str], rng: random.Random) -> dict[str, str]:
+    looks_up = re.match(r"SELECT \w+ FROM", row["query"])
+    if not looks_up or rng.random() >= STAR_SHARE:
+        return row
+    return row | {"query": row["query"].replace(looks_up[0], "SELECT * FROM", 1)}
+
+
 def ask(template: str, connection: sqlite3.Connection, rng: random.Random) -> list[dict[str, str]]:
-    """Return up to 30 questions with different references; the answer of each is neither empty nor zero."""
+    """Return up to 40 questions with different references; the answer of each is neither empty nor zero."""
     found = {}
-    for _ in range(300):
+    for _ in range(600):
         values = {name: rng.choice(some) for name, some in VALUES.items()}
         query = template.format(**values)
-        if len(found) < 30 and any(cell for row in connection.execute(query) for cell in row):
+        if len(found) < 40 and any(cell for row in connection.execute(query) for cell in row):
             found.setdefault(query, rng.choice(QUESTIONS[template]).format(**values))
     return [{"db_id": "shop", "question": question, "query": query} for query, question in found.items()]
 

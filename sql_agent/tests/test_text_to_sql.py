@@ -706,7 +706,7 @@ def test_the_example_makes_questions_of_which_every_reference_is_right(tmp_path)
     with TextToSql(tmp_path / "shop.sqlite") as environment:
         data = DataConfig(train_file=tmp_path / "train.json", val_file=tmp_path / "test.json")
         split = environment.load_split(data, seed=0)
-        assert (len(split.train), len(split.val), split.left_out) == (275, 120, {})
+        assert (len(split.train), len(split.val), split.left_out) == (169, 120, {})
         assert {question.kind for question in split.train} == {"plain", "aggregate", "nested", "join"}
         for question in [*split.train, *split.val]:
             assert play(environment, question, ("submit_sql", question.query))[2].value == 1.0
