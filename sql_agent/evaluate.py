@@ -46,7 +46,7 @@ from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, Environment
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.model_servers.histories import words_of
-from sql_agent.model_servers.listed import listed_models, served_as
+from sql_agent.model_servers.listed import listed_models, lists_all, served_as
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import fit_tasks
@@ -279,14 +279,15 @@ def check_endpoint(
     url, headers = base_url.rstrip("/"), {"Authorization": f"Bearer {api_key}"}
     try:
         answer = httpx.get(f"{url}/models", headers=headers, timeout=10.0)
-        if answer.status_code in NO_SUCH_ADDRESS or not (listed := _listed(answer.raise_for_status())):
+        listed = {} if answer.status_code in NO_SUCH_ADDRESS else _listed(answer.raise_for_status())
+        name = served_as(model, listed)
+        if name is None and not lists_all(listed):
             _ask_once(url, model, headers)
             return None
     except (httpx.HTTPError, httpx.InvalidURL, ReplyError) as failure:
         raise SystemExit(
             f"no model server at {url}/models: {failure}; start one, or give its address up to /v1 with {flags[0]}"
         ) from failure
-    name = served_as(model, listed)
     if name is None:
         raise SystemExit(
             f"{base_url} does not serve {model!r}; it serves {', '.join(listed)}: name one with {flags[1]}"
@@ -303,7 +304,7 @@ def _listed(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _ask_once(url: str, model: str, headers: dict[str, str]) -> None:
-    """Ask for a short reply, where a server lists no models.
+    """Ask for a short reply, where a server does not list all its models.
 
     Raises:
         httpx.HTTPError, ReplyError: there is no reply.
@@ -311,7 +312,7 @@ def _ask_once(url: str, model: str, headers: dict[str, str]) -> None:
     asked = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
     answer = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=60.0)
     if answer.status_code != 200:
-        what = f"it lists no models, and {url}/chat/completions answers {answer.status_code}"
+        what = f"it does not list {model!r}, and {url}/chat/completions answers {answer.status_code}"
         raise ReplyError(f"{what}: {words_of(answer.content)[:SHOWN_CHARS]}")
     read_reply(answer.content)
 

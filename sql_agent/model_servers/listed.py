@@ -22,7 +22,12 @@ def listed_models(answer: Any) -> dict[str, dict[str, Any]]:
 
 
 def served_as(model: str, listed: Collection[str]) -> str | None:
-    """Return the listed name of a model; None if the server does not serve it. A router lists `openai/*` for many."""
+    """Return the listed name of a model, or the pattern (of a router, `openai/*`) that it fits; None without one."""
     names = (model, model + TAG, model.removesuffix(TAG), PREFIX + model, model.removeprefix(PREFIX))
     patterns = (pattern for pattern in listed if "*" in pattern and fnmatchcase(model, pattern))
     return next((name for name in names if name in listed), next(patterns, None))
+
+
+def lists_all(listed: Collection[str]) -> bool:
+    """Return whether a model that is not listed is not served; a router with patterns may know further names."""
+    return bool(listed) and not any("*" in name for name in listed)

@@ -7,7 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from sql_agent.model_servers.histories import is_overflow, refused_fields, sendable, words_of
-from sql_agent.model_servers.listed import listed_models, served_as
+from sql_agent.model_servers.listed import listed_models, lists_all, served_as
 from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.tests.odd_server import ARGUMENTS, CALLS, CONTENTS, UNREADABLE, USAGES, call, reply
 
@@ -295,6 +295,11 @@ def test_the_sentence_of_an_error_is_found(body, words):
 )
 def test_a_model_is_served_under_a_name_with_a_tag_a_prefix_or_a_wildcard(model, listed, name):
     assert served_as(model, listed) == name
+
+
+@pytest.mark.parametrize(("listed", "all_"), [(["m"], True), (["m", "openai/*"], False), ([], False)])
+def test_a_router_and_a_server_without_a_list_may_serve_other_names_too(listed, all_):
+    assert lists_all(listed) is all_
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,7 @@ def test_a_full_context_ends_an_own_agents_rollout_as_max_tokens(tmp_path, full)
         ("m", {"data": [{"id": "m:latest"}, {"id": "n:7b"}]}),
         ("m", {"data": [{"id": "models/m"}]}),
         ("openai/m", {"data": [{"id": "openai/*"}, {"id": "anthropic/*"}]}),
+        ("m", {"data": [{"id": "openai/*"}]}),
         ("m", {"models": [{"name": "m"}]}),
         ("m", {"data": [{"id": None}, {"id": "m"}]}),
         ("m", {"data": None}),
@@ -370,7 +371,7 @@ def test_a_server_that_lists_its_models_in_its_own_way_or_not_at_all_is_evaluate
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (refusal("no model m", 404), r"no model server at .*it lists no models, and .*answers 404: no model m"),
+        (refusal("no model m", 404), r"no model server at .*it does not list 'm', and .*answers 404: no model m"),
         (refusal("bad key", 401), r"answers 401: bad key"),
         ({"hello": "world"}, r"it is no chat completion: .*hello"),
     ],
