@@ -34,7 +34,7 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.tool_context import ToolContext
-from openai import APIError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient, omit
+from openai import APIError, APIStatusError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from dbbench_adapter.backends import BackendUnavailable, TableError
@@ -51,6 +51,8 @@ from sql_agent.environments.base import (
     WritingEpisode,
     with_observation,
 )
+from sql_agent.model_servers.ask import ChatClient
+from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -88,7 +90,7 @@ async def run_rollout(
         base_url: an OpenAI-compatible endpoint up to and including `/v1`.
         model: the model's name at that endpoint.
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
-        on_reply: called with each unchanged reply of the endpoint.
+        on_reply: called with each reply of the endpoint, with all fields that it has (`model_servers.replies`).
         seed: the sampler's; the same seed gives the same rollout from an endpoint that computes the same logits.
         max_response_tokens: limit of tokens after the first prompt, tool results included. verl's vLLM shortens the
             reply that would exceed it (`sql_agent.verl_side.plugin.row_end`); other servers ignore it.
@@ -217,12 +219,8 @@ class _Rollout:
         reply = completion.choices[0].message
         if not self.environment.tools:
             reply.tool_calls = None  # no tools were offered
-        self._calls = [call for call in reply.tool_calls or [] if call.type == "function"]
-        for position, call in enumerate(self._calls):
-            # the Runner skips a call whose id it has seen before, because it assumes that the call has run
-            if not call.id or call.id in self._results:
-                call.id = f"call_{self.num_turns}_{position}"
-            self._results[call.id] = ""
+        self._calls = [*(reply.tool_calls or [])]
+        self._results |= {call.id: "" for call in self._calls}
         self.messages.append(_assistant_message(reply))
         # the Runner cannot handle an empty reply and raises on a refusal; here both are replies without a call
         reply.content, reply.refusal = reply.content or "", None
@@ -309,10 +307,6 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             extra_body=self._extra_body or None,
         )
         self._rollout.waits_for = "no call"
-        if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
-            raise ModelBehaviorError("the endpoint's answer holds no reply; is the base URL its address up to /v1?")
-        if completion.choices[0].finish_reason == "abort":  # vLLM's name for a request that was ended from outside
-            raise ModelBehaviorError("the model server aborted its reply (finish_reason abort); look at its log")
         self._rollout.take_reply(completion)
         if self._max_response_tokens is not None and self._rollout.num_turns == 1 and completion.usage is not None:
             end = completion.usage.prompt_tokens + self._max_response_tokens
@@ -377,10 +371,9 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
     A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template may
     fail on arguments that are not an object); everything else is the endpoint's fault.
     """
-    if not isinstance(failure, BadRequestError):
+    if not isinstance(failure, APIStatusError) or failure.status_code not in REFUSED:
         return "model_unavailable"
-    text = str(failure).lower()
-    if any(sign in text for sign in ("context_length_exceeded", "context length", "contextwindow", "model length")):
+    if failure.code == CONTEXT_FULL:
         return "max_tokens"
     return "malformed" if rollout.malformed_calls else "model_unavailable"
 
@@ -423,7 +416,7 @@ def _client(base_url: str, api_key: str) -> AsyncOpenAI:
     clients, plain = _clients.setdefault(asyncio.get_running_loop(), {}), base_url.startswith("http://")
     if plain not in clients:
         # a TLS context takes 20 ms and more (measured), and http:// needs none
-        http_client = DefaultAsyncHttpxClient(verify=not plain)
+        http_client = ChatClient(verify=not plain)
         clients[plain] = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client)
     return clients[plain].with_options(base_url=base_url, api_key=api_key, max_retries=MAX_RETRIES)
 

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
+from sql_agent.model_servers.histories import words_of
+from sql_agent.model_servers.listed import listed_models, lists_all, served_as
+from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import fit_tasks
 from sql_agent.prompts.served import ServedTokenizer
@@ -52,6 +55,7 @@ from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import weights_of
+from sql_agent.rollouts.stops import last_line
 from sql_agent.startup.data import format_counts
 from sql_agent.success import Rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
@@ -66,6 +70,8 @@ REMEDIES = {
     "held-out": "Name other tasks with --tasks; or measure on every row all the same, --split all",
 }
 """What to do where a model has learnt tasks to measure it on, by the value of --split."""
+NO_SUCH_ADDRESS = (404, 405, 501)
+"""Statuses of a server that does not list its models."""
 REWARD_TIMEOUT_S = 30.0
 """Limit of one call of a reward function, like `rollout.reward_timeout_s` of a run."""
 
@@ -98,6 +104,8 @@ class Summary:
     """Mean wall-clock time of a rollout, in seconds; rollouts run side by side."""
     reward: float | None = None
     """Mean of the rewards that the environment itself gives; None if it gives verdicts."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """What the first rollout of each reason in `unjudged` failed with, if it says so."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -182,7 +190,7 @@ def _fitted(
     try:
         limit = served.limit(args.max_prompt_tokens, flag, reply_tokens=args.max_tokens)
         found = None if limit is None else fit_tasks(tasks, environment, served.prompt_tokens, limit)
-    except (httpx.HTTPError, KeyError) as failure:
+    except httpx.HTTPError as failure:
         found, limit = None, None
         console.print(f"{args.base_url} does not count tokens ({failure})", markup=False, soft_wrap=True)
     except ValueError as failure:
@@ -268,23 +276,45 @@ def check_endpoint(
     Raises:
         SystemExit: the endpoint cannot be used; the message says what to do.
     """
-    url = f"{base_url.rstrip('/')}/models"
+    url, headers = base_url.rstrip("/"), {"Authorization": f"Bearer {api_key}"}
     try:
-        answer = httpx.get(url, headers={"Authorization": f"Bearer {api_key}"}, timeout=10.0)
-        answer.raise_for_status()
-        served = {entry["id"]: entry.get("root") for entry in answer.json()["data"]}
-    except (httpx.HTTPError, httpx.InvalidURL) as failure:
+        answer = httpx.get(f"{url}/models", headers=headers, timeout=10.0)
+        listed = {} if answer.status_code in NO_SUCH_ADDRESS else _listed(answer.raise_for_status())
+        name = served_as(model, listed)
+        if name is None and not lists_all(listed):
+            _ask_once(url, model, headers)
+            return None
+    except (httpx.HTTPError, httpx.InvalidURL, ReplyError) as failure:
         raise SystemExit(
-            f"no model server at {url}: {failure}; start one, or give its address up to /v1 with {flags[0]}"
+            f"no model server at {url}/models: {failure}; start one, or give its address up to /v1 with {flags[0]}"
         ) from failure
-    except (ValueError, KeyError, TypeError, AttributeError) as failure:
-        raise SystemExit(f"{url} answers with no list of models; give {flags[0]} the address up to /v1") from failure
-    if model not in served:
+    if name is None:
         raise SystemExit(
-            f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with {flags[1]}"
+            f"{base_url} does not serve {model!r}; it serves {', '.join(listed)}: name one with {flags[1]}"
         )
-    root = served[model]
+    root = listed[name].get("root")
     return Path(root) if isinstance(root, str) and Path(root).is_dir() else None
+
+
+def _listed(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        return listed_models(answer.json())
+    except ValueError:
+        return {}
+
+
+def _ask_once(url: str, model: str, headers: dict[str, str]) -> None:
+    """Ask for a short reply, where a server does not list all its models.
+
+    Raises:
+        httpx.HTTPError, ReplyError: there is no reply.
+    """
+    asked = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
+    answer = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=60.0)
+    if answer.status_code != 200:
+        what = f"it does not list {model!r}, and {url}/chat/completions answers {answer.status_code}"
+        raise ReplyError(f"{what}: {words_of(answer.content)[:SHOWN_CHARS]}")
+    read_reply(answer.content)
 
 
 def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> Summary:
@@ -306,6 +336,11 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
         malformed_calls_frac=sum(record.malformed_calls for record in records) / calls if calls else None,
         rollout_s=_mean([record.seconds for record in records]),
         reward=_mean([reward for reward in rewards if reward is not None]),
+        errors={
+            record.score.reason: last_line(record.error)
+            for record in reversed(records)
+            if record.score.value is None and record.error
+        },
     )
 
 
@@ -347,6 +382,8 @@ def print_summary(summary: Summary, title: str, seconds: float, console: Console
         known = "" if summary.overall.judged else "; success is unknown, since the environment does not say `solved`"
         console.print(f"mean reward: {summary.reward:.4g}{known}")
     console.print(f"ends: {_counts(summary.stop_reasons)}; not judged: {_counts(summary.unjudged)}")
+    for reason, error in sorted(summary.errors.items()):
+        console.print(f"the first {reason}: {error}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"turns per task: {_number(summary.turns_per_task)}; malformed calls: "
         f"{_percent(summary.malformed_calls_frac)}; seconds: {seconds:.1f}, {_number(summary.rollout_s)} per rollout"

@@ -21,7 +21,7 @@ from core.agl_without_litellm import agl  # first, or agent-lightning would be i
 
 # isort: split
 from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, VersionedPromptTemplate
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+from openai import AsyncOpenAI, OpenAIError
 
 from core.outputs import written
 from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without_key
@@ -31,6 +31,7 @@ from sql_agent.datatypes import MAX_RETRIES
 from sql_agent.environments.base import Environment, InstructionsError
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
 from sql_agent.lightning.store import UNFINISHED
+from sql_agent.model_servers.ask import ChatClient
 from sql_agent.report.reading import Change
 from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.run_context import TrainingFailedError
@@ -76,7 +77,7 @@ class InstructionsSearch(APO[Json]):
             api_key=self.key or "-",
             timeout=apo.timeout_s,
             max_retries=MAX_RETRIES,
-            http_client=DefaultAsyncHttpxClient(event_hooks={"request": [self._count]}),
+            http_client=ChatClient(event_hooks={"request": [self._count]}),
         )
         super().__init__(
             client,

@@ -11,6 +11,7 @@ store and LiteLLM (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -25,11 +26,14 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
+from core.json_text import parse_json
 from sql_agent.model_address.call_counter import KEPT, CallCounter
 from sql_agent.model_address.call_log import CallLog
 from sql_agent.model_address.policy_request import policy_request, stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
+from sql_agent.model_servers.ask import ChatServers
+from sql_agent.model_servers.histories import words_of
 
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
@@ -81,7 +85,7 @@ class RolloutRoute:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self._calls = CallCounter()
+        self._calls, self._asking = CallCounter(), ChatServers()
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Future[None]] = set()
         self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
@@ -145,8 +149,6 @@ class RolloutRoute:
         if answered is None:
             return None
         status, answer = answered
-        if attempt is not None and status == 200 and answer["choices"][0].get("finish_reason") == "abort":
-            status, answer = 502, _error("the model server aborted its reply (finish_reason abort); look at its log")
         if status == 200:
             self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent), attempt)
             answer = without_tokens(answer)
@@ -198,14 +200,14 @@ class RolloutRoute:
         if type(self).write is not None:
             request |= {"return_token_ids": True, "logprobs": True}
         try:
-            asked = self._session.post(f"{url}/chat/completions", json=request, headers=self.headers)
-            async with asked as response:
-                answer = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            status, answer = await self._asking.ask(url, request, functools.partial(self._post, self._session, url))
+        except (aiohttp.ClientError, TimeoutError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
-        if response.status == 200 and not (isinstance(answer, dict) and answer.get("choices")):
-            return 502, _error(f"the model server at {url} answered without a reply: {str(answer)[:200]}")
-        return response.status, answer
+        return status, _readable(answer) if isinstance(answer, bytes) else answer
+
+    async def _post(self, session: aiohttp.ClientSession, url: str, request: dict[str, Any]) -> tuple[int, bytes]:
+        async with session.post(f"{url}/chat/completions", json=request, headers=self.headers) as response:
+            return response.status, await response.read()
 
 
 class ProxyRequestGuard(RunRequestGuard):
@@ -248,6 +250,15 @@ async def _disconnected(receive: Any) -> None:
 
 def _error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "llm_proxy"}}
+
+
+def _readable(body: bytes) -> dict[str, Any]:
+    """Return the body of a model server's error as JSON, which some servers write as a page."""
+    try:
+        said = parse_json(body)
+    except ValueError:
+        said = None
+    return said if isinstance(said, dict) else _error(words_of(body))
 
 
 def without_tokens(response: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class LightningAgent:
             endpoint=policy.base_url,
             model=policy.model,
             api_key=policy.api_key,
-            sampling_parameters={"temperature": policy.temperature, "max_tokens": policy.max_tokens},
+            # agents of agent-lightning read the temperature here, and pass their own max_tokens beside these
+            sampling_parameters={"temperature": policy.temperature},
         )
         way = "training" if policy.rollout.mode == "train" else "validation"
         emitted: list[Any] = []

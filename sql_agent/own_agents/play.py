@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 from agents import UserError
-from openai import APIConnectionError, APIError, APIStatusError, BadRequestError
+from openai import APIConnectionError, APIError, APIStatusError
 from pydantic import BaseModel
 
 from dbbench_adapter.datatypes import Score
@@ -25,6 +25,7 @@ from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord, StopReas
 from sql_agent.environments.rows import RowTask, short
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
+from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 
@@ -163,9 +164,10 @@ def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
         if not isinstance(cause, APIError) or not str(cause.request.url).startswith(policy.base_url):
             continue
-        if isinstance(cause, BadRequestError) and "maximum context length" in str(cause):
+        if cause.code == CONTEXT_FULL:
             return AgentEnd(stop_reason="max_tokens", error=str(cause)), None  # the policy filled its context
-        if isinstance(cause, BadRequestError):  # the policy's own text is refused when it is sent back
+        if isinstance(cause, APIStatusError) and cause.status_code in REFUSED:
+            # the policy's own text is refused when it is sent back
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
         if isinstance(cause, APIConnectionError) or (isinstance(cause, APIStatusError) and cause.status_code >= 500):
             lost: Lost = ("model_unavailable", "model_unavailable")

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from sql_agent.environments.base import Environment
+from sql_agent.model_servers.listed import listed_models, served_as
 from sql_agent.prompts.limit import Limit, choose_limit, limit_within
 
 TIMEOUT_S = 60.0
@@ -32,7 +33,7 @@ class ServedTokenizer:
         """Return the tokens of a task's first prompt.
 
         Raises:
-            httpx.HTTPError: the server has no `/tokenize`, or refuses the prompt.
+            httpx.HTTPError: the server has no `/tokenize`, or none like vLLM's, or refuses the prompt.
         """
         return self._ids(json.dumps(self._environment.messages(task)))
 
@@ -44,7 +45,10 @@ class ServedTokenizer:
         asked = {"model": self._model, "messages": json.loads(messages), "add_generation_prompt": True, **tools}
         answer = self._client.post(f"{self._url}/tokenize", json=asked)
         answer.raise_for_status()
-        return answer.json()["tokens"]
+        tokens = _json(answer).get("tokens")
+        if not isinstance(tokens, list):
+            raise httpx.DecodingError(f"{answer.url} answers no tokens")
+        return tokens
 
     def limit(self, given: int | None, flag: str, *, reply_tokens: int) -> Limit | None:
         """Return the limit of first prompts; None if the server does not say how long its context is.
@@ -60,9 +64,10 @@ class ServedTokenizer:
         """
         answer = self._client.get(f"{self._url}/v1/models")
         answer.raise_for_status()
-        served = next((entry for entry in answer.json()["data"] if entry["id"] == self._model), {})
-        context, root = served.get("max_model_len"), Path(served.get("root") or "")
-        if context is None:
+        listed = listed_models(_json(answer))
+        served = listed.get(served_as(self._model, listed) or "", {})
+        context, root = served.get("max_model_len"), Path(str(served.get("root") or ""))
+        if not isinstance(context, int):
             return None
         limit = limit_within(context, self._model, given, flag)
         if given is None and (root / "config.json").is_file():
@@ -71,3 +76,16 @@ class ServedTokenizer:
             return limit
         why = f"the context that {self._model} is served with, {context:,} tokens, less {reply_tokens:,} for a reply"
         return Limit(context - reply_tokens, why, flag)
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    """Return the object that a server answers; an empty one for any other JSON.
+
+    Raises:
+        httpx.DecodingError: it is no JSON, as of a server that answers every address with a page.
+    """
+    try:
+        said = answer.json()
+    except ValueError:
+        raise httpx.DecodingError(f"{answer.url} answers no JSON") from None
+    return said if isinstance(said, dict) else {}

@@ -27,6 +27,7 @@ import aiohttp
 
 from core.json_text import parse_json
 from sql_agent.datatypes import JudgeConfig
+from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class LlmJudge:
                 aiohttp.ClientSession(headers=headers, trust_env=not self._near) as session,
                 session.post(self._address, json=body, allow_redirects=False) as answer,
             ):
-                status, said = answer.status, await answer.text()
+                status, said = answer.status, await answer.text("utf-8", "replace")
                 after_s = _seconds(answer.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError) as error:
             raise _TryAgainError(f"{type(error).__name__}: {error}") from None
@@ -127,12 +128,9 @@ class LlmJudge:
         if status != 200:
             raise RewardUnavailable("judge_refused", f"{self._address} answered {status}: {said[:300]}")
         try:
-            content = parse_json(said)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError):
-            content = None
-        if not isinstance(content, str):
-            raise RewardUnavailable("judge_refused", f"{self._address} answered no chat completion: {said[:300]}")
-        return content
+            return read_reply(said)["choices"][0]["message"]["content"] or ""
+        except ReplyError as error:
+            raise RewardUnavailable("judge_refused", f"{self._address} answered what cannot be read: {error}") from None
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

@@ -15,6 +15,8 @@ from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.metrics import SCORER_LOST
 from sql_agent.rollouts.scoring import start_command
 
+SHOWN_CHARS = 300
+"""Longest part of an error that is printed."""
 STEPS = 3
 """Train steps in a row above the limit of breaks before the run stops; a single step may have met an unlucky task."""
 
@@ -92,12 +94,18 @@ def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
 
 
 def _example(results: Sequence[RolloutResult], reason: str) -> str:
-    """Return where and how the first rollout of that reason failed, if it left a traceback; else nothing."""
+    """Return how the first rollout of that reason failed, and where if it left a traceback; nothing if none says so."""
     outcomes = [result.outcome for result in results if (result.lost or _refused(result)) == reason and result.outcome]
     told = next((text for one in outcomes if (text := one.reward.error or one.record.error)), "")
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     places = [line for line in lines if line.startswith("File ")]
-    return f"; the first: {places[-1]}: {lines[-1]}" if places else ""
+    return f"; the first: {': '.join([*places[-1:], last_line(told)])}" if lines else ""
+
+
+def last_line(error: str) -> str:
+    """Return what an error says: its last line, which is that of a traceback too, cut to `SHOWN_CHARS`."""
+    line = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "")
+    return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}..."
 
 
 def _refused(result: RolloutResult) -> str | None:

@@ -24,7 +24,7 @@ from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import DatabaseError, Question
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.episode import format_result
+from sql_agent.text_to_sql.episode import format_result, unfenced
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
 from sql_agent.text_to_sql.load import QuestionFileError, kind_of, orders_rows, read_questions, split_questions
 from sql_agent.text_to_sql.sandbox import REFUSAL, UserDatabase
@@ -604,6 +604,25 @@ def test_an_episode_looks_first_and_then_submits(environment):
         True,
         "no_answer",
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "statement"),
+    [
+        ("```sql\nSELECT 1;\n```", "SELECT 1;"),
+        ("```\nSELECT 1\n```\n", "SELECT 1"),
+        ("  ```SQLite SELECT 1```", "SELECT 1"),
+        ("```sql\nSELECT 1", "SELECT 1"),
+        ("```SELECT\n1```", "SELECT\n1"),
+        ("``` mysql\nSELECT 1\n```", "SELECT 1"),
+        ("```\n```", "```\n```"),
+        ("SELECT '```sql'", "SELECT '```sql'"),
+        ("```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```", "```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```"),
+        ("SELECT 1", "SELECT 1"),
+    ],
+)
+def test_a_code_fence_around_a_whole_statement_is_taken_off(written, statement):
+    assert unfenced(written) == statement
 
 
 def test_a_long_result_is_cut_and_the_rest_is_counted(database):

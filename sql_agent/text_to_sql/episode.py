@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from dbbench_adapter.backends import Result
@@ -126,6 +127,7 @@ class TextToSqlEpisode:
         sql = values.get("sql") if isinstance(values, dict) else None
         if not isinstance(sql, str) or not sql.strip():
             return self._malformed(f'{name} takes {{"sql": "SELECT ..."}}')
+        sql = unfenced(sql)
         if name == "execute_sql":
             return format_result(self.database.run(sql))
         self.submitted, self.status = sql, "completed"
@@ -147,6 +149,15 @@ class TextToSqlEpisode:
     def _malformed(self, reason: str) -> str:
         self.malformed_calls += 1
         return f"Error: {reason}."
+
+
+_FENCED = re.compile(r"\s*```(?:[ \t]*(?:\w*sql\w*|mariadb)\b)?(.*?)(?:```\s*)?", re.DOTALL | re.IGNORECASE)
+
+
+def unfenced(sql: str) -> str:
+    """Return a statement without the code fence of Markdown around it, which models write out of habit."""
+    fenced = _FENCED.fullmatch(sql)
+    return fenced[1].strip() if fenced and fenced[1].strip() and "```" not in fenced[1] else sql
 
 
 def format_result(result: Result) -> str:

@@ -1,0 +1,1 @@
+"""Reads and asks servers of OpenAI's chat completions, whatever their manners are."""

@@ -1,0 +1,91 @@
+"""Asks a model server for a reply: sends a conversation in a form that the server takes, and reads what it answers.
+
+It is the one way to a server of chat completions, for rollouts, the optimiser of APO (both with `ChatClient`) and the
+LLM proxy. Leaves out retries after a failure, which are the clients' own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+from openai import DefaultAsyncHttpxClient
+
+from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED, is_overflow, refused_fields, sendable, words_of
+from sql_agent.model_servers.replies import ReplyError, call_ids, read_reply
+
+Json = dict[str, Any]
+Send = Callable[[Json], Awaitable[tuple[int, bytes]]]
+"""Sends a request and returns the status and the body of the answer."""
+
+
+class ChatServers:
+    """Asks model servers, and remembers which fields each of them refuses."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, frozenset[str]] = {}
+
+    async def ask(self, server: str, request: Json, send: Send) -> tuple[int, Json | bytes]:
+        """Ask for a reply; after a refusal of a conversation once more without what the server does not take.
+
+        Args:
+            server: what servers are told apart by.
+        Returns:
+            200 and the reply as `read_reply` has it; 502 and an error if it cannot be read; 400 and an error with
+            OpenAI's code `context_length_exceeded` if the context is full; else the server's own status and body.
+        """
+        messages = request.get("messages")
+        if not isinstance(messages, list):
+            return await send(request)
+        refused = self._refused.get(server, frozenset())
+        while True:
+            status, body = await send({**request, "messages": sendable(messages, refused)})
+            if is_overflow(status, words_of(body)):
+                return 400, error_of(words_of(body), CONTEXT_FULL)
+            more = refused_fields(words_of(body), messages, refused) if status in REFUSED else None
+            if not more:
+                break
+            refused |= more
+        if status != 200:
+            return status, body
+        self._refused[server] = refused  # what helped; a refusal may have had another cause
+        try:
+            return 200, read_reply(body, call_ids(messages))
+        except ReplyError as error:
+            return 502, error_of(f"the reply of the model server cannot be read: {error}", "unreadable_reply")
+
+
+def error_of(message: str, code: str) -> Json:
+    return {"error": {"message": message, "type": "model_server", "code": code}}
+
+
+class ChatClient(DefaultAsyncHttpxClient):
+    """Is the HTTP client of an `AsyncOpenAI`, whose chat completions `ChatServers` asks for."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._servers = ChatServers()
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        if not request.url.path.endswith("/chat/completions"):
+            return await super().send(request, **options)
+        asked, last = json.loads(request.content), httpx.Response(502)
+
+        async def send(body: Json) -> tuple[int, bytes]:
+            nonlocal last
+            last = await super(ChatClient, self).send(_with_body(request, body), **options)
+            return last.status_code, await last.aread()
+
+        status, answer = await self._servers.ask(f"{request.url.netloc} {asked['model']}", asked, send)
+        if isinstance(answer, bytes):
+            return last
+        content, kind = json.dumps(answer).encode(), {"content-type": "application/json"}
+        return httpx.Response(status, content=content, headers=kind, request=request)
+
+
+def _with_body(request: httpx.Request, body: Json) -> httpx.Request:
+    headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+    content = json.dumps(body).encode()
+    return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)

@@ -1,0 +1,381 @@
+"""Rollouts, evaluations, own agents, the judge and APO's optimiser against servers with manners of their own."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+from openai import AsyncOpenAI, InternalServerError
+
+from dbbench_adapter.backends import open_backend
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from sql_agent.agent import AgentConfig, run_rollout
+from sql_agent.environments.dbbench import DbBench
+from sql_agent.evaluate import main
+from sql_agent.model_servers.ask import ChatClient
+from sql_agent.tests.odd_server import CALLS, CONTENTS, UNREADABLE, USAGES, call, refusal, reply, serving
+from sql_agent.tests.test_llm_judge import failure as judge_failure
+from sql_agent.tests.test_llm_judge import judge, record
+
+QUESTION = Task(
+    id="t-0", question="Which?", kind="other", tables=(Table("T", (Column("a"),), (("é",),)),), gold=Gold(("é",)),
+)  # fmt: skip
+COMMIT = {
+    "content": None,
+    "tool_calls": [call(id="end", function={"name": "commit_final_answer", "arguments": '{"answers": ["é"]}'})],
+}
+AGENT = '''
+import agents
+
+@agents.function_tool
+def execute_sql(query: str) -> str:
+    """Run a query."""
+    return query
+
+agent = agents.Agent(name="clerk", instructions="Look, then answer.", tools=[execute_sql])
+
+def reward(record):
+    return 1.0 if record.output == "done" and [name for name, _ in record.calls] == ["execute_sql"] else 0.0
+'''
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with open_backend("sqlite") as sqlite:
+        yield sqlite
+
+
+@pytest.fixture
+def play(backend, monkeypatch):
+    """Plays the question against a server that answers each request with `answer(request)`."""
+    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+
+    async def play(answer):
+        with serving(answer) as url:
+            return await run_rollout(
+                QUESTION, environment=DbBench("fc", backend=backend), base_url=url, model="m", config=AgentConfig()
+            )
+
+    return play
+
+
+def evaluate(folder, answer, rows, *options, models=None, model="m"):
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(answer, models) as url:
+        main(["--base-url", url, "--model", model, "--tasks", str(folder / "rows.jsonl"),
+              "--output", str(folder / "out.jsonl"), *options])  # fmt: skip
+    return [json.loads(line) for line in (folder / "out.jsonl").read_text("utf-8").splitlines()]
+
+
+def looked(request):
+    """Whether the conversation holds the result of a call."""
+    return any(message["role"] == "tool" for message in request["messages"])
+
+
+def looking(first, last=COMMIT):
+    """A model that answers with `first`, a message or a whole answer, until a call of it has a result."""
+    return lambda request: _answer(last if looked(request) else first)
+
+
+def _answer(said):
+    return said if "choices" in said else reply(said)
+
+
+# a reply in any form, in every command ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", CALLS.values(), ids=CALLS)
+async def test_a_rollout_runs_a_call_in_every_form(play, message):
+    played = await play(looking({"content": None, **message}))
+    assert (played.stop_reason, played.score.value, played.num_turns, played.malformed_calls) == ("answered", 1.0, 2, 0)
+    assert [m["content"] for m in played.messages if m["role"] == "tool"] == ["[('é',)]", "Committed."]
+
+
+@pytest.mark.parametrize("usage", USAGES.values(), ids=USAGES)
+async def test_a_rollout_counts_only_tokens_that_are_known(play, usage):
+    played = await play(looking(reply({"tool_calls": [call()]}, usage=usage)))
+    assert (played.score.value, played.prompt_tokens, played.completion_tokens) == (1.0, 10, 5)  # of the second turn
+
+
+@pytest.mark.parametrize("content", [content for content, _ in CONTENTS.values()], ids=CONTENTS)
+async def test_a_rollout_takes_content_in_every_form(play, content):
+    played = await play(looking({"content": content, "tool_calls": [call()]}))
+    assert (played.score.value, json.dumps(played.to_dict(), ensure_ascii=False).encode() != b"") == (1.0, True)
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_rollout_whose_reply_cannot_be_read_is_lost_with_the_reason(play, answer):
+    played = await play(lambda request: answer)
+    assert (played.stop_reason, played.score) == ("model_unavailable", Score(None, "model_unavailable"))
+    assert "the reply of the model server cannot be read: " in played.error
+
+
+async def test_a_reply_that_cannot_be_read_is_asked_for_again(play, monkeypatch):
+    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 1)
+    answers = iter([UNREADABLE["an_error"], reply(COMMIT)])
+    assert (await play(lambda request: next(answers))).score.value == 1.0
+
+
+@pytest.fixture
+def ferries(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "ferry.sqlite")) as database, database:
+        database.execute("CREATE TABLE ferry (id INTEGER PRIMARY KEY, name TEXT)")
+        database.execute("INSERT INTO ferry VALUES (1, 'Alba'), (2, 'Brae')")
+    return ["--database", str(tmp_path / "ferry.sqlite")]
+
+
+COUNT = "SELECT COUNT(*) FROM ferry"
+
+
+def submit(sql, **changes):
+    return {"tool_calls": [call(function={"name": "submit_sql", "arguments": {"sql": sql}}, **changes)]}
+
+
+def test_an_evaluation_goes_on_after_a_reply_that_cannot_be_read(tmp_path, ferries, capsys, monkeypatch):
+    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    rows = [{"question": f"How many, {n}?", "query": COUNT} for n in range(8)]
+    broken = reply({"tool_calls": [{"id": "a", "function": {"arguments": "{}"}}]})
+
+    def answer(request):
+        return broken if "3" in request["messages"][-1]["content"] else reply(submit(COUNT))
+
+    played = evaluate(tmp_path, answer, rows, *ferries)
+    assert sorted(row["score"]["value"] or 0 for row in played) == [0, *[1.0] * 7]
+    printed = capsys.readouterr().out
+    assert "not judged: model_unavailable 1" in printed
+    assert "the first model_unavailable: InternalServerError" in printed and "names no function" in printed
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Unsupported parameter: 'max_tokens' is not supported with this model.", "'temperature' does not support 0.0"],
+)
+def test_an_evaluation_prints_why_the_server_refused(tmp_path, ferries, capsys, words):
+    (row,) = evaluate(tmp_path, lambda request: refusal(words), [{"question": "How many?", "query": COUNT}], *ferries)
+    assert row["score"] == {"value": None, "reason": "model_unavailable", "parts": {}}
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "sql", [f"```sql\n{COUNT};\n```", f"```\n{COUNT}\n```", f"\n```SQL {COUNT}```\n", f"```sqlite\n{COUNT}"]
+)
+def test_a_query_in_a_code_fence_is_the_query(tmp_path, ferries, sql):
+    (row,) = evaluate(
+        tmp_path, lambda request: reply(submit(sql)), [{"question": "How many?", "query": COUNT}], *ferries
+    )
+    assert (row["stop_reason"], row["score"]["value"]) == ("answered", 1.0)
+
+
+@pytest.mark.parametrize("message", CALLS.values(), ids=CALLS)
+def test_an_own_agent_runs_a_call_in_every_form(tmp_path, message):
+    (tmp_path / "mine.py").write_text(AGENT)
+    flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward"]
+    answer = looking({"content": None, **message}, {"content": "done"})
+    (row,) = evaluate(tmp_path, answer, [{"prompt": "How many?"}], *flags)
+    assert (row["stop_reason"], row["score"]["value"], row["error"]) == ("answered", 1.0, None)
+
+
+def test_an_own_agent_is_not_judged_for_a_reply_that_cannot_be_read(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(AGENT)
+    flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward"]
+    (row,) = evaluate(tmp_path, lambda request: UNREADABLE["a_picture"], [{"prompt": "How many?"}], *flags)
+    assert row["score"] == {"value": None, "reason": "model_unavailable", "parts": {}}
+    assert "content[0] is no text" in capsys.readouterr().out
+
+
+def test_an_own_agent_whose_server_numbers_its_calls_anew_runs_each_of_them(tmp_path):
+    (tmp_path / "mine.py").write_text(AGENT.replace('["execute_sql"]', '["execute_sql"] * 2'))
+    flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward"]
+
+    def answer(request):
+        results = sum(message["role"] == "tool" for message in request["messages"])
+        return reply({"content": "done"} if results == 2 else {"tool_calls": [call(id="call_0")]})
+
+    (row,) = evaluate(tmp_path, answer, [{"prompt": "How many?"}], *flags)
+    ids = [m["tool_call_id"] for m in row["messages"] if m["role"] == "tool"]
+    assert (row["score"]["value"], row["num_turns"], len({*ids})) == (1.0, 3, 2)
+
+
+def test_an_agent_of_agent_lightning_may_pass_its_own_limit_beside_the_sampling_parameters(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import agentlightning as agl\nfrom openai import OpenAI\n\n@agl.rollout\ndef play(task, llm):\n"
+        "    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)\n"
+        "    said = client.chat.completions.create(model=llm.model, max_tokens=task['limit'],\n"
+        "        messages=[{'role': 'user', 'content': task['prompt']}], **llm.sampling_parameters)\n"
+        "    return float(said.choices[0].message.content == 'Eve')\n"
+    )
+    asked, rows = [], [{"prompt": "Who?", "limit": limit} for limit in (50, 100_000)]
+
+    def answer(request):
+        asked.append((request["max_tokens"], request["temperature"]))
+        return reply({"content": "Eve"})
+
+    played = evaluate(tmp_path, answer, rows, "--agent", f"{tmp_path}/mine.py:play")
+    assert [row["score"]["value"] for row in played] == [1.0, 1.0]
+    assert sorted(asked) == [(50, 0.0), (512, 0.0)]  # never more than the command's own
+
+
+@pytest.mark.parametrize(
+    ("content", "score"),
+    [([{"type": "text", "text": '{"score": 0.5}'}], 0.5), ({"score": 0.5}, 0.5), ('{"score": 0.5}', 0.5)],
+)
+async def test_the_judge_reads_content_in_every_form(tmp_path, content, score):
+    with serving(lambda request: reply({"content": content}, usage=None)) as url:
+        assert await judge(url, tmp_path)(record()) == score
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_judges_reply_that_cannot_be_read_is_no_score(tmp_path, answer):
+    with serving(lambda request: answer) as url:
+        reason, words = await judge_failure(judge(url, tmp_path)(record()))
+    assert reason == "judge_refused" and "answered what cannot be read: " in words
+
+
+def optimiser(url):
+    """The client that APO's search gives to agent-lightning, which reads `choices[0].message.content`."""
+    return AsyncOpenAI(base_url=url, api_key="-", max_retries=0, http_client=ChatClient())
+
+
+async def critique(url):
+    said = await optimiser(url).chat.completions.create(model="m", messages=[{"role": "user", "content": "Edit."}])
+    return said.choices[0].message.content
+
+
+@pytest.mark.parametrize(("content", "text"), CONTENTS.values(), ids=CONTENTS)
+async def test_the_optimiser_of_apo_reads_content_in_every_form(content, text):
+    with serving(lambda request: reply({"content": content}, usage={"prompt_tokens": None})) as url:
+        assert await critique(url) == text
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_reply_to_the_optimiser_that_cannot_be_read_is_an_error_of_openais_package(answer):
+    with serving(lambda request: answer) as url, pytest.raises(InternalServerError, match="cannot be read"):
+        await critique(url)
+
+
+# histories that servers refuse --------------------------------------------------------------------------------------
+
+
+def picky(words, refuses, first=None, status=400):
+    """A server that refuses requests with a message of which `refuses` is true, and remembers what it was asked."""
+    asked = []
+
+    def answer(request):
+        asked.append(request)
+        if any(refuses(message) for message in request["messages"]):
+            return refusal(words, status)
+        return looking({"content": None, "tool_calls": [call()], **(first or {})})(request)
+
+    return answer, asked
+
+
+NULL = ("invalid message content type: <nil>", lambda message: message["content"] is None, {})
+REASONING = (
+    "'messages.2' : for 'role:assistant' property 'reasoning' is unsupported",
+    lambda message: "reasoning" in message, {"reasoning": "I look first."},
+)  # fmt: skip
+UNNAMED = ("Extra inputs are not permitted", lambda m: "reasoning_content" in m, {"reasoning_content": "Hm."})
+BOTH = (
+    "content and reasoning are not like this",
+    lambda m: m["content"] is None or "reasoning" in m, {"reasoning": "Hm."},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("manner", [NULL, REASONING, UNNAMED, BOTH], ids=["null", "reasoning", "unnamed", "both"])
+async def test_a_refused_history_is_sent_once_more_without_what_was_refused(play, manner, status):
+    answer, asked = picky(*manner, status=status)
+    played = await play(answer)
+    assert (played.stop_reason, played.score.value, len(asked)) == ("answered", 1.0, 3)
+
+
+async def test_what_no_request_has_is_not_sent_at_all(play):
+    answer, asked = picky("no", lambda m: "prefix" in m or "annotations" in m, {"prefix": False, "annotations": []})
+    assert (await play(answer)).score.value == 1.0
+    assert len(asked) == 2
+
+
+async def test_a_history_that_is_refused_all_the_same_is_not_sent_for_ever(play):
+    answer, asked = picky("content is wrong", lambda m: m["role"] == "assistant", {"reasoning": "Hm."})
+    played = await play(answer)
+    assert (played.stop_reason, played.num_turns, "content is wrong" in played.error) == ("model_unavailable", 1, True)
+    assert len(asked) == 4  # as it was, without a null, without reasoning
+
+
+def test_an_own_agents_history_is_sent_without_what_was_refused_and_later_calls_too(tmp_path):
+    (tmp_path / "mine.py").write_text(AGENT)
+    answer, asked = picky("content may not be null", lambda message: message.get("content") is None)
+    flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward", "--concurrency", "1"]
+    played = evaluate(
+        tmp_path, lambda r: reply({"content": "done"}) if looked(r) and ok(r) else answer(r),
+        [{"prompt": "How many?"}, {"prompt": "How much?"}], *flags,
+    )  # fmt: skip
+    assert [row["score"]["value"] for row in played] == [1.0, 1.0]
+    assert len(asked) == 3  # two first turns, one refusal
+
+
+def ok(request):
+    return all(message.get("content") is not None for message in request["messages"])
+
+
+OVERFLOWS = [
+    refusal("the request exceeds the available context size, try increasing it"),
+    refusal("Context size has been exceeded.", 500),
+    refusal("Input validation error: `inputs` must have less than 4095 tokens. Given: 4100", 422),
+    refusal("prompt is too long: 4100 tokens > 4096 maximum"),
+    refusal("The input token count (4100) exceeds the maximum number of tokens allowed (4096)."),
+    (413, b"<html>Request Entity Too Large</html>"),
+]
+SERVERS = ["llama.cpp", "llama.cpp_in_a_reply", "TGI", "Anthropic", "Gemini", "413"]
+
+
+@pytest.mark.parametrize("full", OVERFLOWS, ids=SERVERS)
+async def test_a_full_context_is_the_end_max_tokens_in_the_words_of_each_server(play, full):
+    played = await play(lambda request: full if looked(request) else reply({"tool_calls": [call()]}))
+    assert (played.stop_reason, played.score.value, played.num_turns) == ("max_tokens", 0.0, 1)
+
+
+@pytest.mark.parametrize("full", OVERFLOWS, ids=SERVERS)
+def test_a_full_context_ends_an_own_agents_rollout_as_max_tokens(tmp_path, full):
+    (tmp_path / "mine.py").write_text(AGENT)
+    flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward"]
+    answer = lambda request: full if looked(request) else reply({"tool_calls": [call()]})  # noqa: E731
+    (row,) = evaluate(tmp_path, answer, [{"prompt": "How many?"}], *flags)
+    assert (row["stop_reason"], row["score"]["value"], row["num_turns"]) == ("max_tokens", 0.0, 1)
+
+
+# the check before the first rollout ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "models"),
+    [
+        ("m", {"data": [{"id": "m:latest"}, {"id": "n:7b"}]}),
+        ("m", {"data": [{"id": "models/m"}]}),
+        ("openai/m", {"data": [{"id": "openai/*"}, {"id": "anthropic/*"}]}),
+        ("m", {"data": [{"id": "openai/*"}]}),
+        ("m", {"models": [{"name": "m"}]}),
+        ("m", {"data": [{"id": None}, {"id": "m"}]}),
+        ("m", {"data": None}),
+        ("m", []),
+        ("m", 404),
+        ("m", 405),
+    ],
+)
+def test_a_server_that_lists_its_models_in_its_own_way_or_not_at_all_is_evaluated(tmp_path, ferries, model, models):
+    rows = [{"question": "How many?", "query": COUNT}]
+    (row,) = evaluate(tmp_path, lambda request: reply(submit(COUNT)), rows, *ferries, models=models, model=model)
+    assert row["score"]["value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (refusal("no model m", 404), r"no model server at .*it does not list 'm', and .*answers 404: no model m"),
+        (refusal("bad key", 401), r"answers 401: bad key"),
+        ({"hello": "world"}, r"it is no chat completion: .*hello"),
+    ],
+)
+def test_a_server_without_a_list_that_gives_no_reply_is_refused_in_its_own_words(tmp_path, ferries, answer, words):
+    with pytest.raises(SystemExit, match=words):
+        evaluate(tmp_path, lambda request: answer, [{"question": "How many?", "query": COUNT}], *ferries, models=404)
