@@ -1,8 +1,8 @@
 """Follows `eval_exec_match` of taoyds/test-suite-sql-eval with its defaults, on one database.
 
-That code reads a text as the library sqlparse does, which is no SQLite: a backslash may stand before a quote, and `# `
-begins a comment. So the text is cut and changed here by those rules before SQLite sees it. Leaves out what a query may
-do there and not here (doc/own_database.md names it).
+That code reads a text as the library sqlparse does, which is no SQLite: a backslash may stand before a quote, `# `
+begins a comment, and no comment begins behind an operator (`1+/*`). So the text is cut and changed here by those rules
+before SQLite sees it. Leaves out what a query may do there and not here (doc/own_database.md names it).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOKEN = re.compile(
     | (?P<quoted>`(?:``|[^`])*` | '(?:''|\\'|[^'])*' | "(?:""|\\"|[^"])*" | (?<![\w\])])\[[^\]\[]+\])
     | (?P<word>\w[$\#\w]*)
     | (?P<blank>\s+)
-    | (?P<sign>.)
+    | (?P<sign>(?:@|\#\#?)[^\W\d_]\w+ | [+/@\#%^&|][+/@\#%^&|-]* | .)
     """,
     re.VERBOSE | re.DOTALL,
 )

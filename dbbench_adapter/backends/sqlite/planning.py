@@ -24,7 +24,7 @@ _QUOTES = "\"`[]'"
 _KEYWORDS = (
     "all and as asc between by case cross desc distinct else end exists from group having in inner is join left like "
     "limit not null offset on or order outer recursive then union using when where with"
-).split()
+)
 
 
 def fault_of_plan(sql: str) -> str | None:
@@ -66,14 +66,14 @@ def _names_of_ctes(code: list[Token]) -> Iterator[str]:
 def _names_of_selects(code: list[Token]) -> Iterator[list[str]]:
     """Yield the names that each SELECT has outside of the SELECTs in it, without keywords and what a dot follows."""
     open_selects: list[tuple[int, list[str]]] = []  # how deep in parentheses each one stands, and its names
-    depth = 0
+    depth, keywords = 0, frozenset(_KEYWORDS.split())
     for token, after in pairwise([*code, Token("blank", "")]):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         while open_selects and open_selects[-1][0] > depth:
             yield open_selects.pop()[1]
         if (word := token.text.lower()) == "select":
             open_selects.append((depth, []))
-        elif open_selects and _is_name(token) and word not in _KEYWORDS and after.text != ".":
+        elif open_selects and _is_name(token) and word not in keywords and after.text != ".":
             open_selects[-1][1].append(word.strip(_QUOTES))
     yield from (names for _, names in open_selects)
 
