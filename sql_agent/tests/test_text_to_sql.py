@@ -686,6 +686,7 @@ INSERT INTO t VALUES (1, 'p', 'x'), (1, 'q', 'X'), (2, 'r', 'y'), (2, 's', NULL)
     ("SELECT b, a FROM t ORDER BY 2 DESC", "rs pq u"),
     ("SELECT b FROM t WHERE a ORDER/**/BY a > 1 -- the larger", "pq rs"),
     ("SELECT min(b), count(*) FROM t GROUP BY a ORDER BY count(*) DESC", "pr u"),
+    ("SELECT b, rank() OVER (ORDER BY a) AS place FROM t ORDER BY 2", "u pq rs"),
     ("SELECT DISTINCT b, a FROM t ORDER BY a", "u pq rs"),
     ("SELECT b, a FROM t UNION SELECT b, a FROM t ORDER BY a", "u pq rs"),
     ("WITH w AS (SELECT * FROM t) SELECT b FROM w ORDER BY a LIMIT 5", "u pq rs"),

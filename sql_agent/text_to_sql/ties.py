@@ -26,7 +26,9 @@ def ranked(reference: str, dialect: str = "sqlite") -> str | None:
         return None
     tree = tree.copy()
     plain = isinstance(tree, exp.Select) and not tree.args.get("distinct")
-    terms = [_term(each, tree, by_name=not plain) for each in tree.args["order"].expressions]
+    terms = _terms(tree, by_name=not plain)
+    if plain and any(term is not None and term.find(exp.Window) for term in terms):  # no window holds another
+        plain, terms = False, _terms(tree, by_name=True)
     if None in terms:
         return None
     rank = exp.Window(this=exp.func("dense_rank", dialect=dialect), order=exp.Order(expressions=terms))
@@ -36,6 +38,10 @@ def ranked(reference: str, dialect: str = "sqlite") -> str | None:
         return exp.select("q.*", rank).from_(tree.subquery("q")).order_by(rank.copy()).sql(dialect=dialect)
     except (SqlglotError, RecursionError):
         return None
+
+
+def _terms(query: exp.Query, *, by_name: bool) -> list[exp.Expr | None]:
+    return [_term(each, query, by_name=by_name) for each in query.args["order"].expressions]
 
 
 def _term(term: exp.Expr, query: exp.Query, *, by_name: bool) -> exp.Expr | None:
