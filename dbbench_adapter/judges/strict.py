@@ -144,7 +144,7 @@ def _matched(given: Rows, expected: Rows) -> bool:
     """Return whether the rows pair one to one. Identical rows are paired first, which could only be wrong for numbers
     that are closer together than the tolerance."""
     counts = Counter(map(_typed, given)), Counter(map(_typed, expected))
-    return _paired(_fitting(_rows(counts[0] - counts[1]), _rows(counts[1] - counts[0])))
+    return paired(_fitting(_rows(counts[0] - counts[1]), _rows(counts[1] - counts[0])))
 
 
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
@@ -221,7 +221,7 @@ def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[in
     return places[bisect_left(ascending, number - reach) : bisect_right(ascending, number + reach)]
 
 
-def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
+def paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
     """Return whether every given row gets its own place. Augmenting paths are searched, as closeness is not transitive.
 
     Args:
@@ -251,7 +251,7 @@ def same_content(found: Rows, expected: Rows) -> bool:
         len(rows) == len(alike[1][key])
         and (
             all(map(_close, rows, alike[1][key]))
-            or (len(rows) <= _MAX_PAIRED and _paired([[_closest(row, alike[1][key])] for row in rows]))
+            or (len(rows) <= _MAX_PAIRED and paired([[_closest(row, alike[1][key])] for row in rows]))
         )
         for key, rows in alike[0].items()
     )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
@@ -188,7 +189,10 @@ def test_a_line_ends_at_a_line_feed_alone(shop, tmp_path):
     ("SELECT a, count(*) FROM t GROUP BY a", "group", False),
     ("SELECT max(a) FROM t", "aggregate", False),
     ("SELECT a FROM t WHERE (", "other", False),
-    ("SELECT (a ORDER BY b) FROM ( ORDER BY c", "other", True),
+    ("SELECT a FROM t WHERE a IN (SELECT a FROM t ORDER BY a) - 1", "other", False),  # sqlglot does not read it
+    ("SELECT a FROM t WHERE a IN (SELECT a FROM t) - 1 ORDER -- by\n BY a", "other", True),
+    ("SELECT a FROM t ORDER/**/BY a", "plain", True),
+    ("SELECT 'order by', \"order by\" FROM t -- order by", "plain", False),
     ('SELECT max( t.a ) FROM t WHERE b = "x"', "aggregate", False),
     ("SELECT a FROM t ORDER BY a; -- a comment", "plain", True),
     ("SELECT a FROM t; /* order by */", "plain", False),
@@ -366,6 +370,16 @@ def contents(path):
     ("SELECT printf('%5.2f|%s|%,d|%%', 1, 'x', 1234567), format('%05d', 42), printf('%s')",
      ((" 1.00|x|1,234,567|%", "00042", ""),)),
     ("SELECT json_extract('{\"a\": [1, 2]}', '$.a[1]')", ((2,),)),
+    ("SELECT soundex('Robert'), hex(zeroblob(2)), json_set('{\"a\": 1}', '$.b', 2), json_remove('[1, 2]', '$[0]'), "
+     "json_insert('[1]', '$[#]', 2), json_replace('[1]', '$[0]', 2), tanh(0), acosh(1)",
+     (("R163", "0000", '{"a":1,"b":2}', "[2]", "[1,2]", "[2]", 0.0, 0.0),)),
+    ("SELECT id IN (SELECT 1) - 1 FROM customer", ((0,), (-1,), (-1,))),  # sqlglot does not read these
+    ("SELECT (SELECT CAST(name AS VARYING CHARACTER(9)) FROM customer LIMIT 1)", (("Ann O'Hara",),)),
+    ("SELECT window.id, lateral.id FROM customer window JOIN (SELECT 1 AS id) lateral USING (id)", ((1, 1),)),
+    ("SELECT qualify FROM (SELECT id AS qualify FROM customer) qualify LIMIT 1", ((1,),)),
+    ("SELECT " + "1 + " * 900 + "1", ((901,),)),
+    (" UNION ALL ".join(["SELECT 1"] * 500), ((1,),) * 500),
+    (f"SELECT max({', '.join(map(str, range(127)))})", ((126,),)),
     ("SELECT trim('xyx', 'yx'), rtrim('axy', 'yx'), ltrim('xy', 'yx'), trim(9e999, 'x')", (("", "a", "", "Inf"),)),
 ])  # fmt: skip
 def test_statements_mean_what_they_mean_in_sqlite(shop, database, sql, rows):
@@ -377,8 +391,8 @@ def test_statements_mean_what_they_mean_in_sqlite(shop, database, sql, rows):
 @pytest.mark.parametrize("sql", [
     "INSERT INTO customer VALUES (4, 'x', 'y')", "DROP TABLE orders", "CREATE TEMP TABLE t (x)", "BEGIN IMMEDIATE",
     "PRAGMA user_version = 1", "ATTACH 'new.db' AS x", "VACUUM INTO 'copy.db'", "SELECT load_extension('x')",
-    "SELECT * FROM pragma_table_info('orders')", "SELECT randomblob(9)", "SELECT zeroblob(1000000000)",
-    "SELECT sqlite_version()",
+    "SELECT * FROM pragma_table_info('orders')", "SELECT randomblob(9)", "SELECT sqlite_version()",
+    "SELECT json_patch('{}', '{}')",  # takes quadratic time, and cannot be interrupted
 ])  # fmt: skip
 def test_what_is_not_a_look_at_the_tables_is_refused(shop, database, sql):
     before = contents(shop)
@@ -440,6 +454,7 @@ def test_a_long_statement_and_a_wide_row_are_refused(shop, watchdog, database):
 
 
 DOUBLED = ", ".join(f"c{k} AS (SELECT 1 AS x FROM c{k - 1} p, c{k - 1} q)" for k in range(1, 30))
+QUOTED = ", ".join(f"'c{k}' AS MATERIALIZED (SELECT 1 AS x FROM 'c{k - 1}' p, 'c{k - 1}' q)" for k in range(1, 30))
 SMALL = ", ".join(f"c{k} AS (SELECT 1)" for k in range(1, 29))
 NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
 
@@ -453,8 +468,14 @@ NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
     (f"{LONG} SELECT printf(replace(substr(n, 1, 28000), 'a', '%9999d')) FROM h",
      "user-defined function raised exception"),  # of 280 MB
     ("SELECT format('%2000000000d', 1)", "user-defined function raised exception"),
-    ("SELECT (SELECT 1 FROM customer WHERE (",
+    (f"{NESTED} WHERE x IN (SELECT 1) - 1",  # sqlglot cannot read it
      "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"),
+    (f"WITH c0 AS (SELECT 1 AS x), {DOUBLED} SELECT count(*) FROM c29 WHERE 1 IN (SELECT 1) - 1",
+     "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"),
+    (f"WITH 'c0' AS (SELECT 1 AS x), {QUOTED} SELECT count(*) FROM 'c29' WHERE 1 IN (SELECT 1) - 1",
+     "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"),
+    ("SELECT (SELECT 1 FROM customer WHERE (", "incomplete input"),
+    ("SELECT zeroblob(1000000000)", "string or blob too big"),
 ])  # fmt: skip
 def test_what_sqlite_does_without_a_clock_is_refused_before(database, sql, error):
     started = time.thread_time()
@@ -524,7 +545,27 @@ A, B = ((1, "x"), (2, "y"), (2, "y")), ((2, "y"), (1, "x"), (2, "y"))
     ((("x", 2), ("y", 1), ("y", 2)), A, "SELECT a, b FROM t", ""),
     (((1.0,),), ((1,),), "SELECT a", "strict spider bird"),
     (((0.1 + 0.2,),), ((0.3,),), "SELECT a", "strict"),  # the others compare numbers exactly
-    ((("1",),), ((1,),), "SELECT a", "strict"),
+    ((("1",),), ((1,),), "SELECT a", ""),  # a number is no text, either way
+    (((1,),), (("1",),), "SELECT a", ""),
+    ((("null",),), ((None,),), "SELECT a", ""),
+    (((None,),), (("None",),), "SELECT a", ""),
+    (((0.00024,),), ((0.0002,),), "SELECT a", ""),
+    (((2.3333,),), ((2.33333333333,),), "SELECT a", ""),
+    (((3.0000000000000004,),), ((3,),), "SELECT a", "strict"),
+    (((3,),), ((3.0000000000000004,),), "SELECT a", "strict"),
+    (((10**12 + 1,),), ((10**12,),), "SELECT a", ""),  # whole numbers are compared exactly
+    (((5.6e-17,),), ((0,),), "SELECT a", "strict"),  # 0.1 + 0.2 - 0.3
+    (((1.6e-19,),), ((1.7e-19,),), "SELECT a", ""),
+    (((9e999,),), ((9e999,),), "SELECT a", "strict spider bird"),
+    (((10**400,),), ((1.5,),), "SELECT a", ""),
+    ((("x'01'",),), ((b"\1",),), "SELECT a", ""),
+    ((("a",),), (("' a '",),), "SELECT a", ""),
+    (((" a ",),), (("a",),), "SELECT a", ""),
+    ((("A",),), (("a",),), "SELECT a", ""),
+    ((("A\udcff",),), (("A\udcfe",),), "SELECT a", "spider"),  # Spider leaves out bytes that are no UTF-8
+    (((1, 1.5),), ((1.0, 1.5),), "SELECT a, b", "strict bird"),  # Spider sorts the cells of a row by their text
+    (((1, "b"),), ((1.0, "b"),), "SELECT a, b", "strict spider bird"),
+    (((1, 1.5), (2, 1.5)), ((1.0, 1.5), (2, 1.5)), "SELECT a, b ORDER BY a", "strict bird"),
     (((None,),), ((0,),), "SELECT a", ""),
     (((b"\1",),), ((b"\1",),), "SELECT a", "strict spider bird"),
     (((b"\1",),), ((1,),), "SELECT a", ""),
@@ -550,7 +591,59 @@ def test_columns_that_look_alike_are_not_tried_in_every_order():
 def test_spiders_evaluator_changes_queries_before_it_runs_them():
     query = "SELECT DISTINCT a, 'distinct' FROM t WHERE b > = 1 AND c = YEAR(CURDATE())"
     assert as_run("spider", query) == "SELECT  a, 'distinct' FROM t WHERE b >= 1 AND c = 2020"
-    assert as_run("strict", query) == as_run("bird", query) == query
+    assert as_run("bird", query) == query
+
+
+@pytest.mark.parametrize(("query", "run"), [
+    ("SELECT 1; SELECT 2", "SELECT 1;"),
+    ("SELECT ';' ; -- end\nSELECT 2", "SELECT ';' ; -- end\n"),
+    ("SELECT 1; # end", "SELECT 1; # end"),  # a comment there, and an error to SQLite
+    ("; SELECT 1", "; "),
+    ("SELECT (1; SELECT 2", "SELECT (1; SELECT 2"),
+    ("SELECT CASE WHEN 1 THEN 2 END; SELECT 3", "SELECT CASE WHEN 1 THEN 2 END; "),
+    ("SELECT begin FROM t; SELECT 2", "SELECT begin FROM t; SELECT 2"),  # a block to its parser
+    ("SELECT t.begin FROM t; SELECT 2", "SELECT t.begin FROM t; SELECT 2"),
+    ("SELECT begin.a FROM begin; SELECT 2", "SELECT begin.a FROM begin; "),
+    ("SELECT DISTINCT a -- it's\n FROM t WHERE b = 'DISTINCT'", "SELECT  a -- it's\n FROM t WHERE b = 'DISTINCT'"),
+    ("SELECT /* don't */ COUNT(DISTINCT a) /* distinct */", "SELECT /* don't */ COUNT( a) /* distinct */"),
+    ("SELECT 'a\\'; SELECT distinct 'b'", "SELECT 'a\\'; SELECT distinct 'b'"),  # the backslash stands before a quote
+])  # fmt: skip
+def test_spiders_evaluator_runs_the_first_statement_as_sqlparse_sees_it(query, run):
+    assert as_run("spider", query).strip() == run.strip()
+
+
+def test_the_order_of_spider_counts_by_the_words_of_what_it_runs():
+    a, b = ((1,), (2,)), ((2,), (1,))
+    assert same_result("spider", a, b, "SELECT a FROM t; SELECT a FROM t ORDER BY a")
+    assert not same_result("spider", a, b, "SELECT a FROM t /* order by */")
+
+
+def test_strict_joins_the_split_operators_of_tokenized_references():
+    query = "SELECT 'a ! = b' FROM t WHERE a ! = 1 AND b > = 2 AND c <\n= 3 -- > ="
+    assert as_run("strict", query) == "SELECT 'a ! = b' FROM t WHERE a != 1 AND b >= 2 AND c <= 3 -- > ="
+    assert as_run("strict", r"SELECT 'a\'! = b'", "mysql") == r"SELECT 'a\'! = b'"
+
+
+def test_averages_of_mysql_have_four_decimals():
+    long, short = ((2.33333333333,),), ((2.3333,),)
+    assert same_result("strict", long, short, "SELECT avg(a)", "mysql")
+    assert not same_result("strict", short, long, "SELECT avg(a)", "mysql")
+    assert not same_result("strict", ((0.00026,),), ((0.0002,),), "SELECT avg(a)", "mysql")
+
+
+def test_rows_pair_whatever_order_their_last_digits_sort_them_into():
+    expected = tuple((1 / 3, n, n / 7) for n in range(3_000))
+    given = tuple((1 / 3 + n % 5 * 1e-17, float(n), n / 7 * (1 + 1e-12)) for n in reversed(range(3_000)))
+    assert same_result("strict", given, expected, "SELECT a, b, c")
+    assert not same_result("strict", given, (*expected[:-1], expected[0]), "SELECT a, b, c")
+
+
+def test_tied_rows_are_free_to_change_places():
+    a, b = ((1, "x"), (2, "y"), (3, "z")), ((2, "y"), (1, "x"), (3, "z"))
+    assert same_result("strict", b, a, "SELECT a, b FROM t ORDER BY c", ranks=[1, 1, 2])
+    assert not same_result("strict", b, a, "SELECT a, b FROM t ORDER BY c", ranks=[1, 2, 2])
+    assert not same_result("strict", b[::-1], a, "SELECT a, b FROM t ORDER BY c", ranks=[1, 1, 2])
+    assert same_result("strict", b, a, "SELECT a, b FROM t", ranks=[1, 2, 2])
 
 
 def play(environment, question, *calls):
@@ -575,6 +668,87 @@ def test_a_submitted_query_is_judged_by_its_result(environment, monkeypatch, sql
     monkeypatch.setattr(text_to_sql, "JUDGED_S", 0.5)
     said, status, score = play(environment, NAMES, ("submit_sql", sql))
     assert (said, status, score.value, score.reason) == ([""], "completed", value, reason)
+
+
+TIED = """
+CREATE TABLE t (a INT, b TEXT, c TEXT COLLATE NOCASE);
+INSERT INTO t VALUES (1, 'p', 'x'), (1, 'q', 'X'), (2, 'r', 'y'), (2, 's', NULL), (NULL, 'u', 'y');
+"""
+
+
+@pytest.mark.parametrize(("reference", "places"), [
+    ("SELECT b FROM t ORDER BY a", "u pq rs"),
+    ("SELECT b FROM t ORDER BY a DESC", "rs pq u"),
+    ("SELECT b FROM t ORDER BY a DESC, b", "r s p q u"),
+    ("SELECT b FROM t ORDER BY c", "s pq ru"),  # of the column's collation
+    ("SELECT b FROM t ORDER BY c COLLATE BINARY", "s q p ru"),
+    ("SELECT b, a + 1 AS n FROM t ORDER BY n", "u pq rs"),
+    ("SELECT b, a FROM t ORDER BY 2 DESC", "rs pq u"),
+    ("SELECT b FROM t WHERE a ORDER/**/BY a > 1 -- the larger", "pq rs"),
+    ("SELECT min(b), count(*) FROM t GROUP BY a ORDER BY count(*) DESC", "pr u"),
+    ("SELECT b, rank() OVER (ORDER BY a) AS place FROM t ORDER BY 2", "u pq rs"),
+    ("SELECT DISTINCT b, a FROM t ORDER BY a", "u pq rs"),
+    ("SELECT b, a FROM t UNION SELECT b, a FROM t ORDER BY a", "u pq rs"),
+    ("WITH w AS (SELECT * FROM t) SELECT b FROM w ORDER BY a LIMIT 5", "u pq rs"),
+    ("SELECT DISTINCT b FROM t ORDER BY a", "u p q r s"),  # what is not seen has no ties
+    ("SELECT * FROM (SELECT b, a FROM t) ORDER BY 2", "u p q r s"),
+])  # fmt: skip
+def test_ties_of_an_ordered_reference_are_free(tmp_path, reference, places):
+    """Every order of the expected rows is right in which no row leaves its place; each word is one place."""
+    with closing(sqlite3.connect(tmp_path / "tied.db")) as connection:
+        connection.executescript(TIED)
+    question = Question("q", "?", "tied", reference)
+    with TextToSql(tmp_path / "tied.db") as environment:
+        rows = environment.expected(question)
+        wanted = {"".join(order) for order in product(*(map("".join, permutations(tied)) for tied in places.split()))}
+        assert "".join(row[0] for row in rows) in wanted
+        right = {
+            "".join(row[0] for row in order)
+            for order in permutations(rows)
+            if environment._is_right(question, order, rows)
+        }
+        assert right == wanted
+
+
+UNREADABLE_TEXTS = "SELECT CAST(x'41ff' AS TEXT)", "SELECT CAST(x'41fe' AS TEXT)"
+
+
+@pytest.mark.parametrize(("judge", "reasons"), [
+    ("strict", ["match", "wrong_result"]),
+    ("spider", ["match", "match"]),
+    ("bird", ["sql_error", "sql_error"]),  # it reads no such text, of the reference neither
+])  # fmt: skip
+def test_texts_that_are_no_utf8_are_compared_as_each_judge_reads_them(shop, judge, reasons):
+    with TextToSql(shop, judge) as environment:
+        asked = Question("q", "?", "my shop?", UNREADABLE_TEXTS[0])
+        assert [play(environment, asked, ("submit_sql", sql))[2].reason for sql in UNREADABLE_TEXTS] == reasons
+        assert (environment.expected(asked) is None) == (judge == "bird")
+        with closing(environment.open(asked, AgentConfig())) as episode:
+            shown = episode.call_tool("execute_sql", json.dumps({"sql": UNREADABLE_TEXTS[0]}))
+            episode.call_tool("submit_sql", json.dumps({"sql": UNREADABLE_TEXTS[1]}))
+            environment.judge(episode)
+            json.dumps(environment.comparison(episode).to_dict(), ensure_ascii=False).encode()
+        assert shown.endswith('["A\N{REPLACEMENT CHARACTER}"]')
+
+
+@pytest.mark.parametrize(("judge", "answer", "reason"), [
+    ("bird", "SELECT id FROM customer WHERE id > 9", "match"),
+    ("bird", "SELECT id FROM customer", "no_answer"),
+    ("strict", "SELECT id FROM customer WHERE id > 9", "no_answer"),
+    ("spider", "SELECT id FROM customer WHERE id > 9", "no_answer"),
+])  # fmt: skip
+def test_no_answer_is_an_empty_prediction_to_birds_evaluator(shop, judge, answer, reason):
+    with TextToSql(shop, judge) as environment:
+        assert play(environment, Question("q", "?", "my shop?", answer))[2].reason == reason
+
+
+@pytest.mark.parametrize(("judge", "left"), [("strict", 30.0), ("spider", 30.0), ("bird", 17.5)])
+def test_only_for_bird_a_query_shares_its_time_with_the_reference(shop, monkeypatch, judge, left):
+    with TextToSql(shop, judge) as environment:
+        measured = environment._reference("my shop?", NAMES.query)
+        assert measured.seconds > 0.0
+        monkeypatch.setattr(environment, "_reference", lambda *_: measured._replace(seconds=12.5))
+        assert environment._seconds_left(NAMES) == left
 
 
 def test_what_is_submitted_has_as_long_as_the_reference(environment):

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.sqlite.copy_on_write import Changes
@@ -26,13 +26,22 @@ from sql_agent.text_to_sql.changes import ChangeableDatabase, left_by_one, same_
 from sql_agent.text_to_sql.databases import Databases, open_databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
-from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, order_counts, same_result
+from sql_agent.text_to_sql.judges import (
+    EXECUTION_JUDGES,
+    UNDECODABLE,
+    ExecutionJudge,
+    as_run,
+    order_counts,
+    same_result,
+    undecodable,
+)
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
 from sql_agent.text_to_sql.schema import Rendered, lengths, render
+from sql_agent.text_to_sql.ties import ranked, ranks
 
 JUDGED_S = 30.0
-"""Seconds that a reference or a submitted query may take, longer than other statements, as in BIRD's evaluator."""
+"""Seconds that a reference or a submitted query may take, longer than other statements; for `bird` both together."""
 SHOWN = 5
 """Questions without a usable reference that are printed."""
 PROGRESS_S = 10.0
@@ -40,6 +49,12 @@ PROGRESS_S = 10.0
 
 class _ReferenceFailedError(Exception):
     """Says why a reference failed. A cache keeps no exception, so the next try may succeed with more memory or time."""
+
+
+class _Reference(NamedTuple):
+    rows: Rows
+    seconds: float
+    """How long it took."""
 
 
 class TextToSql(Environment):
@@ -64,7 +79,8 @@ class TextToSql(Environment):
         self.tools = TOOLS
         self.instructions, self.marks = RULES.format(engine=self.databases.engine).strip(), TOOL_NAMES
         self._rendered = lru_cache(maxsize=1024)(self._render)  # questions about one database share their schema
-        self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
+        self._reference = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
+        self._reference_ranks = lru_cache(maxsize=256)(self._run_ranks)
         self._reference_changes = lru_cache(maxsize=16)(self._run_change)
 
     @classmethod
@@ -126,10 +142,11 @@ class TextToSql(Environment):
         if isinstance(episode.database, ChangeableDatabase):
             episode.changes = episode.database.changes()
             return self._judge_changes(episode.question, episode.changes)
-        if episode.submitted is None:
-            return Score(0.0, "no_answer")
-        question = episode.question
-        episode.result = given = self._run(question.db_id, as_run(self._judge, episode.submitted))
+        question, submitted = episode.question, episode.submitted
+        if submitted is None:  # an empty prediction to BIRD's evaluator, which is right where no row is
+            empty = self._judge == "bird" and self.expected(question) == ()
+            return Score(1.0, "match") if empty else Score(0.0, "no_answer")
+        episode.result = given = self._run(question.db_id, self._as_run(submitted), self._seconds_left(question))
         if given.error is not None:
             return Score(0.0, "sql_error")
         if len(given.rows or ()) > MAX_RESULT_ROWS:
@@ -137,8 +154,27 @@ class TextToSql(Environment):
         expected = self.expected(question)
         if expected is None:
             return Score(None, "reference_failed")
-        right = same_result(self._judge, given.rows or (), expected, question.query, self.databases.dialect)
+        right = self._is_right(question, given.rows or (), expected)
         return Score(1.0, "match") if right else Score(0.0, "wrong_result")
+
+    def _is_right(self, question: Question, given: Rows, expected: Rows) -> bool:
+        same = partial(same_result, self._judge, given, expected, dialect=self.databases.dialect)
+        right = same(question.query)
+        if right or self._judge != "strict" or question.query is None or not same(None):
+            return right
+        return same(question.query, ranks=self._reference_ranks(question.db_id, self._as_run(question.query)))
+
+    def _as_run(self, query: str) -> str:
+        return as_run(self._judge, query, self.databases.dialect)
+
+    def _seconds_left(self, question: Question) -> float:
+        """Return how long a submitted query may take: in BIRD's evaluator it shares the time with the reference."""
+        if self._judge != "bird" or question.query is None:
+            return JUDGED_S
+        try:
+            return max(JUDGED_S - self._reference(question.db_id, question.query).seconds, 0.0)
+        except _ReferenceFailedError:
+            return JUDGED_S
 
     def comparison(self, episode: TextToSqlEpisode) -> Comparison:
         """Return what was compared; a reference whose rows the judge did not need is run here, once for all rollouts.
@@ -180,7 +216,7 @@ class TextToSql(Environment):
         if question.query is None:
             return question.answer
         try:
-            return self._reference_rows(question.db_id, as_run(self._judge, question.query))
+            return self._reference(question.db_id, self._as_run(question.query)).rows
         except _ReferenceFailedError:
             return None
 
@@ -197,18 +233,25 @@ class TextToSql(Environment):
             if question.changes:
                 self._reference_changes(question.db_id, question.query or "")
             else:
-                self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
+                self._reference(question.db_id, self._as_run(question.query or "SELECT 1"))
         except _ReferenceFailedError as fault:
             return str(fault)
         return None
 
-    def _run_reference(self, db_id: str, query: str) -> Rows:
+    def _run_reference(self, db_id: str, query: str) -> _Reference:
+        started = time.monotonic()
         result = self._run(db_id, query)
         if result.error is not None:
             raise _ReferenceFailedError(result.error)
         if len(result.rows or ()) > MAX_RESULT_ROWS:
             raise _ReferenceFailedError(f"more than {MAX_RESULT_ROWS} rows")
-        return result.rows or ()
+        return _Reference(result.rows or (), time.monotonic() - started)
+
+    def _run_ranks(self, db_id: str, query: str) -> list[int] | None:
+        """Return which rows of an ordered reference are tied; None if that cannot be said."""
+        numbered = ranked(query, self.databases.dialect)
+        rows = self._run(db_id, numbered).rows if numbered is not None else None
+        return None if rows is None else ranks(rows, self._reference(db_id, query).rows)
 
     def _run_change(self, db_id: str, query: str) -> Changes:
         assert isinstance(self.databases, Databases)  # on a server `read_questions` refuses such a reference
@@ -218,9 +261,12 @@ class TextToSql(Environment):
                     raise _ReferenceFailedError(error)
             return database.changes()
 
-    def _run(self, db_id: str, query: str) -> Result:
-        with closing(self.databases.open(db_id, statement_timeout_s=JUDGED_S)) as database:
-            return database.run(query)
+    def _run(self, db_id: str, query: str, seconds: float | None = None) -> Result:
+        with closing(
+            self.databases.open(db_id, statement_timeout_s=JUDGED_S if seconds is None else seconds)
+        ) as database:
+            result = database.run(query)
+        return Result(error=UNDECODABLE) if self._judge == "bird" and undecodable(result.rows or ()) else result
 
     def max_replies(self, limits: AgentConfig) -> int:
         return limits.max_turns or MAX_ROUNDS

@@ -22,6 +22,8 @@ MAX_ROUNDS = 8
 MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 1_000
 """Longest result that the policy reads."""
+_SURROGATES = re.compile(r"[\uD800-\uDFFF]")
+"""Bytes of a text that is no UTF-8, and half pairs of a policy's own."""
 RULES = """\
 You answer questions about a {engine} database by a query. execute_sql runs a SELECT statement and shows its rows; \
 submit_sql hands in the query whose result is the answer, and ends the task. The query returns the columns that are \
@@ -169,5 +171,5 @@ def format_result(result: Result) -> str:
         shown = [json.dumps([json_cell(cell) for cell in row], ensure_ascii=False) for row in rows[:MAX_SHOWN_ROWS]]
         more = [f"... {len(rows) - len(shown)} more rows"] if len(rows) > len(shown) else []
         text = "\n".join([json.dumps(result.columns, ensure_ascii=False), *shown, *more])
-    text = text.encode("utf-8", "replace").decode()  # a lone surrogate would break the next request
+    text = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)  # they would break the next request
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "[TRUNCATED]"

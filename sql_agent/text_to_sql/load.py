@@ -22,6 +22,8 @@ from sqlglot.errors import SqlglotError
 
 from core.json_text import parse_json
 from core.nearest import did_you_mean
+from dbbench_adapter.backends import mysql_lexer
+from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
 from dbbench_adapter.datatypes import Cell, Rows
 from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.databases import Databases, ServerDatabase
@@ -111,7 +113,7 @@ def changes_data(query: str, dialect: str = "sqlite") -> bool:
 
 
 def _kind_of_change(statement: str, dialect: str) -> str | None:
-    tree = _parsed(statement, dialect)
+    tree = parsed(statement, dialect)
     if tree is None or isinstance(tree, exp.Command):  # databases know forms that sqlglot does not read
         verb = _verb(statement, dialect)
         return verb if verb in _CHANGES else "insert" if verb == "replace" else None
@@ -145,7 +147,7 @@ def kind_of(query: str, dialect: str = "sqlite") -> str:
     if changes_data(query, dialect):
         found = statements(query)
         return _kind_of_change(found[0], dialect) or "several" if len(found) == 1 else "several"
-    tree = _parsed(query, dialect)
+    tree = parsed(query, dialect)
     if tree is None:
         return "other"
     if len(list(tree.find_all(exp.Select))) > 1 and not isinstance(tree, exp.SetOperation):
@@ -172,7 +174,7 @@ def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sql
     Args:
         columns: table and column.
     """
-    trees = [tree for statement in statements(query) if (tree := _parsed(statement, dialect)) is not None]
+    trees = [tree for statement in statements(query) if (tree := parsed(statement, dialect)) is not None]
     tables = [table for tree in trees for table in tree.find_all(exp.Table)]
     aliases = {(table.alias_or_name.lower(), table.name.lower()) for table in tables}
     read = {table.name.lower() for table in tables}
@@ -190,17 +192,36 @@ def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sql
 
 
 def orders_rows(query: str, dialect: str = "sqlite") -> bool:
-    """Return whether the outermost query orders its rows; if it does not parse, an ORDER BY at its end decides."""
-    tree = _parsed(query, dialect)
-    if tree is None:
-        return "order by" in query.lower().rpartition(")")[2]
-    return tree.args.get("order") is not None
+    """Return whether the outermost query orders its rows.
+
+    Of a query that does not parse it is an ORDER BY in no parenthesis.
+    """
+    tree = parsed(query, dialect)
+    while isinstance(tree, exp.Subquery) and tree.args.get("order") is None:
+        tree = tree.this  # MySQL lets parentheses stand around a whole query
+    if tree is not None:
+        return tree.args.get("order") is not None
+    return " order by " in " ".join(_outside_of_parentheses(query, dialect))
 
 
-def _parsed(query: str, dialect: str = "sqlite") -> exp.Expr | None:
-    """Return the first statement; a comment after its semicolon would be parsed as one more statement."""
+def _outside_of_parentheses(query: str, dialect: str) -> Iterator[str]:
+    depth = 0
+    for token in tokens(query, dialect):
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        if depth == 0 and token.kind != "blank":
+            yield token.text.lower()
+
+
+def tokens(query: str, dialect: str) -> Iterator[sqlite_lexer.Token | mysql_lexer.Token]:
+    """Yield the tokens of a query, whose joined texts are the query again."""
+    return sqlite_lexer.tokens(query) if dialect == "sqlite" else mysql_lexer.tokens(query)
+
+
+def parsed(query: str, dialect: str = "sqlite") -> exp.Expr | None:
+    """Return the first statement; comments, which sqlglot does not take everywhere, are left out."""
+    code = "".join(" " if token.kind == "blank" else token.text for token in tokens(query, dialect))
     try:
-        return next(filter(None, sqlglot.parse(query, read=dialect)), None)
+        return next(filter(None, sqlglot.parse(code, read=dialect)), None)
     except (SqlglotError, RecursionError):
         return None
 

@@ -26,18 +26,23 @@ TOO_LONG = "the result is too long; ask for less"
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # instr and replace then take 0.5 s at most (measured)
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-    sqlite3.SQLITE_LIMIT_COLUMN: 2_000,  # SQLite's widest table
-    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 100,
-    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    # SQLite's own
+    sqlite3.SQLITE_LIMIT_COLUMN: 2_000,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 1_000,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 500,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 127,
 }
 _BUILT_IN = (
     "abs avg ceil ceiling char coalesce concat concat_ws count date datetime exp floor format glob group_concat hex "
-    "ifnull iif instr julianday length like ln log log10 log2 lower ltrim max min mod nullif octet_length pi pow power "
-    "printf quote radians degrees replace round rtrim sign sqrt strftime string_agg substr substring subtype sum time "
-    "timediff total trim trunc typeof unhex unicode unixepoch upper acos asin atan atan2 cos sin tan likely unlikely "
-    "likelihood cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number "
-    "json json_array json_array_length json_error_position json_extract json_group_array json_group_object json_object "
-    "json_quote json_type json_valid -> ->> current_date current_time current_timestamp"
+    "ifnull iif instr julianday length like ln log log10 log2 lower ltrim max min mod nullif octet_length pi pow "
+    "power printf quote radians degrees replace round rtrim sign sqrt strftime string_agg substr substring subtype "
+    "sum time timediff total trim trunc typeof unhex unicode unixepoch upper acos asin atan atan2 cos sin tan likely "
+    "unlikely likelihood soundex zeroblob if acosh asinh atanh cosh sinh tanh cume_dist dense_rank first_value lag "
+    "last_value lead nth_value ntile percent_rank rank row_number json json_array json_array_length "
+    "json_error_position json_extract json_group_array json_group_object json_object json_quote json_type json_valid "
+    "-> ->> json_insert json_pretty json_remove json_replace json_set jsonb jsonb_array jsonb_extract "
+    "jsonb_group_array jsonb_group_object jsonb_insert jsonb_object jsonb_remove jsonb_replace jsonb_set current_date "
+    "current_time current_timestamp"
 )
 
 
@@ -105,6 +110,7 @@ class UserDatabase(ReadOnlyDatabase):
 
     refusal: ClassVar[str] = REFUSAL
     """What the agent reads about a statement that is not allowed."""
+    undecodable: ClassVar[str] = "surrogateescape"  # different texts stay different, and a judge sees the bytes
 
     def __init__(self, path: Path, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
         super().__init__(

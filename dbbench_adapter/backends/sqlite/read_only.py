@@ -14,14 +14,11 @@ import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-from sqlglot import parse
-from sqlglot.errors import SqlglotError
+from typing import Any, ClassVar
 
 from dbbench_adapter.backends.base import MAX_ROWS, BackendUnavailable, Result
 from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
-from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
+from dbbench_adapter.backends.sqlite.planning import fault_of_plan
 from dbbench_adapter.backends.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
 
 _LIMITS = {
@@ -42,8 +39,6 @@ _GONE = frozenset(
 )
 _MAX_TEXT_BYTES = 16_000_000
 """One result may hold at most this much text: `max_chars` drops whole rows, and a single row could hold 400 MB."""
-_SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
-_PLANNING_S = 1.0
 MAX_HEAP_BYTES = 512 * 1024**2
 """SQLite may use at most this much memory in this process, over all connections: its planner checks no clock and may
 expand a short statement to gigabytes."""
@@ -96,6 +91,9 @@ class ReadOnlyDatabase:
         BackendUnavailable: the file cannot be opened; `run` raises it too, if the file can no longer be read.
     """
 
+    undecodable: ClassVar[str] = "replace"
+    """What Python's codecs do with the bytes of a text that are no UTF-8."""
+
     def __init__(
         self,
         path: Path,
@@ -144,7 +142,7 @@ class ReadOnlyDatabase:
         if self._tables is not None and _EXPLAIN.match(sql):  # EXPLAIN would name other tables
             return Result(error=self._refusal)
         self._guard = Guard(self._max_sort_opcodes if _SORTS.search(sql) else None)
-        if (fault := _fault_of_plan(sql)) is not None:
+        if (fault := fault_of_plan(sql)) is not None:
             return Result(error=fault)
         self._bytes_left = _MAX_TEXT_BYTES
         with time_limit(self.statement_timeout_s), self._watchdog.watching(self._connection, self.statement_timeout_s):
@@ -176,7 +174,7 @@ class ReadOnlyDatabase:
         self._bytes_left -= len(raw)
         if self._bytes_left < 0:
             raise MemoryError("too many long texts")
-        return raw.decode("utf-8", "replace")
+        return raw.decode("utf-8", self.undecodable)
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         """Authorize an action of SQLite. The last argument is not used: a CTE may have a table's name."""
@@ -216,22 +214,3 @@ def json_cell(cell: Any) -> Any:
     if isinstance(cell, float) and not math.isfinite(cell):
         return None  # JSON has no infinity
     return cell.hex() if isinstance(cell, bytes) else cell
-
-
-def _fault_of_plan(sql: str) -> str | None:
-    """Return why SQLite's planner, which checks no clock, may exceed time or memory over a statement; else None.
-
-    The planner expands every use of a sub-query, so nested queries have to be read here first.
-    """
-    if len(_SELECT.findall(sql)) < 2:
-        return None
-    try:
-        with time_limit(_PLANNING_S):
-            return (
-                "the statement is too complex" if any(map(blows_up, filter(None, parse(sql, read="sqlite")))) else None
-            )
-    except StatementTimeout:
-        return "the statement is too complex"
-    except (SqlglotError, RecursionError):
-        return "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"
-    return "the statement is too complex"
