@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from sqlglot import exp
 
+from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     DOUBLE,
     INT,
@@ -49,6 +50,7 @@ class KindFinder:
         for (table, column), kind in self._by_table.items():
             if table in used:
                 self._by_name.setdefault(column, set()).add(kind)
+        self._known: dict[str, Kind | None] = {}
         self._depth = 0
 
     def kind(self, node: exp.Expr | None) -> Kind | None:
@@ -117,11 +119,15 @@ class KindFinder:
             found = {self._by_table[key] for key in ((one, name) for one in tables) if key in self._by_table}
             if found:
                 return found.pop() if len(found) == 1 else None
-        kinds = set(self._by_name.get(name, ()))
-        for value in self._aliases.get(name, ()):
-            if not (isinstance(value, exp.Column) and value.name.lower() == name):
-                kinds.add(self.kind(value))
-        return kinds.pop() if len(kinds) == 1 else None
+        if name not in self._known:  # kept, since a chain of sub-queries asks for a name exponentially often
+            check()
+            self._known[name] = None
+            kinds = set(self._by_name.get(name, ()))
+            for value in self._aliases.get(name, ()):
+                if not (isinstance(value, exp.Column) and value.name.lower() == name):
+                    kinds.add(self.kind(value))
+            self._known[name] = kinds.pop() if len(kinds) == 1 else None
+        return self._known[name]
 
     def _arithmetic(self, node: exp.Binary) -> Kind | None:
         left, right = as_number(self.kind(node.left)), as_number(self.kind(node.right))
