@@ -81,7 +81,7 @@ def _nothing(*_: object) -> None:
 
 def left_out_parts() -> dict[str, dict[str, object]]:
     """Return the parts of the translation, each with names below `dbbench_adapter.backends` and their replacements."""
-    from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, dates, numeric, patterns, text
+    from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, comparing, dates, numeric, patterns, text
 
     translate, rewrites = "mysql_on_sqlite.translate.", "mysql_on_sqlite.rewrites."
     checks = ("refuse", "refuse_reserved", "refuse_row_ids")
@@ -89,16 +89,17 @@ def left_out_parts() -> dict[str, dict[str, object]]:
         "mysql_on_sqlite/checks": {translate + name: _nothing for name in checks},
         "mysql_on_sqlite/collation": {rewrites + "collate_computed": _nothing},
         "mysql_on_sqlite/kinds": {
-            "mysql_on_sqlite.kinds.KindFinder.kind": _nothing,
-            "mysql_on_sqlite.kinds.KindFinder.kinds_of": lambda *_: (),
+            "mysql_on_sqlite.kind_finder.KindFinder.kind": _nothing,
+            "mysql_on_sqlite.kind_finder.KindFinder.kinds_of": lambda *_: (),
         },
+        "mysql_on_sqlite/comparisons": {rewrites + "compare": _nothing, rewrites + "take_arguments": _nothing},
         "mysql_on_sqlite/rewrites": {translate + "rewritten": lambda tree, *_: tree},
-        "mysql_on_sqlite/stored": {rewrites + "store": _nothing, rewrites + "join_with_digits": _nothing},
+        "mysql_on_sqlite/stored": {rewrites + "store": _nothing},
         "group_order": {rewrites + "order_groups": _nothing},
         "sqlite/catalogue": {"sqlite.backend.catalogue_answer": _nothing, "sqlite.backend.make_views": _nothing},
         "mysql_on_sqlite/functions/aggregates": {"sqlite.sandbox.AGGREGATES": {}},
     }
-    for module in (dates, numeric, patterns, text):
+    for module in (comparing, dates, numeric, patterns, text):
         gone = {*module.STRICT, *module.NULLS_MATTER}
         kept = {name: function for name, function in FUNCTIONS.items() if name not in gone}
         parts[f"mysql_on_sqlite/functions/{module.__name__.rpartition('.')[2]}"] = {"sqlite.sandbox.FUNCTIONS": kept}

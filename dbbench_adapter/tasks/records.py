@@ -7,6 +7,7 @@ out.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pydantic_core import ErrorDetails
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from dbbench_adapter.datatypes import CHANGE_KINDS, Column, Gold, Row, Table, Task
+from dbbench_adapter.datatypes import CHANGE_KINDS, Column, Gold, Row, Rows, Table, Task
 from dbbench_adapter.tasks.literals import parse_rows
 
 MAX_FOUND_CHARS = 120
@@ -86,7 +87,24 @@ def read_record(record: RawRecord) -> Task:
     Raises:
         RecordError: the row is no task; the error lists every fault that was found.
     """
-    return _READERS[form_of(record)](record)
+    form = form_of(record)
+    task = _READERS[form](record)
+    if problem := _unreturnable(task.gold.rows or ()):
+        raise _fault(record, _ROWS_FIELDS[form], problem)
+    return task
+
+
+def _unreturnable(rows: Rows) -> str | None:
+    """Return why no query returns such rows, which no answer could equal; return None for rows of a query."""
+    for place, row in enumerate(rows):
+        if not row:
+            return f"row {place} has no cells; expected rows of a query, or [] for a result without rows"
+        if len(row) != len(rows[0]):
+            return f"row {place} has {len(row)} cells and row 0 has {len(rows[0])}; expected rows of one length"
+        for cell in row:
+            if isinstance(cell, float) and not math.isfinite(cell):
+                return f"row {place} holds {cell}; expected a finite number, a text or null"
+    return None
 
 
 def _fault(record: RawRecord, field: str, problem: str) -> RecordError:
@@ -273,6 +291,7 @@ _TELLING_FIELDS: dict[str, list[set[str]]] = {
     "lifelong": [{"instruction", "answer_info"}, {"instruction", "table_info"}],
     "own": [{"question", "gold"}, {"id", "question"}],
 }
+_ROWS_FIELDS = {"agentbench": "label", "lifelong": "answer_info.direct", "own": "gold.rows"}
 _READERS: dict[str, Callable[[RawRecord], Task]] = {
     "agentbench": _agentbench_task,
     "lifelong": _lifelong_task,

@@ -147,6 +147,10 @@ def without(record, key):
     return {k: v for k, v in record.items() if k != key}
 
 
+def with_rows(rows):
+    return {"0": {**LIFELONG, "answer_info": {**LIFELONG["answer_info"], "direct": rows}}}
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -166,6 +170,12 @@ def without(record, key):
             "record '0', field answer_info: a SELECT has direct set and md5 null",
             id="gold_of_the_wrong_kind",
         ),
+        pytest.param(
+            [with_rows([["Pear", float("nan")]])], "field answer_info.direct: row 0 holds nan; expected a", id="nan"
+        ),
+        pytest.param([with_rows([[]])], r"row 0 has no cells; expected rows of a query, or \[\]", id="no_cells"),
+        pytest.param([with_rows([["a", 1], ["b"]])], "row 1 has 1 cells and row 0 has 2", id="ragged"),
+        pytest.param([{**SELECT, "label": "[('a', 1), ('b',)]"}], "field label: row 1 has 1 cells", id="ragged_label"),
     ],
 )
 def test_a_bad_file_is_refused_with_row_and_field(load, rows, words):

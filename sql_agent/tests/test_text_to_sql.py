@@ -313,6 +313,17 @@ CREATE VIEW trimmed (
     )
 
 
+def test_views_that_double_over_and_over_are_left_out_before_sqlite_expands_them(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "views.db")) as connection:
+        connection.execute("CREATE TABLE t (a)")
+        connection.execute("CREATE VIEW v0 AS SELECT a FROM t")
+        for place in range(1, 25):
+            below = f"v{place - 1}"
+            connection.execute(f"CREATE VIEW v{place} AS SELECT x.a FROM {below} x JOIN {below} y")
+    # v8 uses 2 + 4 + ... + 256 = 510 views and itself, v9 would be more than 1,000
+    assert [table.name for table in read_schema(tmp_path / "views.db")] == ["t", *(f"v{place}" for place in range(9))]
+
+
 def test_a_view_and_a_generated_column_may_call_what_a_statement_may_call(odd, watchdog):
     with closing(UserDatabase(odd, watchdog, statement_timeout_s=1.0)) as database:
         assert database.run('SELECT code FROM "cast"').rows == (("005",),)

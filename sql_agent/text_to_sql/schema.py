@@ -5,6 +5,7 @@ It shows tables, columns with types, keys, and a few values of each column. Leav
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -21,6 +22,9 @@ SAMPLED_ROWS = 1_000
 """Example values come from this many first rows, so that a large table is not read whole."""
 SAMPLES = 2
 SAMPLE_CHARS = 24
+MAX_VIEW_USES = 1_000
+"""A view may use this many views, those of its views included."""
+_WORD = re.compile(r"\w+")
 _KEYWORDS = (
     "add all alter and as autoincrement between case cast check collate commit constraint create current_date "
     "current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign from "
@@ -54,8 +58,8 @@ class TableInfo:
 def read_schema(path: Path) -> tuple[TableInfo, ...]:
     """Read the tables and views of a file in their order.
 
-    SQLite's own tables are left out, and so are those that no statement can read: virtual tables, and views that name
-    missing tables or columns.
+    SQLite's own tables are left out, and so are those that no statement can read: virtual tables, views that name
+    missing tables or columns, and views of views of more than `MAX_VIEW_USES` tables, which take SQLite seconds.
 
     Raises:
         DatabaseError: the file cannot be read, or has no table.
@@ -63,11 +67,12 @@ def read_schema(path: Path) -> tuple[TableInfo, ...]:
     try:
         with closing(connect(path)) as connection:
             listed = connection.execute(
-                "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') "
+                "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view') "
                 "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
                 "AND coalesce(sql, '') NOT LIKE 'CREATE VIRTUAL %' ORDER BY rowid"
             ).fetchall()
-            read = (_read_table(connection, name, kind == "view") for name, kind in listed)
+            large = _large_views({name: sql for name, kind, sql in listed if kind == "view"})
+            read = (_read_table(connection, name, kind == "view") for name, kind, _ in listed if name not in large)
             tables = tuple(table for table in read if table is not None)
     except (OSError, sqlite3.Error, BackendUnavailable) as error:
         raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
@@ -173,6 +178,25 @@ def _statement(table: TableInfo) -> str:
 def _name(name: str, quote: str) -> str:
     plain = quote == '"' and name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
     return name if plain else quote + name.replace(quote, 2 * quote) + quote
+
+
+def _large_views(views: dict[str, str]) -> set[str]:
+    """Return the views that SQLite would expand to more than `MAX_VIEW_USES` views.
+
+    SQLite expands a view once for each time that a view names it, which no progress handler interrupts.
+    """
+    folded = {name.lower(): name for name in views}
+    named = {
+        name: [other for word in _WORD.findall(sql.lower()) if (other := folded.get(word)) not in (None, name)]
+        for name, sql in views.items()
+    }
+    uses = dict.fromkeys(views, 1)
+    for _ in views:  # a view may stand before those that it names
+        new = {name: min(1 + sum(uses[other] for other in named[name]), MAX_VIEW_USES + 1) for name in views}
+        if new == uses:
+            break
+        uses = new
+    return {name for name, count in uses.items() if count > MAX_VIEW_USES}
 
 
 def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo | None:

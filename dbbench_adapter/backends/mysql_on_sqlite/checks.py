@@ -28,7 +28,7 @@ def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
     Raises:
         StatementError: the statement is refused; the message is that of MySQL 8.
     """
-    known = {name for name, _ in columns}
+    known = {name for _, name, _ in columns}
     for select in selects:
         _refuse_into(select)
         _refuse_bare_columns(select)
@@ -61,7 +61,7 @@ def refuse_row_ids(nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
     found = [node for node in nodes if isinstance(node, exp.Identifier) and node.name.lower() in _ROW_IDS]
     if not found:
         return
-    given = {name for name, _ in columns} | {
+    given = {name for _, name, _ in columns} | {
         node.name.lower() for node in found if not isinstance(node.parent, exp.Column | exp.Schema)
     }
     for name in found:

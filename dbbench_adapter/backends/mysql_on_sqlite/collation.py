@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import KindFinder
+from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
 
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)

@@ -1,13 +1,13 @@
-"""Finds the type that MySQL gives an expression, from the syntax tree; the type decides how values compare and print.
+"""Holds MySQL's types as far as they decide how values compare and print, and converts values between the engines.
 
-This module has no catalogue: it knows a column by its name alone, and not at all if two tables disagree about it.
+`signatures` says which function returns which kind, and `kind_finder` finds the kind of an expression.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any, Literal
@@ -19,7 +19,7 @@ _MAX_SCALE = 30
 
 @dataclass(frozen=True)
 class Kind:
-    name: Literal["text", "int", "decimal", "double"]
+    name: Literal["text", "int", "decimal", "double", "date", "datetime", "time", "null"]
     scale: int = 0
     """Digits shown after the point, at most 30 as in MySQL; 0 for a double means all of its digits."""
 
@@ -28,7 +28,12 @@ class Kind:
 
     @property
     def is_number(self) -> bool:
-        return self.name != "text"
+        return self.name in ("int", "decimal", "double")
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether it is a date or a time, which SQLite holds as ISO text."""
+        return self.name in ("date", "datetime", "time")
 
     @property
     def is_exact(self) -> bool:
@@ -36,12 +41,13 @@ class Kind:
 
 
 TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
-ColumnKinds = frozenset[tuple[str, Kind]]
+DATE, DATETIME, TIME = Kind("date"), Kind("datetime"), Kind("time")
+NULL = Kind("null")
+"""The kind of the word NULL, which compares with everything."""
+ColumnKinds = frozenset[tuple[str, str, Kind | None]]
+"""Table and column, both in lower case, and the column's kind."""
 _AVG_DIGITS = 4
 """MySQL's div_precision_increment: AVG and `/` of exact numbers return four more digits."""
-_MAX_ALIAS_DEPTH = 20
-_TEXT_NODES = (exp.Substring, exp.Left, exp.Right, exp.Trim, exp.Upper, exp.Lower, exp.GroupConcat)
-_VARIANCES = (exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
 _DECIMALS = Context(prec=400)
 """This precision has room for every double with all of MySQL's digits."""
 _MAX_WRITTEN_DIGITS = 400
@@ -58,9 +64,10 @@ def declared_kind(declared: str) -> Kind:
     if name in ("DECIMAL", "NUMERIC", "DEC"):
         parts = rest.rstrip(") ").split(",")
         return Kind("decimal", int(parts[1]) if len(parts) > 1 else 0)
-    return TEXT
+    return _TEMPORAL.get(name.strip(), TEXT)
 
 
+_TEMPORAL = {"DATE": DATE, "DATETIME": DATETIME, "TIMESTAMP": DATETIME, "TIME": TIME}
 _INTEGER_BITS = {"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMINT": 24, "BIGINT": 64}
 
 
@@ -85,14 +92,32 @@ def as_written(value: str | float) -> Decimal | None:
 
 
 def as_driver_shows(value: Any, kind: Kind | None) -> Any:
-    """Convert a value of SQLite to what MySQL's driver returns: decimals with their scale, doubles as float."""
-    if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
+    """Convert a value of SQLite to what MySQL's driver returns: decimals with their scale, doubles as float, dates."""
+    if kind is None or isinstance(value, bool):
+        return value
+    if kind.is_temporal and isinstance(value, str):
+        return _as_moment(value, kind)
+    if not isinstance(value, int | float):
         return value
     if kind.name == "double":
         return round(float(value), kind.scale) if kind.scale else float(value)
     if kind.name == "decimal" and math.isfinite(value):
         return Decimal(repr(value)).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
     return value
+
+
+def _as_moment(text: str, kind: Kind) -> datetime.date | datetime.timedelta | str:
+    """Return a date or time as the driver's object; return the text if it is none."""
+    try:
+        if kind == DATE:
+            return datetime.date.fromisoformat(text)
+        if kind == DATETIME:
+            return datetime.datetime.fromisoformat(text)
+        hours, minutes, seconds = map(int, text.removeprefix("-").split(":"))
+    except ValueError:
+        return text
+    time = datetime.timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    return -time if text.startswith("-") else time
 
 
 def plain(value: Any) -> str | int | float | None:
@@ -106,157 +131,46 @@ def plain(value: Any) -> str | int | float | None:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-class KindFinder:
-    """Finds the kinds of the expressions in one statement, given all its nodes; it follows the statement's aliases."""
-
-    def __init__(self, nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
-        self._columns = dict(columns)
-        self._aliases = {item.alias.lower(): item.this for item in nodes if isinstance(item, exp.Alias)}
-        self._depth = 0
-
-    def kind(self, node: exp.Expr | None) -> Kind | None:
-        """Return the kind of an expression, or None if the syntax does not tell."""
-        if node is None or self._depth > _MAX_ALIAS_DEPTH:
-            return None
-        self._depth += 1
-        try:
-            return self._find(node)
-        finally:
-            self._depth -= 1
-
-    def _find(self, node: exp.Expr) -> Kind | None:
-        match node:
-            case exp.Literal():
-                return TEXT if node.is_string else _number(node.name)
-            case exp.Column():
-                return self._column(node.name.lower())
-            case exp.Paren() | exp.Alias() | exp.Collate() | exp.Max() | exp.Min() | exp.Nullif():
-                return self.kind(node.this)
-            case exp.Neg() | exp.Abs():
-                return _as_number(self.kind(node.this))
-            case exp.Subquery():
-                inner = node.unnest()
-                selects = inner.selects if isinstance(inner, exp.Query) else []
-                return self.kind(selects[0]) if len(selects) == 1 else None
-            case exp.Count() | exp.Predicate() | exp.Not() | exp.IntDiv() | exp.Connector() | exp.Boolean():
-                return INT
-            case exp.Cast():
-                return _cast_kind(node)
-            case exp.Sum():
-                inner = self.kind(node.this)
-                return None if inner is None else Kind("decimal", inner.scale) if inner.is_exact else DOUBLE
-            case _ if isinstance(node, _VARIANCES):
-                return DOUBLE
-            case _ if isinstance(node, _TEXT_NODES):
-                return TEXT
-            case exp.Avg():
-                return _quotient(self.kind(node.this), INT)
-            case exp.Round():
-                return self._round(node)
-            case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Mod():
-                return self._arithmetic(node, node.left, node.right)
-            case exp.Coalesce():
-                return self._common([node.this, *node.expressions])
-            case exp.If():
-                return self._common([node.args["true"], node.args.get("false")])
-            case exp.Anonymous():
-                return self._called(node.name.lower(), node.expressions)
-            case exp.TimestampDiff() | exp.Extract():
-                return INT
-            case exp.Case():
-                branches = [branch.args["true"] for branch in node.args["ifs"]]
-                return self._common([*branches, node.args.get("default")])
+def common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
+    """Return the kind of a value that is one of several, as of IF and UNION; return None if one of them is unknown."""
+    if None in kinds:
         return None
-
-    def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
-        """Return the kinds of a query's columns; return () if a star leaves them open."""
-        if isinstance(query, exp.SetOperation):
-            sides = self.kinds_of(query.left.unnest()), self.kinds_of(query.right.unnest())
-            same = len(sides[0]) == len(sides[1])
-            return tuple(_common_kind(pair) for pair in zip(*sides, strict=True)) if same else ()
-        if type(query) is not exp.Select:
-            return ()
-        if not query.is_star:
-            return tuple(self.kind(item) for item in query.selects)
-        source = query.args.get("from_")
-        if len(query.expressions) > 1 or query.args.get("joins") or source is None:
-            return ()
-        return self.kinds_of(source.this.unnest()) if isinstance(source.this, exp.Subquery) else ()
-
-    def _column(self, name: str) -> Kind | None:
-        return self._columns[name] if name in self._columns else self.kind(self._aliases.get(name))
-
-    def _called(self, name: str, values: list[exp.Expr]) -> Kind | None:
-        match name, len(values):
-            case "truncate", 2:
-                return self._round(exp.Round(this=values[0], decimals=values[1]))
-            case "mod", 2:
-                return self._arithmetic(exp.Mod(), *values)
-            case "floor" | "ceil" | "ceiling", 1:
-                inner = self.kind(values[0])
-                return None if inner is None else INT if inner.is_exact else DOUBLE
-            case "abs", 1:
-                return _as_number(self.kind(values[0]))
-            case "greatest" | "least", _:
-                kinds = {self.kind(value) for value in values}
-                return DOUBLE if TEXT in kinds and len(kinds - {None}) > 1 else self._common(list(values))
-        return None
-
-    def _round(self, node: exp.Round) -> Kind | None:
-        inner, digits = self.kind(node.this), node.args.get("decimals")
-        if inner is None or inner == INT:
-            return inner
-        if inner.name != "decimal":
-            return Kind("double", int(digits.name) if isinstance(digits, exp.Literal) and digits.is_int else 0)
-        if digits is None or isinstance(digits, exp.Neg):
-            return Kind("decimal", 0)
-        return Kind("decimal", min(int(digits.name), inner.scale)) if digits.is_int and int(digits.name) >= 0 else None
-
-    def _arithmetic(self, node: exp.Expr, first: exp.Expr, second: exp.Expr) -> Kind | None:
-        left, right = self.kind(first), self.kind(second)
-        if isinstance(second, exp.Interval) or left is None or right is None:
-            return None
-        if isinstance(node, exp.Div) or not (left.is_exact and right.is_exact):
-            return _quotient(left, right)
-        if left == right == INT:
-            return INT
-        joined = sum if isinstance(node, exp.Mul) else max
-        return Kind("decimal", joined((left.scale, right.scale)))
-
-    def _common(self, nodes: list[exp.Expr | None]) -> Kind | None:
-        return _common_kind([self.kind(node) for node in nodes if node is not None and not isinstance(node, exp.Null)])
-
-
-def _common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
-    known = [kind for kind in kinds if kind is not None]
-    if not known or len(known) < len(kinds):
-        return None
+    known = [kind for kind in kinds if kind is not None and kind != NULL]
+    if not known:
+        return NULL
     if all(kind.is_exact for kind in known):
         return max(known, key=lambda kind: (kind.name == "decimal", kind.scale))
-    return TEXT if TEXT in known else DOUBLE
+    if all(kind.is_number for kind in known):
+        return DOUBLE
+    names = {kind.name for kind in known}
+    if len(names) == 1:
+        return known[0]
+    return DATETIME if names <= {"date", "datetime"} else TEXT
 
 
-def _number(text: str) -> Kind:
+def number_kind(text: str) -> Kind:
+    """Return the kind of a number as it is written in a statement."""
     if "e" in text.lower():
         return DOUBLE
     return Kind("decimal", len(text.partition(".")[2])) if "." in text else INT
 
 
-def _as_number(inner: Kind | None) -> Kind | None:
-    return DOUBLE if inner == TEXT else inner
+def as_number(inner: Kind | None) -> Kind | None:
+    """Return the kind of a value in a numeric context: a double of a text, a whole number of a date or time."""
+    if inner is None or inner.is_number:
+        return inner
+    return INT if inner.is_temporal else DOUBLE
 
 
-def _quotient(left: Kind | None, right: Kind) -> Kind | None:
+def quotient(left: Kind, right: Kind) -> Kind:
     """Return the kind of a division, and of AVG."""
-    if left is None:
-        return None
     if not (left.is_exact and right.is_exact):
         return DOUBLE
     return Kind("decimal", left.scale + _AVG_DIGITS)
 
 
-def _cast_kind(node: exp.Cast) -> Kind | None:
-    target = node.to
+def cast_kind(target: exp.DataType) -> Kind | None:
+    """Return the kind of CAST(... AS target)."""
     if target.is_type(*exp.DataType.INTEGER_TYPES):
         return INT
     if target.this == exp.DType.DECIMAL:
@@ -264,4 +178,6 @@ def _cast_kind(node: exp.Cast) -> Kind | None:
         return Kind("decimal", int(params[1].name) if len(params) > 1 else 0)
     if target.is_type(*exp.DataType.REAL_TYPES):
         return DOUBLE
-    return TEXT if target.is_type(*exp.DataType.TEXT_TYPES) else None
+    if target.is_type(*exp.DataType.TEMPORAL_TYPES):
+        return {exp.DType.DATE: DATE, exp.DType.TIME: TIME}.get(target.this, DATETIME)
+    return TEXT if target.is_type(*exp.DataType.TEXT_TYPES, exp.DType.BINARY, exp.DType.CHARACTER_SET) else None

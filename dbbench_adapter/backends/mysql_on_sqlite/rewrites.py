@@ -1,7 +1,7 @@
 """Changes a statement's tree so that SQLite returns MySQL's result.
 
-It handles text compared with numbers, collation of computed text, UPDATE and DELETE with JOIN or LIMIT, dates,
-GROUP_CONCAT, ANY and ALL, and HAVING without groups. It leaves out WITH ROLLUP, outer joins in UPDATE, and several
+It handles UPDATE and DELETE with JOIN or LIMIT, GROUP_CONCAT, HAVING without groups and, by `comparisons` and
+`collation`, how values compare. It leaves out WITH ROLLUP, outer joins in UPDATE, and several
 target tables.
 """
 
@@ -12,11 +12,30 @@ from sqlglot import exp
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.group_order import order_groups
 from dbbench_adapter.backends.mysql_on_sqlite.collation import COLLATING, collate_computed
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import TEXT, KindFinder
-from dbbench_adapter.backends.mysql_on_sqlite.stored import join_with_digits, store
+from dbbench_adapter.backends.mysql_on_sqlite.comparisons import COMPARISONS, compare, quantified, take_arguments
+from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
+from dbbench_adapter.backends.mysql_on_sqlite.stored import store
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError, syntax_error, unsupported
 
-_COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_UNITS = frozenset(["SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"])
+
+
+def shift_dates(tree: exp.Expr) -> None:
+    """Turn `d + INTERVAL 1 DAY` into DATE_ADD, in place.
+
+    Raises:
+        StatementError: an interval has a unit that the functions do not know, or shifts nothing.
+    """
+    for interval in list(tree.find_all(exp.Interval)):
+        node, unit = interval.parent, interval.args.get("unit")
+        if not isinstance(node, exp.Add | exp.Sub) or unit is None:
+            raise unsupported("INTERVAL as a function")
+        value = node.expression if node.this is interval else node.this
+        shift = exp.DateAdd if isinstance(node, exp.Add) else exp.DateSub
+        node.replace(shift(this=value, expression=interval.this, unit=unit))
+    for shift in tree.find_all(exp.DateAdd, exp.DateSub, exp.TimestampAdd):
+        if shift.text("unit").upper() not in _UNITS:
+            raise unsupported(f"INTERVAL ... {shift.text('unit').upper()}")
 
 
 def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.Expr:
@@ -25,23 +44,12 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     Raises:
         StatementError: the translation does not support something in it.
     """
-    assignments = {id(item) for item in tree.expressions} if isinstance(tree, exp.Update) else set()
+    assignments = _assignments(tree)
     for node in nodes:
         check()
-        if isinstance(node, _COMPARISONS) and id(node) not in assignments:
-            _align(node, ("this", "expression"), finder)
-        elif isinstance(node, exp.Case) and node.this is not None:
-            _align_case(node, finder)
-        elif isinstance(node, exp.Between):
-            _align(node, ("this", "low", "high"), finder)
-        elif isinstance(node, exp.In):
-            _align_in(node, finder)
-        elif isinstance(node, exp.Count) and isinstance(node.this, exp.Distinct) and len(node.this.expressions) > 1:
+        take_arguments(node, finder)
+        if isinstance(node, exp.Count) and isinstance(node.this, exp.Distinct) and len(node.this.expressions) > 1:
             node.this.set("expressions", [exp.Anonymous(this="distinct_key", expressions=node.this.expressions)])
-        elif isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
-            interval = node.expression
-            shift = exp.DateAdd if isinstance(node, exp.Add) else exp.DateSub
-            node.replace(shift(this=node.this, expression=interval.this, unit=interval.args.get("unit")))
         elif isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
             _having_as_where(node)
         elif isinstance(node, exp.Parameter | exp.SessionParameter):
@@ -53,12 +61,14 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     for node in nodes:
         if isinstance(node, COLLATING):
             collate_computed(node, finder)
-        if isinstance(node, exp.Anonymous):
-            join_with_digits(node, finder)
-        if isinstance(node, _COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
-            node.replace(_quantified(node))
         elif isinstance(node, exp.GroupConcat):
             node.replace(_group_concat(node))
+    for node in reversed(nodes):  # what contains a comparison sees what it became
+        check()
+        if isinstance(node, COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
+            node.replace(quantified(node, finder))
+        elif id(node) not in assignments:
+            compare(node, finder)
     if isinstance(tree, exp.Insert):
         _default_is_null(tree)
     store(tree, finder)
@@ -79,6 +89,13 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     return tree
 
 
+def _assignments(tree: exp.Expr) -> set[int]:
+    """Return the `column = value` of an UPDATE or of ON DUPLICATE KEY UPDATE, which compare nothing."""
+    conflict = tree.args.get("conflict") if isinstance(tree, exp.Insert) else None
+    changed = tree if isinstance(tree, exp.Update) else conflict
+    return {id(item) for item in changed.expressions} if changed is not None else set()
+
+
 def _having_as_where(select: exp.Select) -> None:
     """Move a HAVING without groups into WHERE, where SQLite also knows the aliases of the select list."""
     having = select.args["having"]
@@ -87,19 +104,6 @@ def _having_as_where(select: exp.Select) -> None:
     where = select.args.get("where")
     select.set("having", None)
     select.set("where", exp.Where(this=exp.and_(where.this, having.this) if where else having.this))
-
-
-def _quantified(node: exp.Binary) -> exp.Expr:
-    """Turn `x > ANY (SELECT y ...)` into EXISTS a y that fits, `x > ALL (...)` into NOT EXISTS one that does not."""
-    query = node.expression.this.unnest()
-    if not isinstance(query, exp.Select) or len(query.selects) != 1:
-        raise unsupported("ANY or ALL of this")
-    query.set("expressions", [exp.alias_(query.selects[0].unalias(), "any_value")])
-    fits = type(node)(this=node.this.copy(), expression=exp.column("any_value", table="any_of"))
-    is_any = isinstance(node.expression, exp.Any)
-    rows = exp.select("1").from_(query.subquery("any_of")).where(fits if is_any else exp.not_(exp.paren(fits)))
-    exists = exp.Exists(this=rows)
-    return exists if is_any else exp.not_(exists)
 
 
 def _drop_index_prefixes(tree: exp.Create) -> None:
@@ -135,36 +139,6 @@ def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
             raise unsupported("ALTER TABLE ... MODIFY")
         tree.set("actions", [exp.RenameColumn(this=exp.column(old.name), to=exp.column(new.name))])
     return tree
-
-
-def _align(node: exp.Expr, sides: tuple[str, ...], finder: KindFinder) -> None:
-    """Make a comparison numeric if one side is a number; otherwise compare texts without regard to case and accents."""
-    kinds = [finder.kind(node.args[side]) for side in sides]
-    if any(kind is not None and kind.is_number for kind in kinds):
-        for side, kind in zip(sides, kinds, strict=True):
-            if (kind is None or not kind.is_number) and not isinstance(node.args[side], exp.Null | exp.Tuple):
-                node.set(side, exp.cast(node.args[side], "double"))
-    elif not any(isinstance(node.args[side], exp.Column | exp.Collate | exp.Cast | exp.Tuple) for side in sides):
-        node.set(sides[0], exp.Collate(this=exp.paren(node.this), expression=exp.Var(this=COLLATION)))
-
-
-def _align_in(node: exp.In, finder: KindFinder) -> None:
-    """Do the same for IN; the types of a sub-query's rows stay unknown."""
-    if isinstance(node.this, exp.Tuple):
-        return
-    left, kinds = finder.kind(node.this), [finder.kind(item) for item in node.expressions]
-    is_number = left is not None and left.is_number
-    if kinds and not is_number and all(kind is not None and kind.is_number for kind in kinds):
-        node.set("this", exp.cast(node.this, "double"))
-    elif not isinstance(node.this, exp.Column | exp.Collate | exp.Cast) and (kinds or not is_number):
-        node.set("this", exp.Collate(this=exp.paren(node.this), expression=exp.Var(this=COLLATION)))
-
-
-def _align_case(node: exp.Case, finder: KindFinder) -> None:
-    """Make CASE x WHEN 1 ... over numbers numeric: a text x counts as the number that it begins with."""
-    kinds = [finder.kind(branch.this) for branch in node.args["ifs"]]
-    if finder.kind(node.this) == TEXT and all(kind is not None and kind.is_number for kind in kinds):
-        node.set("this", exp.cast(node.this, "double"))
 
 
 def _group_concat(node: exp.GroupConcat) -> exp.Expr:

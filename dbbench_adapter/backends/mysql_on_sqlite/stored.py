@@ -1,18 +1,18 @@
 """Stores computed values as MySQL does: an UPDATE or INSERT into a TEXT column writes a number in MySQL's digits.
 
 SQLite's column affinity turns the text back into a number in every other column. This module leaves out columns of
-derived tables behind a star, the digits that MySQL keeps after a division but does not show, and decimals in text
-functions other than CONCAT and CONCAT_WS, which see `3.3` instead of MySQL's `3.30`.
+derived tables behind a star, and the digits that MySQL keeps after a division but does not show.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from sqlglot import exp
 
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import INT, TEXT, Kind, KindFinder
+from dbbench_adapter.backends.mysql_on_sqlite.comparisons import put
+from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder, branches
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import INT, Kind
 
 _PLAIN_NUMBER = re.compile(r"(?:0|[1-9]\d*)\.\d+|[1-9]\d{18,}")
 """A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles."""
@@ -29,16 +29,9 @@ def store(tree: exp.Expr, finder: KindFinder) -> None:
     if isinstance(tree.expression, exp.Values):
         for row in tree.expression.expressions:
             for cell in list(row.expressions):
-                _put(cell, lambda value: _stored(value, finder))
+                put(cell, lambda value: _stored(value, finder))
     elif isinstance(tree.expression, exp.Query):
         _store_selected(tree, tree.expression, finder)
-
-
-def join_with_digits(node: exp.Anonymous, finder: KindFinder) -> None:
-    """Give the decimals in a CONCAT or CONCAT_WS all their digits, in place."""
-    for value in list(node.expressions) if node.name.lower() in ("concat", "concat_ws") else ():
-        if (kind := finder.kind(value)) is not None and kind.scale:
-            _put(value, lambda value, kind=kind: _as_text(value, kind.scale))
 
 
 def _store_assigned(items: list[exp.Expr], finder: KindFinder) -> None:
@@ -57,7 +50,10 @@ def _store_selected(tree: exp.Insert, query: exp.Query, finder: KindFinder) -> N
     if all(_is_text(item.unalias(), kind) for item, kind in zip(query.selects, kinds, strict=True)):
         return
     names = [exp.to_identifier(f"stored_{place}") for place in range(len(kinds))]
-    texts = [_as_text(exp.column(name.copy()), _stored_digits(kind)) for name, kind in zip(names, kinds, strict=True)]
+    texts = [
+        _as_text(exp.column(name.copy()), _stored_digits(kind), own=_is_chosen(item.unalias()))
+        for name, kind, item in zip(names, kinds, query.selects, strict=True)
+    ]
     alias = exp.TableAlias(this=exp.to_identifier("stored_rows"), columns=names)
     outer = exp.select(*texts, copy=False).from_("stored_rows")
     outer.set("with_", exp.With(expressions=[exp.CTE(this=query, alias=alias)]))
@@ -67,43 +63,30 @@ def _store_selected(tree: exp.Insert, query: exp.Query, finder: KindFinder) -> N
 def _stored(value: exp.Expr, finder: KindFinder) -> exp.Expr:
     if isinstance(value, exp.Literal) and not value.is_string and _PLAIN_NUMBER.fullmatch(value.name):
         return exp.Literal.string(value.name)
-    if branches := _branches(value):
-        for branch in branches:
-            _put(branch, lambda value: _stored(value, finder))
+    if chosen := branches(value):
+        for branch in chosen:
+            put(branch, lambda value: _stored(value, finder))
         return value
     kind = finder.kind(value)
-    return value if _is_text(value, kind) else _as_text(value, _stored_digits(kind))
+    return value if _is_text(value, kind) else _as_text(value, _stored_digits(kind), own=_is_chosen(value))
 
 
-def _branches(value: exp.Expr) -> list[exp.Expr]:
-    """Return the expressions that IF, CASE, IFNULL and COALESCE choose from; return [] for anything else."""
-    if isinstance(value, exp.Coalesce):
-        return [value.this, *value.expressions]
-    if isinstance(value, exp.If):
-        chosen = [value.args["true"], value.args.get("false")]
-    elif isinstance(value, exp.Case):
-        chosen = [*(branch.args["true"] for branch in value.args["ifs"]), value.args.get("default")]
-    else:
-        return []
-    return [branch for branch in chosen if branch is not None]
+def _is_chosen(value: exp.Expr) -> bool:
+    """Return whether a value is one of several, which keeps its own digits."""
+    value = value.unnest()
+    return bool(branches(value)) or value.name.lower() in ("greatest", "least")
 
 
 def _is_text(value: exp.Expr, kind: Kind | None) -> bool:
     """Return whether SQLite already stores the text that MySQL stores."""
-    return kind in (TEXT, INT) or isinstance(value, exp.Null | exp.Tuple | exp.Star | exp.Placeholder | exp.Var)
+    written = kind is not None and (kind == INT or not kind.is_number)
+    return written or isinstance(value, exp.Null | exp.Tuple | exp.Star | exp.Placeholder | exp.Var)
 
 
-def _as_text(value: exp.Expr, digits: int | None) -> exp.Expr:
-    shown = [] if digits is None else [exp.Literal.number(digits)]
+def _as_text(value: exp.Expr, digits: int | None, *, own: bool) -> exp.Expr:
+    shown = [] if digits is None else [exp.Literal.number(digits), exp.Literal.number(int(own))]
     return exp.Anonymous(this="as_text", expressions=[value, *shown])
 
 
 def _stored_digits(kind: Kind | None) -> int | None:
     return kind.scale if kind is not None and kind.name == "decimal" else None
-
-
-def _put(value: exp.Expr, made_of: Callable[[exp.Expr], exp.Expr]) -> None:
-    """Replace a node by one that contains it; other nodes keep their references to it."""
-    parent, key, index = value.parent, value.arg_key, value.index
-    assert parent is not None and key is not None
-    parent.set(key, made_of(value), index=index)

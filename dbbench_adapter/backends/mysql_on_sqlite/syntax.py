@@ -33,6 +33,14 @@ _COMMANDS = frozenset(_OTHERS.split())
 """MySQL or another engine knows these first words, but sqlglot does not parse such statements; others are errors."""
 PARSER_ERRORS = (SqlglotError, ValueError, AttributeError, TypeError, LookupError)
 """sqlglot raises these over a text; the last three come from rules that expect a part which is missing."""
+_CHANGES = frozenset(["low_priority", "high_priority", "quick"])
+_HINTS = {
+    **dict.fromkeys(["insert", "replace", "update", "delete"], _CHANGES),
+    "select": frozenset(["high_priority", "straight_join", "sql_no_cache", "sql_cache", "sql_calc_found_rows"])
+    | {"sql_small_result", "sql_big_result", "sql_buffer_result"},
+}
+"""By the word that they follow, the words that change no result."""
+_HINT = re.compile("|".join(sorted(set[str]().union(*_HINTS.values()))), re.IGNORECASE)
 _COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
 
 # The agent gets the error of an odd statement as its result; the log of the run does not need it.
@@ -58,6 +66,14 @@ def unsupported(what: str) -> StatementError:
     return StatementError(f"1235 (42000): This version of MySQL doesn't yet support '{what}'")
 
 
+def _shifted(node: type[exp.Expr], args: list[exp.Expr]) -> exp.Expr:
+    """Read ADDDATE and SUBDATE, which also take a number of days."""
+    by = args[1]
+    if isinstance(by, exp.Interval):
+        return node(this=args[0], expression=by.this, unit=by.args.get("unit"))
+    return node(this=args[0], expression=by, unit=exp.Var(this="DAY"))
+
+
 class _AgentMySQL(MySQL):
     """Parses MySQL, but functions that we register keep their names instead of becoming sqlglot's own nodes.
 
@@ -65,7 +81,11 @@ class _AgentMySQL(MySQL):
     """
 
     class Parser(MySQL.Parser):
-        FUNCTIONS = {name: make for name, make in MySQL.Parser.FUNCTIONS.items() if name.lower() not in FUNCTIONS}  # noqa: RUF012
+        FUNCTIONS = {  # noqa: RUF012
+            **{name: make for name, make in MySQL.Parser.FUNCTIONS.items() if name.lower() not in FUNCTIONS},
+            "ADDDATE": lambda args: _shifted(exp.DateAdd, args),
+            "SUBDATE": lambda args: _shifted(exp.DateSub, args),
+        }
 
         def _retreat(self, index: int) -> None:
             check()
@@ -86,9 +106,11 @@ def _cast_sql(generator: SQLite.Generator, node: exp.Cast) -> str:
         scale = params[1].this if len(params) > 1 else exp.Literal.number(0)
         return generator.func("cast_decimal", value, scale)
     if target.this == exp.DType.BINARY:
-        return f"({generator.sql(value)} COLLATE BINARY)"
+        return f"(CAST({generator.sql(value)} AS TEXT) COLLATE BINARY)"
     if target.this == exp.DType.DATE:
         return generator.func("date_of", value)
+    if target.this == exp.DType.TIME:
+        return generator.func("time_of", value)
     if target.is_type(*exp.DataType.TEMPORAL_TYPES):
         return generator.func("datetime_of", value)
     name = "REAL" if target.is_type(*exp.DataType.REAL_TYPES) else "TEXT"
@@ -142,6 +164,14 @@ class MysqlOnSqlite(SQLite):
             exp.Collate: _collate_sql,
             exp.DateAdd: _shift("+"),
             exp.DateSub: _shift("-"),
+            exp.TimestampAdd: _shift("+"),
+            exp.BitwiseAnd: lambda self, node: self.func("bits_and", node.this, node.expression),
+            exp.BitwiseOr: lambda self, node: self.func("bits_or", node.this, node.expression),
+            exp.BitwiseNot: lambda self, node: self.func("bit_not", node.this),
+            exp.BitwiseLeftShift: lambda self, node: self.func("bit_left", node.this, node.expression),
+            exp.BitwiseRightShift: lambda self, node: self.func("bit_right", node.this, node.expression),
+            exp.BitwiseCount: lambda self, node: self.func("bit_count", node.this),
+            exp.CurrentUser: lambda self, node: self.func("user"),
             exp.Extract: lambda self, node: self.func("date_part", exp.Literal.string(node.name), node.expression),
             exp.BitwiseXor: lambda self, node: self.func("bitwise_xor", node.this, node.expression),
             exp.Left: lambda self, node: self.func("left_of", node.this, node.expression),
@@ -187,6 +217,7 @@ def parse_one(sql: str) -> exp.Expr:
     """
     if len(sql) > MAX_SQL_CHARS:
         raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")
+    sql = _without_hints(sql)
     renamed = _RENAME.fullmatch(sql)
     replacing = _REPLACE.match(sql)
     if renamed:
@@ -214,6 +245,20 @@ def parse_one(sql: str) -> exp.Expr:
     if isinstance(trees[0], exp.Command) and trees[0].name.lower() not in _COMMANDS:
         raise syntax_error(sql)
     return trees[0]
+
+
+def _without_hints(sql: str) -> str:
+    """Remove the words that only tell MySQL how to run a statement, which the parser reads as names."""
+    if not _HINT.search(sql):
+        return sql
+    kept, before = [], ""
+    for token in tokens(sql):
+        word = token.text.lower() if token.kind == "word" else ""
+        if word in _HINTS.get(before, ()):
+            continue
+        kept.append("JOIN" if word == "straight_join" else token.text)
+        before = before if token.kind == "blank" else word
+    return "".join(kept)
 
 
 def _bare_code(sql: str) -> str:

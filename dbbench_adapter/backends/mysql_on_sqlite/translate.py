@@ -16,9 +16,10 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from dbbench_adapter.backends.mysql_on_sqlite.allowed_sql import refuse_definitions, refuse_other_kinds
 from dbbench_adapter.backends.mysql_on_sqlite.checks import refuse, refuse_reserved, refuse_row_ids
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind, KindFinder
+from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
-from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten
+from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten, shift_dates
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
     MysqlOnSqlite,
     StatementError,
@@ -62,7 +63,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
     """Translate one MySQL statement, within the thread's `time_limit`.
 
     Args:
-        columns: MySQL's type of the columns, by lower-case name.
+        columns: MySQL's type of the columns.
     Raises:
         StatementError: the text is not one statement, does not parse, or uses something that is not supported.
         StatementTimeout: the translation takes too long.
@@ -86,6 +87,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     tree = unparenthesised(tree)
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         raise unsupported("WITH ROLLUP")
+    shift_dates(tree)
     nodes = list(tree.walk())  # walking costs more than anything else here, so it is done once
     for node in nodes:
         if isinstance(node, exp.SetOperation):
@@ -94,7 +96,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     refuse_row_ids(nodes, columns)
     catalogue = _find_tables(nodes)
     tables = _named_tables(tree, nodes)
-    sorts = any(isinstance(node, _SORTING) for node in nodes)
+    sorts = any(_sorts(node) for node in nodes)
     if any(isinstance(node, exp.Subquery | exp.CTE) for node in nodes) and blows_up(tree):
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
     finder = KindFinder(nodes, columns)
@@ -134,7 +136,12 @@ def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
     return tuple(name for name in tables if name.lower() not in defined)
 
 
-_SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, exp.Create)
+def _sorts(node: exp.Expr) -> bool:
+    """Return whether SQLite may sort for a node; UNION ALL, which recursive queries use, only joins."""
+    return isinstance(node, _SORTING) or (isinstance(node, exp.SetOperation) and node.args.get("distinct") is not False)
+
+
+_SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.Create)
 translated_often = lru_cache(maxsize=512)(_translated)  # rollouts of a group repeat statements
 
 

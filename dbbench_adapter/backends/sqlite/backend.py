@@ -22,7 +22,7 @@ import re
 import sqlite3
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP
 from typing import Any
@@ -112,7 +112,7 @@ class SqliteDatabase(Database):
         self.closed = False
         self._names = {table.name for table in tables}
         self._declared = _declared_kinds(tables, typed=typed)
-        self._columns = _by_name((column, kind) for (_, column), kind in self._declared.items())
+        self._columns = _lowered(self._declared)
         self._connection = connect()
         self._connection.set_authorizer(self._authorize)
         try:
@@ -136,6 +136,8 @@ class SqliteDatabase(Database):
             except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError, StatementTimeout) as error:
                 if self._guard.out_of_memory:
                     return Result(error=_OUT_OF_MEMORY)
+                if self._guard.out_of_steps:
+                    return Result(error=_OUT_OF_STEPS)
                 late = expired() or isinstance(error, StatementTimeout) or "interrupted" in str(error)
                 return Result(error=_INTERRUPTED if late else _driver_text(error, sql))
             except MemoryError:
@@ -192,14 +194,13 @@ class SqliteDatabase(Database):
 
     def _kinds_now(self) -> ColumnKinds:
         """Return the kinds after tables or columns changed: as the task declares a column, or else as SQLite does."""
-        kinds = []
+        kinds: dict[tuple[str, str], Kind | None] = {}
         for table in table_names(self._read):
             for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
                 unknown = declared in ("", "NUM")  # the columns of CREATE TABLE ... AS have these types
-                kinds.append(
-                    (column, self._declared.get((table, column), None if unknown else declared_kind(declared)))
-                )
-        return _by_name(kinds)
+                known = self._declared.get((table, column))
+                kinds[table, column] = known or (None if unknown else declared_kind(declared))
+        return _lowered(kinds)
 
     def _refuse_other_case(self, statement: Statement) -> None:
         """Refuse a table's name in another case, as MySQL does on Linux; SQLite ignores case."""
@@ -289,13 +290,8 @@ def _declared_kinds(tables: Sequence[Table], *, typed: bool) -> dict[tuple[str, 
     }
 
 
-def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
-    """Return the kinds of columns by lower-case name, without names about which tables disagree."""
-    found: dict[str, set[Kind | None]] = {}
-    for name, kind in kinds:
-        found.setdefault(name.lower(), set()).add(kind)
-    known = ((name, next(iter(kinds))) for name, kinds in found.items() if len(kinds) == 1)
-    return frozenset((name, kind) for name, kind in known if kind is not None)
+def _lowered(kinds: Mapping[tuple[str, str], Kind | None]) -> ColumnKinds:
+    return frozenset((table.lower(), column.lower(), kind) for (table, column), kind in kinds.items())
 
 
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
@@ -347,7 +343,8 @@ def _column_sql(name: str, kind: str, limits: tuple[int, int] | None) -> str:
     if limits is not None:  # MySQL's strict mode refuses text and too large numbers in an INT column
         fits = f"CONSTRAINT {quoted(_RANGE + name)} CHECK ({column} BETWEEN {limits[0]} - 0.5 AND {limits[1]} + 0.5)"
         return f"{column} INT CONSTRAINT {column} CHECK (typeof({column}) <> 'text') {fits}"
-    return f"{column} TEXT COLLATE {COLLATION}" if kind == "text" else f"{column} {kind.upper()}"
+    is_text = kind in ("text", "date", "datetime", "time")
+    return f"{column} TEXT COLLATE {COLLATION}" if is_text else f"{column} {kind.upper()}"
 
 
 def _round_integers(connection: sqlite3.Connection, table: str, columns: list[str]) -> None:
@@ -383,6 +380,10 @@ def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
 
 
 _INTERRUPTED = "3024 (HY000): Query execution was interrupted, maximum statement execution time exceeded"
+_OUT_OF_STEPS = (
+    "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take "
+    f"{MAX_SORT_OPCODES:,} steps; read fewer rows"
+)
 _RANGE = "range of "
 _OUT_OF_MEMORY = "1038 (HY001): Out of memory"
 _DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)

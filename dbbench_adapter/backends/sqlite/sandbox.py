@@ -47,7 +47,7 @@ _ALLOWED = frozenset(
     )
 )
 _BUILT_IN = (
-    "abs avg char coalesce count ifnull iif ltrim max min nullif quote round rtrim soundex substr substring sum trim "
+    "abs avg coalesce count ifnull iif ltrim max min nullif quote round rtrim substr substring sum trim "
     "typeof acos asin atan atan2 cos sin tan degrees radians current_date current_time current_timestamp "
     "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value"
 )
@@ -123,7 +123,7 @@ class Guard:
     """
 
     def __init__(self, max_opcodes: int | None = None, *, max_growth_bytes: float = MAX_GROWTH_BYTES) -> None:
-        self.out_of_memory = False
+        self.out_of_memory = self.out_of_steps = False
         self._max_growth_bytes = max_growth_bytes
         self._opcodes_left = max_opcodes
         self._memory_bytes: int | None = None
@@ -132,6 +132,7 @@ class Guard:
         if self._opcodes_left is not None:
             self._opcodes_left -= PROGRESS_OPCODES
             if self._opcodes_left < 0:
+                self.out_of_steps = True
                 return True
         now = _memory_bytes()
         if self._memory_bytes is None:

@@ -72,6 +72,27 @@ class _GroupConcat:
         return joined.encode()[:GROUP_CONCAT_MAX_LEN].decode("utf-8", "ignore")
 
 
+class _Any:
+    """Computes ANY from its comparisons: 1 if one is true, else NULL if one is NULL; ALL from its own, turned about."""
+
+    wanted = True
+
+    def __init__(self) -> None:
+        self.found, self.unknown = False, False
+
+    def step(self, fits: Any) -> None:
+        check()
+        self.unknown = self.unknown or fits is None
+        self.found = self.found or (fits is not None and bool(fits) is self.wanted)
+
+    def finalize(self) -> int | None:
+        return int(self.wanted) if self.found else None if self.unknown else int(not self.wanted)
+
+
+class _All(_Any):
+    wanted = False
+
+
 def _sort_key(value: Any) -> tuple[int, Any]:
     if value is None:
         return (0, 0)
@@ -84,5 +105,7 @@ AGGREGATES: dict[str, tuple[int, type]] = {
     "std": (1, _variance(ddof=0, root=True)),
     "var_pop": (1, _variance(ddof=0, root=False)),
     "var_samp": (1, _variance(ddof=1, root=False)),
+    "any_is": (1, _Any),
+    "all_are": (1, _All),
     "mysql_group_concat": (-1, _GroupConcat),
 }

@@ -27,7 +27,11 @@ def _digits(value: Any) -> int:
 
 
 def _format(value: Any, digits: Any) -> str:
-    return f"{number(value):,.{_digits(digits)}f}"
+    places = _digits(digits)
+    rounded = _round(value, places)
+    if not math.isfinite(rounded):
+        raise ArithmeticError("no finite number")
+    return f"{Decimal(repr(rounded)):,.{places}f}"
 
 
 def _cast_signed(value: Any) -> int:
@@ -60,6 +64,8 @@ def _truncate(value: Any, digits: Any) -> float:
 
 def _round(value: Any, digits: Any = 0) -> int | float:
     """Round halves exactly in the written decimal, as MySQL rounds its decimals."""
+    if isinstance(value, str):
+        return _round_double(value, digits)
     found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     if not math.isfinite(found):
         return found
@@ -67,9 +73,25 @@ def _round(value: Any, digits: Any = 0) -> int | float:
     return int(rounded) if isinstance(found, int) else float(rounded)
 
 
-def _as_text(value: Any, digits: Any = None) -> str:
-    """Return the text of a number: a decimal with `digits` after the point, a double or an integer with its own."""
-    if digits is None or not isinstance(value, float) or not math.isfinite(value):
+def _round_double(value: Any, digits: Any = 0) -> float:
+    """Round a double or a text, as C does: halves to the even neighbour."""
+    found, factor = float(number(value)), 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    scaled = found * factor
+    return round(scaled) / factor if math.isfinite(scaled) else found
+
+
+def _as_text(value: Any, digits: Any = None, own: Any = 0) -> str:
+    """Return the text of a number: a decimal with `digits` after the point, a double or an integer with its own.
+
+    Args:
+        own: 1 leaves whole numbers as they are, since a decimal that was chosen from several keeps its own digits.
+    """
+    if (
+        digits is None
+        or (own and isinstance(value, int))
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+    ):
         return text_of(value)
     exact = _DOUBLE_DIGITS.create_decimal(repr(value))
     return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS):f}"
@@ -85,6 +107,11 @@ def _extreme(wanted: int, *values: Any) -> Any:
     return float(number(found)) if texts else found
 
 
+def _extreme_number(wanted: int, *values: Any) -> float:
+    extreme = max if wanted > 0 else min
+    return float(extreme(number(value) for value in values))
+
+
 def _mod(left: Any, right: Any) -> int | float | None:
     first, second = number(left), number(right)
     if not second:
@@ -93,8 +120,19 @@ def _mod(left: Any, right: Any) -> int | float | None:
     return int(math.copysign(abs(first) % abs(second), first)) if both else math.fmod(first, second)
 
 
-def _bitwise_xor(left: Any, right: Any) -> int:
-    return whole(left) ^ whole(right)
+def _bits(combine: Callable[..., int]) -> Callable[..., int]:
+    """Return a function of bits; MySQL's are whole numbers without a sign.
+    Raises:
+        ArithmeticError: the result does not fit into SQLite's whole numbers.
+    """
+
+    def combined(*values: Any) -> int:
+        made = combine(*(half_up(number(value)) % 2**64 for value in values)) % 2**64
+        if made >= 2**63:
+            raise ArithmeticError("more than 63 bits")
+        return made
+
+    return combined
 
 
 def _rand(seed: Any = None) -> float:
@@ -124,6 +162,8 @@ STRICT: dict[str, Function] = {
     "as_text": (-1, _as_text),
     "greatest": (-1, partial(_extreme, 1)),
     "least": (-1, partial(_extreme, -1)),
+    "greatest_number": (-1, partial(_extreme_number, 1)),
+    "least_number": (-1, partial(_extreme_number, -1)),
     "format": (2, _format),
     "cast_signed": (1, _cast_signed),
     "cast_decimal": (2, _cast_decimal),
@@ -143,5 +183,13 @@ STRICT: dict[str, Function] = {
     "log10": (1, _math(math.log10)),
     "mod": (2, _mod),
     "mysql_round": (-1, _round),
-    "bitwise_xor": (2, _bitwise_xor),
+    "round_double": (-1, _round_double),
+    "bits_and": (2, _bits(lambda left, right: left & right)),
+    "bits_or": (2, _bits(lambda left, right: left | right)),
+    "bitwise_xor": (2, _bits(lambda left, right: left ^ right)),
+    "bit_not": (1, _bits(lambda value: ~value)),
+    "bit_left": (2, _bits(lambda value, count: value << count if count < 64 else 0)),
+    "bit_right": (2, _bits(lambda value, count: value >> count if count < 64 else 0)),
+    "bit_count": (1, lambda value: (half_up(number(value)) % 2**64).bit_count()),
+    "cot": (1, _math(lambda value: 1 / math.tan(value))),
 }

@@ -99,16 +99,16 @@ def _find(piece: _Piece, text: str, start: int, end: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> regex.Pattern[str]:
+def _compiled(pattern: str, exactly: bool = False) -> regex.Pattern[str]:
     product = 1
     for low, high in _BOUNDS.findall(pattern):
         product *= max(int(bound[:9]) if bound else 1 for bound in (low, high)) or 1
     if len(pattern) > MAX_PATTERN_CHARS or product > MAX_REPEAT:
         raise ValueError("the regular expression is too large")
-    return regex.compile(pattern, regex.IGNORECASE | regex.VERSION0)
+    return regex.compile(pattern, regex.VERSION0 if exactly else regex.IGNORECASE | regex.VERSION0)
 
 
-def _matches(pattern: Any, text: Any) -> Any:
+def _matches(pattern: Any, text: Any, *, exactly: bool = False) -> Any:
     """Yield all matches one by one, leftmost first.
 
     Raises:
@@ -119,7 +119,7 @@ def _matches(pattern: Any, text: Any) -> Any:
     if len(text) > MAX_SUBJECT_CHARS:
         raise ValueError("the text is too long for a regular expression")
     try:
-        compiled = _compiled(text_of(pattern))
+        compiled = _compiled(text_of(pattern), exactly)
         yield from compiled.finditer(text, timeout=remaining_s(MAX_REGEX_S), concurrent=True)
     except TimeoutError:
         raise StatementTimeout("Timeout exceeded in regular expression match.") from None
@@ -129,6 +129,14 @@ def _matches(pattern: Any, text: Any) -> Any:
 
 def _regexp(pattern: Any, text: Any) -> int:
     return int(next(_matches(pattern, text), None) is not None)
+
+
+def _regexp_bin(pattern: Any, text: Any) -> int:
+    return int(next(_matches(pattern, text, exactly=True), None) is not None)
+
+
+def _like_bin(pattern: Any, text: Any, escape: Any = "\\") -> int:
+    return like_exactly(text_of(pattern), text_of(text), text_of(escape))
 
 
 def _regexp_like(text: Any, pattern: Any, *_flags: Any) -> int:
@@ -167,7 +175,9 @@ NULLS_MATTER: dict[str, Function] = {}
 
 STRICT: dict[str, Function] = {
     "like": (-1, like),
+    "like_bin": (-1, _like_bin),
     "regexp": (2, _regexp),
+    "regexp_bin": (2, _regexp_bin),
     "regexp_like": (-1, _regexp_like),
     "regexp_replace": (3, _regexp_replace),
     "regexp_substr": (2, _regexp_substr),

@@ -1,0 +1,85 @@
+"""Every function in every context: SQLite answers as MariaDB does, or with an error.
+
+A twelfth of the pairs by default; `--full` plays all of them.
+"""
+
+import re
+import zlib
+
+import pytest
+
+from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES as OWN_AGGREGATES
+from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
+from dbbench_adapter.backends.mysql_on_sqlite.signatures import NODES, SIGNATURES
+from dbbench_adapter.backends.sqlite.sandbox import _CALLABLE
+from dbbench_adapter.tests.function_calls import (
+    AGGREGATES,
+    AS_MYSQL_8,
+    AS_MYSQL_8_OF_TEXTS,
+    CALLS,
+    DIGITS,
+    REFUSED,
+    TYPED,
+    UNTYPED,
+    aggregate_contexts,
+    contexts,
+)
+
+SHARE = 12
+STRICT = {"1292", "1366", "1265", "1406", "1264"}
+"""MySQL's strict mode refuses a change that computes with such values; the page says that SQLite does not."""
+
+
+def test_every_function_has_its_kind_in_the_table():
+    assert {*FUNCTIONS, *OWN_AGGREGATES, *_CALLABLE} - {"iif", "distinct_key"} <= set(SIGNATURES)
+    assert {name for name, _ in NODES.values()} <= set(SIGNATURES)
+
+
+@pytest.fixture(scope="module", params=["typed", "untyped"])
+def engines(request, sqlite, mariadb):
+    """A database on each engine, and patterns of what is known to differ between them."""
+    typed = request.param == "typed"
+    opened = [backend.open([TYPED if typed else UNTYPED], typed=typed) for backend in (sqlite, mariadb)]
+    yield *opened, AS_MYSQL_8 | DIGITS | ({} if typed else AS_MYSQL_8_OF_TEXTS)
+    for database in opened:
+        database.close()
+
+
+@pytest.mark.parametrize("call", [*CALLS, *AGGREGATES])
+def test_a_call_means_the_same_everywhere(engines, call, request):
+    """See the module's docstring."""
+    sqlite, mariadb, known = engines
+    is_aggregate = call in AGGREGATES
+    rows = mariadb.run(f"SELECT {call} FROM t" + ("" if is_aggregate else " ORDER BY id")).rows
+    value = str(next((cell for (cell,) in rows if cell is not None), 1))
+    assert (_answer(sqlite, f"SELECT {call} FROM t")[0] == "refused") == (call in REFUSED)
+    wrong = {}
+    for name, sql in (aggregate_contexts if is_aggregate else contexts)(call, value).items():
+        if not request.config.getoption("--full", default=False) and zlib.crc32(f"{call} {name}".encode()) % SHARE:
+            continue
+        found, right = _answer(sqlite, sql), _answer(mariadb, sql)
+        if found[0] == "refused" or found == right or (right[0] == "refused" and right[1] in STRICT):
+            continue
+        if not any(re.search(pattern, sql) for pattern in known):
+            wrong[sql] = found, right
+    assert wrong == {}
+
+
+def _answer(database, sql):
+    """The rows as an agent reads them, or the table that a change leaves, which is taken back."""
+    if sql.startswith("SELECT"):
+        result = database.run(sql)
+        rows = [tuple(map(str, row)) for row in result.rows or ()]
+        return ("refused", (result.error or "").split(" ")[0]) if result.error else ("rows", rows)
+    database.run("START TRANSACTION")
+    error = database.run(sql).error
+    left = [tuple(map(_cell, row)) for row in database.run("SELECT * FROM t ORDER BY id").rows]
+    database.run("ROLLBACK")
+    return ("refused", error.split(" ")[0]) if error else ("table", left)
+
+
+def _cell(value):
+    """A cell without the engines' own types: 7.5 and Decimal('7.50') are one number."""
+    cell = plain(value)
+    return float(cell) if isinstance(cell, int | float) else cell
