@@ -73,7 +73,10 @@ def calls(name, count, size):
 
 def cpu_s(function, *arguments):
     started = time.thread_time()
-    with time_limit(LIMIT_S), suppress(ValueError, StatementTimeout, MemoryError, ArithmeticError, TypeError):
+    with (
+        time_limit(LIMIT_S),
+        suppress(ValueError, LookupError, StatementTimeout, MemoryError, ArithmeticError, TypeError),
+    ):
         function(*arguments)
     return time.thread_time() - started
 

@@ -96,7 +96,7 @@ def test_it_runs_end_to_end_on_the_tiny_policy_and_made_up_problems(tmp_path):
     short = ["--max_samples", 3, "--batch_size", 2, "--samples_per_prompt", 2, "--max_new_tokens", 40]
     out = tmp_path / "out"
     shown = run(command("models/tiny-sql", "generated", out, *short, "--eval_samples", 2, "--max_rounds", 2))
-    assert "\n3 problems of generated, 2 held out\nheld-out after 0 epochs: " in shown
+    assert "3 problems of generated, 2 held out\n" in shown and "\nheld-out after 0 epochs: " in shown
     assert "epoch 1/1  batch 2/2  correct " in shown and f"adapter after epoch 1: {out}/epoch_1\n" in shown
     assert shown.endswith(f"next: {python_command('scripts/test_interactive.py', '--model', out / 'epoch_1')}\n")
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {

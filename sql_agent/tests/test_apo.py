@@ -295,7 +295,7 @@ def test_a_policy_that_is_gone_ends_the_search_and_counts_as_no_score(tmp_path):
         ended = search(*command(policy, critic, tmp_path / "run"))
     assert ended.code == 1
     assert "8 of 8 rollouts were lost" in ended.out
-    assert "the most frequent reason is 'model_unavailable' (8 times)" in ended.out
+    assert "the most frequent reason is 'model_unavailable' (8 times; the first: " in ended.out
     assert of_version(tmp_path / "run", "v0")[2] == [("held-out", 8, None, 0, 0, {"model_unavailable": 8})]
 
 

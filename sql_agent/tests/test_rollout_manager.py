@@ -134,7 +134,7 @@ def test_lost_rollouts_are_masked_and_counted_by_reason(play):
 
 
 def test_a_step_that_loses_too_much_stops_with_the_reason(play):
-    with pytest.raises(RuntimeError, match=r"2 of 2 rollouts were lost.*'model_unavailable' \(2 times\)"):
+    with pytest.raises(RuntimeError, match=r"2 of 2 rollouts were lost.*'model_unavailable' \(2 times; the first: "):
         play([UNKNOWN])
 
 

@@ -122,7 +122,8 @@ def test_a_function_that_was_unavailable_for_one_is_in_no_reward_of_the_group():
         assert [result.reward for result in group] == [1.0, 1.0, 0.0]
         assert [(result.lost, result.unshaped) for result in group] == [(None, "judge_unavailable")] * 3
     with pytest.raises(
-        TooManyLostError, match=r"3 of 3 rollouts were lost .* 'judge_unavailable' \(3 times\). The LLM"
+        TooManyLostError,
+        match=r"3 of 3 rollouts were lost .* 'judge_unavailable' \(3 times; the first: no answer\). The LLM",
     ):
         check_lost(group, 0.5)
 

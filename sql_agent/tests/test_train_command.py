@@ -290,7 +290,7 @@ def test_a_store_that_keeps_every_span_is_named_with_the_command_that_starts_one
         finally:
             upstream.terminate()
     assert "keeps every span of every rollout, so it grows with each step" in words
-    assert f"`python -m sql_agent.store_server --port {port}` frees what has been read and answers no page" in words
+    assert f"-m sql_agent.store_server --port {port}` frees what has been read and answers no page" in words
     assert "keeps every span" not in said(store_url)
 
 
