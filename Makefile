@@ -15,7 +15,7 @@ demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAge
 
 test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras
-	.venv/bin/pytest -n 2 --no-loadscope-reorder
+	.venv/bin/pytest -n 2 --no-loadscope-reorder -rs
 
 check: setup  ## lint, layers, types and the quick tests (about 4 minutes)
 	.venv/bin/ruff check
