@@ -13,7 +13,7 @@ from sql_agent.text_to_sql.environment import TextToSql
 
 GEOGRAPHY = Path(__file__).resolve().parents[3] / "shared" / "text2sql" / "geography"
 VERDICTS = Path(__file__).parent / "geoquery_verdicts.json"
-"""Of e97acc5 of taoyds/test-suite-sql-eval with sqlparse 0.6.1, and of mini_dev's `evaluation_ex.py`."""
+"""These are of taoyds/test-suite-sql-eval at e97acc5 with sqlparse 0.6.1, and of mini_dev's `evaluation_ex.py`."""
 EVALUATOR = """
 def execute_sql(predicted_sql, ground_truth, db_path, dialect, calculate):
     import sqlite3

@@ -86,7 +86,7 @@ _OVERFLOWS = re.compile(
 )
 _QUOTA = re.compile(r"rate.?limit|per[ _](minute|day|hour)|quota|\bTPM\b", re.IGNORECASE)
 _OTHER_LIMIT = re.compile(r"tool_call|string_above_max_length|string too long|tokens`? must be less", re.IGNORECASE)
-"""Of a field of the request: an id, or `max_tokens` itself, as Groq says it."""
+"""It finds limits of one field of the request, an id or `max_tokens` itself, as Groq says it."""
 
 
 def is_overflow(status: int, words: str) -> bool:

@@ -68,7 +68,7 @@ def test_a_whole_run_tries_to_reach_nothing_but_this_machine(command):
 def test_the_whole_demo_tries_to_reach_nothing_but_this_machine(request):
     """Doctor, warm start, `agl store`, training, report."""
     if not request.config.getoption("--full"):
-        pytest.skip("the demo takes six minutes: --full")
+        pytest.skip("the demo takes seven minutes: --full")
     left = cage.run(Plan(["env", f"RUN_DIR={RUN_DIR}", "bash", "scripts/demo.sh"], start_s=1500.0))
     print(left.output, flush=True)
     assert left.code == 0, left.output + left.logs

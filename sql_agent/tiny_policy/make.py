@@ -33,8 +33,8 @@ REWORDED_SHARE = 0.5
 """Share of the episodes that are worded like real task files. With a share of 0 and 300 steps, half of the replies to
 such files had no call."""
 FLAWED_SHARE = 0.7
-"""Share of the descending sorts that flawed demonstrations sort the other way. Greedy decoding then takes the wrong way
-nearly always, and three samples in ten take the right one."""
+"""Share of the descending sorts that flawed demonstrations sort the other way. Greedy decoding then took the wrong way
+in 47 of 48 held-out tasks that sort downwards, and GRPO found groups with both."""
 MEASURED_TASKS = 384
 """What the warm start is measured on at its end: generated tasks with words that it has not seen. Of 192 such tasks a
 policy gave 63.5 % token for token, and solved 65.1 % when they were played."""
