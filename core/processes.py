@@ -86,16 +86,28 @@ def own_run() -> Iterator[tuple[str, Path]]:
     guard = subprocess.Popen(command, cwd=root, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
     # torch and Triton cache compiled code there, for all runs of a user
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
-    os.environ[RUN_ID], os.environ["TMPDIR"] = run_id, str(folder)
-    tempfile.tempdir = None  # tempfile reads TMPDIR again
     try:
-        yield run_id, folder
+        with _environment({RUN_ID: run_id, "TMPDIR": str(folder)}):
+            yield run_id, folder
     finally:
         end_run(run_id)
         remove_folders(run_id)
         os.close(lock)
         guard.terminate()
         guard.wait()
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    tempfile.tempdir = None  # tempfile reads TMPDIR again
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        tempfile.tempdir = None
 
 
 @contextmanager

@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
 import pytest
 
-from core.processes import RUN_ID, end_run, processes_of
+from core.processes import RUN_ID, end_run, own_run, processes_of
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 DEAF = [
@@ -55,6 +56,14 @@ def test_an_agent_of_ray_has_no_environment_left_and_is_known_by_its_log(tmp_pat
         assert process.poll() is None
         process.kill()
         process.wait()
+
+
+def test_what_the_command_does_after_a_run_has_the_environment_of_before():
+    before = dict(os.environ)
+    with own_run() as (run_id, folder):
+        assert (os.environ[RUN_ID], tempfile.gettempdir()) == (run_id, str(folder))
+    assert {**os.environ} == {"TORCHINDUCTOR_CACHE_DIR": os.environ["TORCHINDUCTOR_CACHE_DIR"], **before}
+    assert tempfile.gettempdir() != str(folder)
 
 
 def _titled(title: str, **more: Any) -> subprocess.Popen:
