@@ -141,10 +141,11 @@ def meant(label: Cell) -> Cell:
 
 
 def _matched(given: Rows, expected: Rows) -> bool:
-    """Return whether the rows pair one to one. Identical rows are paired first, which could only be wrong for numbers
-    that are closer together than the tolerance."""
+    """Return whether the rows pair one to one. Most rows are identical, so the others are tried alone first. If they do
+    not pair, all are: of 5.0 and 5, a given 5.0 has to leave the identical 5.0 to '5e0', which is no whole number."""
     counts = Counter(map(_typed, given)), Counter(map(_typed, expected))
-    return paired(_fitting(_rows(counts[0] - counts[1]), _rows(counts[1] - counts[0])))
+    others = _rows(counts[0] - counts[1]), _rows(counts[1] - counts[0])
+    return paired(_fitting(*others)) or (len(others[0]) < len(given) and paired(_fitting(given, expected)))
 
 
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
@@ -175,8 +176,8 @@ def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
 
 
 def _kind(expected: Cell) -> type:
-    """Return how a cell is compared: as NULL, text, whole number, or number with a tolerance."""
-    return next(kind for kind in (type(None), str, int, float) if isinstance(expected, kind))
+    """Return how a cell is compared: as NULL, text, truth value, whole number, or number with a tolerance."""
+    return next(kind for kind in (type(None), str, bool, int, float) if isinstance(expected, kind))
 
 
 def _exact(expected: Cell) -> Any:
@@ -192,10 +193,12 @@ def _as_kind(given: Cell, kind: type) -> Any:
         return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _NO_SUCH
     if kind is str:
         return given.strip() if isinstance(given, str) else _NO_SUCH
-    number = _read(given, whole=kind is int)
+    if kind is bool and isinstance(given, bool):
+        return given
+    number = _read(given, whole=kind is not float)
     if number is None:
         return _NO_SUCH
-    return number if kind is int else ...
+    return ... if kind is float else number
 
 
 def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], list[int]]:
@@ -292,8 +295,11 @@ def _placed(
     """Find a place for one more row, by moving others along an augmenting path."""
     reached: dict[int, int] = {}  # place -> the row that it was reached from
     waiting = [start]
+    searched: set[int] = set()  # ids of lists, which equal rows share
     for i in waiting:
-        for j in itertools.chain.from_iterable(fitting[i]):
+        lists = [places for places in fitting[i] if id(places) not in searched]
+        searched.update(map(id, lists))
+        for j in itertools.chain.from_iterable(lists):
             if j in reached:
                 continue
             reached[j] = i

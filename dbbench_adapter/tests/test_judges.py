@@ -277,6 +277,22 @@ def test_strict_finds_a_pairing_where_a_greedy_one_fails():
     assert same_rows(((1.00005,), (0.99995,)), ((1.0,), (1.0001,)), ordered=False)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(((5.0,), ("5e0",)), ((5.0,), (5,)), id="an_identical_row_is_needed_elsewhere"),
+        pytest.param(((True, "5"),), ((True, 5),), id="a_truth_value_beside_another_spelling"),
+    ],
+)
+def test_strict_finds_a_pairing_beside_identical_cells(given, expected):
+    assert same_rows(given, expected, ordered=False)
+
+
+def test_strict_tells_ten_thousand_equal_rows_from_one_that_is_not():
+    rows = (("x",),) * 10_000
+    assert not same_rows(rows, (*rows[1:], ("y",)), ordered=False)
+
+
 @pytest.mark.parametrize("cell", ["x", 1])
 def test_strict_pairs_off_a_thousand_equal_rows(cell):
     assert same_rows(((cell,),) * 1100, ((cell,),) * 1100, ordered=False)
