@@ -162,10 +162,10 @@ def test_rows_about_several_databases_do_not_go_with_one_file(shop, tmp_path):
         ('["a"]', "row 1: a str, expected an object"),
         ("[]", "holds no question"),
         ("", "holds no question"),
-        ("[", "is no JSON"),
+        ("[", "row 1: end of the list missing"),
         ('{"a": 1}\n{', "line 1: no `question`"),
-        ("{", "line 1: no JSON"),
-        ('[{"question": "a", "answer": ' + "9" * 5000 + "}]", "is no JSON"),
+        ("{", "q.json is neither JSON nor JSON Lines: not JSON"),
+        ('[{"question": "a", "answer": ' + "9" * 5000 + "}]", "row 1: not JSON: Exceeds the limit"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(shop, tmp_path, text, said):
