@@ -80,6 +80,18 @@ def test_the_other_tables_are_played_and_the_left_out_one_is_said(tmp_path, caps
     assert finding.problems[0].mend.startswith("leave the questions out") and not finding.problems[0].blocks
 
 
+def test_a_table_that_computes_by_another_programs_function_is_left_out_and_named(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.create_function("own", 1, lambda value: value, deterministic=True)
+        connection.executescript(CARDS + "CREATE TABLE made (a, b AS (own(a)))")
+    found = read_schema(path)
+    assert [table.name for table in found.tables] == ["card"]
+    assert found.unreadable == {"made": "unknown function: own()"}
+    rows = asked(tmp_path / "q.json", {"question": "How many?", "query": "SELECT count(*) FROM card"})
+    assert not check_database(path, rows).problems
+
+
 def test_a_file_of_such_tables_alone_is_refused_and_names_them(tmp_path):
     path = made(tmp_path / "a.sqlite", KEYED.format("own"), "own")
     with pytest.raises(DatabaseError, match=r"no table that can be read: label \(.*own is another program's\); give"):
