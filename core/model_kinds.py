@@ -15,7 +15,13 @@ from core.printed_commands import python_command
 
 ADAPTER_FILE = "adapter_config.json"
 """The file that makes a folder that of a PEFT adapter."""
-MERGED = "it trains no weights that could be merged into a model; train a LoRA adapter, or take another model"
+_NO_WEIGHTS = "it trains no weights that could be merged into a model; train a LoRA adapter, or take another model"
+_EMBEDDINGS = (
+    "embeddings are not merged here: train it again without them (target_modules, modules_to_save), or merge it with "
+    "the program that trained it, and compare; PEFT's own merge computes something else where the output layer shares "
+    "their weights"
+)
+"""Seen with PEFT 0.21.2 on a model with tied weights: logits before and after were 22 apart."""
 _QUANTISED = {
     "awq": "AWQ",
     "gptq": "GPTQ",
@@ -87,21 +93,38 @@ def _adapter(path: Path) -> OtherKind | None:
 
 
 def adapter_fault(path: Path) -> OtherKind | None:
-    """Return why an adapter can be neither merged nor trained on, by its files; None if it may be.
-
-    Raises:
-        ValueError: adapter_config.json is no JSON.
-    """
+    """Return why an adapter can be neither merged nor trained on, by its files; None if it may be."""
     kind = _object(path / ADAPTER_FILE).get("peft_type")
     if isinstance(kind, str) and kind.upper() in _PROMPTS:
-        return OtherKind(f"{path} is an adapter of {_PROMPTS[kind.upper()]} ({kind})", MERGED)
+        return OtherKind(f"{path} is an adapter of {_PROMPTS[kind.upper()]} ({kind})", _NO_WEIGHTS)
     if (path / "adapter_model.bin").is_file() and not (path / "adapter_model.safetensors").is_file():
         return OtherKind(
             f"the weights of the adapter in {path} are a pickle (adapter_model.bin), which may run a program",
             "if you trust it, load it with `peft.PeftModel.from_pretrained(base, FOLDER)` and write it again with "
             "`save_pretrained`, which writes adapter_model.safetensors",
         )
+    shapes = safetensors_header(path / "adapter_model.safetensors") or {}
+    if name := next((name for name in shapes if ".base_layer." in name), None):
+        what = f"the adapter in {path} changes the embeddings by LoRA, and holds them whole ({name})"
+        return OtherKind(what, _EMBEDDINGS)
+    if name := next((name for name in shapes if name.endswith(".original_module.weight")), None):
+        tokens = f"{shapes[name]['shape'][0]:,} tokens"
+        return OtherKind(f"the adapter in {path} holds its own embeddings, of {tokens}, beside the base's", _EMBEDDINGS)
     return None
+
+
+def safetensors_header(file: Path) -> dict[str, Any] | None:
+    """Return dtype, shape and place of each tensor in a safetensors file; None if the header cannot be read.
+
+    The format is 8 bytes with the little-endian length of the header, the header as JSON, then the tensors.
+    """
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = parse_json(stream.read(min(length, file.stat().st_size)))
+        return {name: dict(tensor) for name, tensor in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 _PROMPTS = {

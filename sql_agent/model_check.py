@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.forked import LimitError, forked
 from core.json_text import parse_json
-from core.model_kinds import other_kind
+from core.model_kinds import other_kind, safetensors_header
 from core.printed_commands import program_command, python_command
 from sql_agent import exact_continuation
 from sql_agent.exact_continuation import Continuity, Message
@@ -464,15 +464,13 @@ def check_fit(path: Path) -> list[Problem]:
 
 
 def safetensors_bytes(file: Path) -> int | None:
-    """Return the size that a safetensors file should have; None if its header cannot be read (e.g. a git-lfs pointer).
-
-    The format is 8 bytes with the little-endian length of the header, the header as JSON, then the tensors.
-    """
+    """Return the size that a safetensors file should have; None if its header cannot be read, as in a pointer."""
+    header = safetensors_header(file)
+    if header is None:
+        return None
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        try:
-            header = parse_json(stream.read(min(length, file.stat().st_size)))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError):
-            return None
-    return 8 + length + max(ends, default=0)
+    try:
+        return 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    except (TypeError, KeyError, IndexError):
+        return None

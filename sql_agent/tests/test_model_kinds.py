@@ -139,3 +139,26 @@ def test_an_adapter_of_pickled_weights_says_how_it_is_written_again(random_polic
     path = adapter(tmp_path / "a", random_policy_folder, weights="adapter_model.bin")
     for refused in COMMANDS:
         assert "are a pickle (adapter_model.bin), which may run a program; if you trust it, load it" in refused(path)
+
+
+def holding(path: Path, *names: str) -> Path:
+    save_file({name: torch.zeros(7, 2) for name in names}, path / "adapter_model.safetensors")
+    return path
+
+
+def test_an_adapter_of_the_embeddings_says_so(random_policy_folder, tmp_path):
+    path = adapter(tmp_path / "a", random_policy_folder)
+    holding(path, "base_model.model.model.embed_tokens.base_layer.weight")
+    for refused in COMMANDS:
+        assert "changes the embeddings by LoRA, and holds them whole (base_model.model.model.embed" in refused(path)
+        assert "embeddings are not merged here: train it again without them" in refused(path)
+
+
+def test_an_adapter_with_resized_embeddings_says_how_many_tokens_it_has(random_policy_folder, tmp_path):
+    path = adapter(tmp_path / "a", random_policy_folder)
+    whole = "base_model.model.model.embed_tokens"
+    holding(path, f"{whole}.original_module.weight", f"{whole}.modules_to_save.weight", f"{whole}.weight")
+    for refused in COMMANDS:
+        assert "holds its own embeddings, of 7 tokens, beside the base's; embeddings are not merged" in refused(
+            path
+        )

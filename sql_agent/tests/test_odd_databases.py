@@ -8,6 +8,7 @@ import pytest
 
 from scripts.doctor import check_database
 from sql_agent.datatypes import DataConfig
+from sql_agent.interactive.user_database import read_database
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import DatabaseError
 from sql_agent.text_to_sql.environment import TextToSql
@@ -96,6 +97,15 @@ def test_a_file_of_such_tables_alone_is_refused_and_names_them(tmp_path):
     path = made(tmp_path / "a.sqlite", KEYED.format("own"), "own")
     with pytest.raises(DatabaseError, match=r"no table that can be read: label \(.*own is another program's\); give"):
         Databases(path).schema("a")
+
+
+def test_a_conversation_over_a_copy_leaves_such_a_table_out_and_says_so(tmp_path):
+    found = read_database(made(tmp_path / "a.sqlite", CARDS + KEYED.format("own"), "own"))
+    assert [table.name for table in found.task.tables] == ["card"]
+    why = "label (no query solution; the collation own is another program's)"
+    assert found.left_out == (f"not copied, since no statement can read it: {why}",)
+    with pytest.raises(ValueError, match=r"there is no table that can be read: label \(no query solution"):
+        read_database(made(tmp_path / "b.sqlite", KEYED.format("own"), "own"))
 
 
 # Folders --------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def read_schema(path: Path) -> FileSchema:
                 except sqlite3.OperationalError as error:
                     if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
                         raise
-                    unreadable[name] = _why_unreadable(str(error), sql)
+                    unreadable[name] = why_unreadable(str(error), sql)
     except (OSError, sqlite3.Error, BackendUnavailable) as error:
         raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
     if not tables:
@@ -106,7 +106,7 @@ def said_unreadable(unreadable: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in unreadable.items())
 
 
-def _why_unreadable(error: str, sql: str | None) -> str:
+def why_unreadable(error: str, sql: str | None) -> str:
     """Say why no statement can read a table; SQLite itself names the collation of a table's key in few cases."""
     named = [next(filter(None, match)) for match in _COLLATION.findall(sql or "")]
     foreign = [name for name in dict.fromkeys(named) if name.lower() not in _COLLATIONS]
