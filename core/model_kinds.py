@@ -154,9 +154,10 @@ def _other_weights(path: Path) -> OtherKind | None:
 
 def _quantised(path: Path) -> OtherKind | None:
     config = _object(path / "config.json")
-    found = config.get("quantization_config")
-    method = found.get("quant_method") if isinstance(found, dict) else None
-    if isinstance(found, dict) and not method and found.get("load_in_4bit", found.get("load_in_8bit")):
+    given = config.get("quantization_config")
+    found: dict[str, Any] = given if isinstance(given, dict) else {}
+    method = found.get("quant_method")
+    if not method and found.get("load_in_4bit", found.get("load_in_8bit")):
         method = "bitsandbytes"
     if method:
         name = _QUANTISED.get(str(method), str(method))

@@ -164,6 +164,7 @@ def chat_templates(path: Path) -> dict[str, str]:
     if not (path / "tokenizer_config.json").is_file():
         return {}
     template = read_json(path / "tokenizer_config.json").get("chat_template")
+    named: Any
     try:
         named = {each["name"]: each["template"] for each in template} if isinstance(template, list) else template
     except (KeyError, TypeError):

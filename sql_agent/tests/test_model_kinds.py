@@ -159,6 +159,4 @@ def test_an_adapter_with_resized_embeddings_says_how_many_tokens_it_has(random_p
     whole = "base_model.model.model.embed_tokens"
     holding(path, f"{whole}.original_module.weight", f"{whole}.modules_to_save.weight", f"{whole}.weight")
     for refused in COMMANDS:
-        assert "holds its own embeddings, of 7 tokens, beside the base's; embeddings are not merged" in refused(
-            path
-        )
+        assert "holds its own embeddings, of 7 tokens, beside the base's; embeddings are not merged" in refused(path)
