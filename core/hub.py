@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from core.json_text import parse_json
+from core.model_kinds import other_kind
 from core.nearest import did_you_mean
 from core.printed_commands import program_command, python_command
 
@@ -65,6 +66,8 @@ def model_folder(
     """
     if Path(name).is_dir():
         return Path(name)
+    if Path(name).is_file() and (other := other_kind(Path(name))):
+        raise ModelNotFoundError(str(other))
     id = str(name)
     if not may_be_id(id):
         raise ModelNotFoundError(

@@ -20,7 +20,8 @@ def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, 
         answer: a function that raises `ValueError` for a row that it cannot take. Any other exception is an error of
             the program; it is logged and affects this row alone.
     """
-    for line in lines:
+    for marked in lines:
+        line = marked.removeprefix("\ufeff")
         if not line.strip():
             continue
         row: Any = None

@@ -11,8 +11,18 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from core.hub import ModelError
-from core.printed_commands import python_command
+from core.model_kinds import other_kind
 from core.weights import FETCH, HEAD, LANGUAGE_HEADS, misfit, weight_files
+
+
+def refuse_other_kind(path: Path) -> None:
+    """Refuse a folder that holds no whole model, before its tokenizer is read.
+
+    Raises:
+        ModelError: it holds something else; the message says what, and what to do.
+    """
+    if other := other_kind(path):
+        raise ModelError(str(other))
 
 
 def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -21,11 +31,6 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     Raises:
         ModelError: the model cannot be a base; the message says why.
     """
-    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        raise ModelError(
-            f"{path} is an adapter, expected a whole model; merge it into its base first: "
-            f"`{python_command('scripts.merge_policy', '--adapter', path, '--output', 'MERGED')}`"
-        )
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -30,7 +30,8 @@ from core.conversations import RowError
 from core.disk_errors import OutputError, in_words
 from core.flags import Parser
 from core.outputs import check_output, written
-from reward_model.data.files import NotReadOn, Numbered, raw_rows
+from core.row_files import NotReadOn
+from reward_model.data.files import Numbered, raw_rows
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.shapes import FORMS, Converter
 from reward_model.data.summary import Summary

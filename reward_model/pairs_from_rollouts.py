@@ -26,10 +26,10 @@ from typing import Any
 
 from core.conversations import RowError, legal, read_conversation, read_tools
 from core.flags import Parser
-from core.json_text import parse_json
 from core.messages import Message, num_chars, num_tool_calls
 from core.outputs import OutputError, check_output
 from core.printed_commands import python_command
+from core.row_files import RowFileError, read_rows
 from reward_model.baselines import has_answer
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent
@@ -139,20 +139,22 @@ def read_rollouts(folder: Path) -> Read:
     read = Read()
     for path in sorted(folder.rglob("*.jsonl")):
         read.files += 1
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    _read_row(line, f"{path.relative_to(folder)}:{number}", read)
+        try:
+            for row in read_rows(path):
+                _read_row(row.value, f"{path.relative_to(folder)}:{row.number}", read)
+        except RowFileError as error:
+            raise PreferenceFileError(str(error)) from None
     if not read.files:
         evaluate = python_command("sql_agent.evaluate", "--output")
         raise PreferenceFileError(f"{folder} holds no *.jsonl; `{evaluate} FILE` writes such files")
     return read
 
 
-def _read_row(line: bytes, source: str, read: Read) -> None:
+def _read_row(record: Any, source: str, read: Read) -> None:
     read.rows += 1
     try:
-        record = parse_json(line.strip())
+        if isinstance(record, RowError):
+            raise record
         reason = why_not(record)
         if reason is None and (rollout := rollout_of(record, source)) is not None:
             read.rollouts.append(rollout)

@@ -36,6 +36,7 @@ from core.disk_errors import failures_of_the_disk, in_words
 from core.flags import Parser
 from core.hub import go_offline, model_folder
 from core.json_text import parse_json
+from core.model_kinds import ADAPTER_FILE
 from core.printed_commands import program_command, python_command
 from sql_agent.datatypes import AgentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
@@ -49,7 +50,6 @@ BOUND = 1e-3
 rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
 LIMITS = AgentConfig(max_turns=4, max_tokens=96)
 """These limits keep the compared episode short, as a large model writes few tokens a second on a CPU."""
-ADAPTER_FILE = "adapter_config.json"
 
 Say = Callable[[str], None]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.forked import LimitError, forked
 from core.json_text import parse_json
+from core.model_kinds import other_kind, safetensors_header
 from core.printed_commands import program_command, python_command
 from sql_agent import exact_continuation
 from sql_agent.exact_continuation import Continuity, Message
@@ -28,9 +29,10 @@ if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken p
 
 TINY_POLICY = Path(__file__).resolve().parents[1] / "models" / "tiny-sql"
 """The small policy, which commands take, and make first, if no model is named."""
-ADAPTER_FILE = "adapter_config.json"
-"""The file that makes a folder that of a PEFT adapter."""
 SETUP = "bash scripts/setup.sh"
+TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FOLDER = "additional_chat_templates"
+"""Where transformers keeps the templates of a model that has several."""
 OF_ONE_MODEL = "take config.json and weights of one language model, e.g. fetch the folder again"
 FIT_S = 120.0
 """Limit of CPU seconds for importing torch and matching the names of all shards; it usually takes two."""
@@ -59,14 +61,12 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
     Args:
         protocol: the run's; `fc` for every environment that offers tools.
     """
-    if not path.is_dir():
+    if not path.exists():
         make = f"make a small policy with `{python_command('scripts.make_tiny_policy')}`"
         fetch = f"fetch a model with `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`"
         return [Problem(f"model folder {path} does not exist", f"{make}, or {fetch}")]
-    if (path / ADAPTER_FILE).is_file() and not (path / "config.json").is_file():
-        whole = f"{path}-merged"
-        merge = python_command("scripts.merge_policy", "--adapter", path, "--output", whole)
-        return [Problem(f"{path} holds an adapter, expected a whole model", f"merge it by `{merge}`, and give {whole}")]
+    if other := other_kind(path):
+        return [Problem(other.what, other.remedy)]
     found = (
         *check_config(path),
         *check_tokenizer(path),
@@ -134,21 +134,60 @@ def check_tokenizer(path: Path) -> Iterator[Problem]:
         yield Problem(f"{path} has no tokenizer.json", f"{fetch_again(path)}, or save its tokenizer as a fast one")
 
 
-def chat_template(path: Path) -> str | None:
-    """Return the folder's chat template for tools, from its own file or, as in transformers, tokenizer_config.json.
+def chat_template(path: Path, protocol: ProtocolName) -> str | None:
+    """Return the chat template that transformers and vLLM take for a protocol's prompts; None if there is none.
+
+    Of several templates it is `tool_use` for prompts with tools if there is one, and otherwise `default`
+    (`PreTrainedTokenizerBase.get_chat_template`).
 
     Raises:
-        ModelFileError: tokenizer_config.json exists and cannot be read.
+        ModelFileError: see `chat_templates`.
     """
-    if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    found = chat_templates(path)
+    with_tools = found.get("tool_use") if protocol == "fc" else None
+    return with_tools or found.get("default")
+
+
+def chat_templates(path: Path) -> dict[str, str]:
+    """Return the chat templates of a folder by their names; one that stands alone has the name `default`.
+
+    As in transformers, files go before tokenizer_config.json: `chat_template.jinja`, which is `default`, and
+    `additional_chat_templates/NAME.jinja`.
+
+    Raises:
+        ModelFileError: tokenizer_config.json exists and cannot be read, or its templates have another form.
+    """
+    files = {"default": path / TEMPLATE_FILE} if (path / TEMPLATE_FILE).is_file() else {}
+    files |= {file.name.removesuffix(".jinja"): file for file in sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))}
+    if files:
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     if not (path / "tokenizer_config.json").is_file():
-        return None
+        return {}
     template = read_json(path / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("tool_use", named.get("default"))
-    return template
+    named: Any
+    try:
+        named = {each["name"]: each["template"] for each in template} if isinstance(template, list) else template
+    except (KeyError, TypeError):
+        named = [template]
+    named = named if isinstance(named, dict) else {} if named is None else {"default": named}
+    if not all(isinstance(text, str) for text in named.values()):
+        expected = "a text, or a list of objects with `name` and `template`"
+        raise ModelFileError(f"chat_template in {path / 'tokenizer_config.json'} has another form, expected {expected}")
+    return named
+
+
+def no_template(path: Path, protocol: ProtocolName, write: str) -> Problem:
+    """Return the problem of a folder without a template for the protocol's prompts, with what it has instead."""
+    prompts = "prompts with tools" if protocol == "fc" else "prompts without tools"
+    taken = "`tool_use` or `default`" if protocol == "fc" else "`default`"
+    if found := chat_templates(path):
+        what = f"{path} has chat templates named {', '.join(found)}, and for {prompts} transformers takes {taken}"
+        return Problem(what, write)
+    if (path / "chat_template.json").is_file():
+        what = f"{path} has a chat_template.json, which transformers reads for models of images and not for tokenizers"
+        return Problem(what, f"write its text `chat_template` to {path / TEMPLATE_FILE}, or take another model")
+    places = f"neither {TEMPLATE_FILE}, {TEMPLATE_FOLDER}/ nor tokenizer_config.json"
+    return Problem(f"{path} has no chat template ({places})", write)
 
 
 CALL = {"type": "function", "function": {"name": "execute_sql", "arguments": {"query": "SELECT probe_call"}}}
@@ -172,7 +211,7 @@ def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Proble
 
     A template that leaves out the tools' schemas passes, because a policy may know its tools from training.
     """
-    file, what = path / "chat_template.jinja", "a tool call" if protocol == "fc" else "a conversation"
+    file, what = path / TEMPLATE_FILE, "a tool call" if protocol == "fc" else "a conversation"
     write = f"write one that can to {file}, or take a model that has one"
     if protocol == "fc":
         write = (
@@ -180,9 +219,9 @@ def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Proble
             "agent.protocol=text, which needs no tools"
         )
     try:
-        template, tokens = chat_template(path), special_tokens(path)
+        template, tokens = chat_template(path, protocol), special_tokens(path)
         if template is None:
-            yield Problem(f"{path} has no chat template (neither {file.name} nor tokenizer_config.json)", write)
+            yield no_template(path, protocol, write)
             return
         missing = unrendered(template, tokens, protocol)
     except ModelFileError as error:
@@ -247,7 +286,7 @@ def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Continuity
     """
     from tokenizers import Tokenizer
 
-    own, tokens = chat_template(path), special_tokens(path)
+    own, tokens = chat_template(path, protocol), special_tokens(path)
     if own is None:
         raise ModelFileError(f"{path} has no chat template")
     try:
@@ -382,7 +421,8 @@ def unrendered(template: str, tokens: dict[str, Any], protocol: ProtocolName) ->
 
 
 def check_weights(path: Path) -> Iterator[Problem]:
-    index = path / "model.safetensors.index.json"
+    indices = [path / f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")]
+    index = next((file for file in indices if file.is_file()), indices[0])
     try:
         shards = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else []
     except (ModelFileError, KeyError, AttributeError) as error:
@@ -392,6 +432,9 @@ def check_weights(path: Path) -> Iterator[Problem]:
         if not (path / name).is_file():
             yield Problem(f"{path / name} is missing, {index.name} names it", fetch_again(path))
     files = sorted(path.glob("*.safetensors"))
+    if not index.is_file() and (parts := sorted(path.glob("*-of-*.safetensors")) + sorted(path.glob("*-of-*.bin"))):
+        names = " or ".join(file.name for file in indices)
+        yield Problem(f"{path} has parts of weights ({parts[0].name}) without {names}", fetch_again(path))
     if not files and not shards and not list(path.glob("pytorch_model*.bin")):
         yield Problem(f"{path} has no weights, expected *.safetensors", fetch_again(path))
     for file in files:
@@ -422,15 +465,13 @@ def check_fit(path: Path) -> list[Problem]:
 
 
 def safetensors_bytes(file: Path) -> int | None:
-    """Return the size that a safetensors file should have; None if its header cannot be read (e.g. a git-lfs pointer).
-
-    The format is 8 bytes with the little-endian length of the header, the header as JSON, then the tensors.
-    """
+    """Return the size that a safetensors file should have; None if its header cannot be read, as in a pointer."""
+    header = safetensors_header(file)
+    if header is None:
+        return None
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        try:
-            header = parse_json(stream.read(min(length, file.stat().st_size)))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError):
-            return None
-    return 8 + length + max(ends, default=0)
+    try:
+        return 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    except (TypeError, KeyError, IndexError):
+        return None

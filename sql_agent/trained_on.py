@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from core.hub import ModelError, model_folder
 from core.json_text import parse_json
+from core.model_kinds import ADAPTER_FILE
 from core.outputs import written
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment
 from sql_agent.environments.registry import ENVIRONMENTS
-from sql_agent.model_check import ADAPTER_FILE
 
 FILE = "trained_on.json"
 GENERATED = "generated tasks"

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from core.json_text import parse_json
+from core.conversations import RowError
 from core.nearest import did_you_mean
 from core.outputs import written
+from core.row_files import RowFileError, is_parquet, read_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.literals import parse_literal
 from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record
@@ -99,7 +100,7 @@ def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
     Raises:
         TaskFileError: the file cannot be read at all, or has no row.
     """
-    records = _parquet_records(path) if path.suffix == ".parquet" else _text_records(path)
+    records = _records(path)
     first = next(records, None)
     if first is None:
         raise TaskFileError(f"{path}: no rows; expected one task per line, or a JSON object of tasks")
@@ -107,48 +108,23 @@ def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
     yield from records
 
 
-def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
-    """Read one JSON value, or JSONL if the whole file is not one JSON value."""
+def _records(path: Path) -> Iterator[RawRecord | Fault]:
     try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise TaskFileError(
-            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); expected .jsonl, .json or .parquet; give "
-            "another file, or save it as UTF-8"
-        ) from None
-    try:
-        whole = parse_json(text)
-    except ValueError:
-        whole = None
-    if isinstance(whole, dict) and whole and all(key.isdigit() for key in whole):
-        for key, value in whole.items():
+        rows, parquet = list(read_rows(path)), is_parquet(path)
+    except RowFileError as error:
+        raise TaskFileError(str(error)) from None
+    entries = rows[0].value if len(rows) == 1 else None
+    if isinstance(entries, dict) and entries and all(key.isdigit() for key in entries):
+        for key, value in entries.items():
             yield RawRecord(f"{path.stem}-{key}", f"record {key!r}", value, f"row {key}")
-    elif isinstance(whole, list):
-        for index, value in enumerate(whole):
-            yield RawRecord(f"{path.stem}-{index}", f"record {index}", value, f"row {index + 1}")
-    else:
-        yield from _jsonl_records(path.stem, text)
-
-
-def _jsonl_records(stem: str, text: str) -> Iterator[RawRecord | Fault]:
-    lines = enumerate(text.split("\n"), start=1)  # splitlines() would also split at U+2028 inside a text
-    for index, (number, line) in enumerate((number, line) for number, line in lines if line.strip()):
-        try:
-            yield RawRecord(f"{stem}-{index}", f"line {number}", parse_json(line), f"line {number}")
-        except ValueError as error:
-            yield Fault(f"line {number}", "", f"not JSON ({error}); expected one task object per line")
-
-
-def _parquet_records(path: Path) -> Iterator[RawRecord | Fault]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except pa.ArrowException as error:
-        raise TaskFileError(f"{path}: not a parquet file ({error}); give another, or download it again") from None
+        return
     for index, row in enumerate(rows):
-        yield unpacked(RawRecord(f"{path.stem}-{index}", f"row {index}", row, f"row {index + 1}"))
+        where = row.place if row.place.startswith("line") else f"{'row' if parquet else 'record'} {index}"
+        if isinstance(fault := row.value, RowError):
+            yield Fault(where, "" if fault.field == "row" else fault.field, fault.reason)
+        else:
+            record = RawRecord(f"{path.stem}-{index}", where, row.value, row.place)
+            yield unpacked(record) if parquet else record
 
 
 def unpacked(record: RawRecord) -> RawRecord | Fault:

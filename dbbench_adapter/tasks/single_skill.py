@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.json_text import parse_json
 from core.outputs import written
 from core.printed_commands import python_command
+from core.row_files import read_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.generate.plans import has_room
@@ -97,9 +97,10 @@ def read_each_once(path: Path) -> list[Task]:
 def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
     """Return the JSON of a single-skill file; return None for every other file."""
     try:
-        whole = parse_json(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        rows = list(read_rows(path))
+    except ValueError:
         return None
+    whole = rows[0].value if len(rows) == 1 else None
     return whole if isinstance(whole, dict) and whole and set(whole) <= set(SKILLS) else None
 
 

@@ -49,7 +49,7 @@ def test_every_bad_row_is_named_with_every_bad_field(write):
         (
             "line 2",
             "",
-            "not JSON (Expecting value: line 1 column 9 (char 8)); expected one task object per line",
+            "not JSON: Expecting value at character 8",
         ),
         (
             "line 3",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from core.row_files import RowFileError, read_rows
 
 Language = Literal["en", "zh"]
 Schema = dict[str, tuple[str, ...]]
@@ -90,11 +92,9 @@ def read_questions(path: Path) -> list[Question]:
     if not path.is_file():
         raise MedicalDataError(f"{path} does not exist; scripts/make_medical_db.py --questions writes such files")
     questions: dict[str, Question] = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, value in _rows(path):
         try:
-            question = _QUESTION.validate_json(line)
+            question = _QUESTION.validate_python(value)
         except ValidationError as error:
             problem = error.errors()[0]
             field = ".".join(map(str, problem["loc"])) or "line"
@@ -105,6 +105,16 @@ def read_questions(path: Path) -> list[Question]:
     if not questions:
         raise MedicalDataError(f"{path} holds no question; scripts/make_medical_db.py --questions writes such files")
     return list(questions.values())
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        for row in read_rows(path):
+            if fault := row.fault():
+                raise MedicalDataError(f"{path}, {fault}; see doc/medical.md")
+            yield row.number, row.value
+    except RowFileError as error:
+        raise MedicalDataError(str(error)) from None
 
 
 def write_questions(questions: Iterable[Question], path: Path) -> None:

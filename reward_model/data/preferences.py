@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from core.outputs import written
 from core.printed_commands import python_command
+from core.row_files import RowFileError, check_kind
 from reward_model.datatypes import Preference
 
 _FIRST_LOOK_BYTES = 8_000_000
@@ -44,14 +46,18 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, with their numbers from 1.
 
     Raises:
-        PreferenceFileError: the file is missing or holds no such line.
+        PreferenceFileError: the file is missing, is no text, or holds no such line.
     """
     if not path.is_file():
         raise PreferenceFileError(f"{path} does not exist; reward_model/convert_dpo_format.py makes such files")
+    try:
+        check_kind(path)
+    except RowFileError as error:
+        raise PreferenceFileError(str(error)) from None
     empty = True
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
+        for number, marked in enumerate(lines, 1):
+            if (line := marked.removeprefix(codecs.BOM_UTF8)).strip():
                 empty = False
                 yield number, line
     if empty:

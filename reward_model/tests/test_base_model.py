@@ -11,7 +11,7 @@ from core.chat_tokenizer import load_tokenizer
 from core.hub import ModelError
 from core.printed_commands import python_command
 from core.weights import weight_files, weights_sha256
-from reward_model.base_model import check_base
+from reward_model.base_model import check_base, refuse_other_kind
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -33,6 +33,8 @@ def configure(folder, **changes):
 
 
 def check(folder):
+    """Check as training does."""
+    refuse_other_kind(folder)
     check_base(folder, load_tokenizer(folder))
 
 
@@ -95,7 +97,7 @@ def remove_weights(folder):
         ),
         pytest.param(
             make_adapter_of_it,
-            "is an adapter, expected a whole model; merge it into its base first: "
+            "holds an adapter, expected a whole model; merge it by "
             f"`{python_command('scripts.merge_policy', '--adapter')} ",
             id="make_adapter_of_it",
         ),

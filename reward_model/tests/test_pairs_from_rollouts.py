@@ -151,7 +151,7 @@ def test_what_can_be_in_no_pair_is_counted_by_its_reason(told):
         "not readable as a rollout": 2,
     }.items():
         assert f"left out, {reason}: {count}" in said
-    assert "a.jsonl:14: Unterminated string" in said and "a.jsonl:15: score: expected a verdict" in said
+    assert "a.jsonl:14: row: not JSON: Unterminated string" in said and "a.jsonl:15: score: expected a verdict" in said
 
 
 def test_the_reply_in_a_text_prompt_is_part_of_the_prompt(told):

@@ -352,6 +352,6 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
     if settings.instructions is None:
         return environment
     try:
-        return environment.with_instructions(settings.instructions.read_text("utf-8"))
+        return environment.with_instructions(settings.instructions.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError, InstructionsError) as fault:
         raise InstructionsError(f"the instructions of {settings.instructions}: {fault}") from None

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.generator import NOTE
+from sql_agent.text_to_sql.schema import said_unreadable, why_unreadable
 
 MAX_ROWS = 200_000
 """Largest number of rows of all tables together, since they are held in memory."""
@@ -44,7 +45,9 @@ def read_database(path: Path) -> DatabaseCopy:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             listed = connection.execute(_LISTED).fetchall()
-            names = [name for name, kind in listed if kind == "table" and not name.startswith("sqlite_")]
+            all_names = [name for name, kind in listed if kind == "table" and not name.startswith("sqlite_")]
+            faults = {name: fault for name in all_names if (fault := _unreadable(connection, name)) is not None}
+            names = [name for name in all_names if name not in faults]
             _refuse_too_many(connection, names, path)
             tables, num_blobs = [], 0
             for name in names:
@@ -54,9 +57,11 @@ def read_database(path: Path) -> DatabaseCopy:
     except sqlite3.Error as error:
         raise ValueError(f"--database {path}: {error}; give a SQLite database that can be read") from error
     if not tables:
-        raise ValueError(f"--database {path}: there is no table in it; give a database with tables")
+        more = f" that can be read: {said_unreadable(faults)}" if faults else " in it"
+        raise ValueError(f"--database {path}: there is no table{more}; give a database with tables")
     others = [f"{kind} {name}" for name, kind in listed if kind in ("view", "virtual")]
     left_out = [f"not copied: {', '.join(others)}"] if others else []
+    left_out += [f"not copied, since no statement can read it: {said_unreadable(faults)}"] if faults else []
     left_out += [f"binary cells shown as hex digits: {num_blobs}"] if num_blobs else []
     note = " ".join(map(_note, tables))
     task = Task(path.stem, "", "other", tuple(tables), Gold(), table_note=note, typed=True)
@@ -67,6 +72,18 @@ def _refuse_too_many(connection: sqlite3.Connection, names: list[str], path: Pat
     total = sum(connection.execute(f"SELECT count(*) FROM {_quoted(name)}").fetchone()[0] for name in names)
     if total > MAX_ROWS:
         raise ValueError(f"--database {path}: {total:,} rows, at most {MAX_ROWS:,} are copied; give a smaller database")
+
+
+def _unreadable(connection: sqlite3.Connection, name: str) -> str | None:
+    """Return why no statement can read a table, e.g. another program's collation; None if one can."""
+    try:
+        connection.execute(f"SELECT * FROM {_quoted(name)} LIMIT 1").fetchall()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
+            raise
+        sql = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+        return why_unreadable(str(error), sql[0] if sql else None)
+    return None
 
 
 def _read_table(connection: sqlite3.Connection, name: str) -> tuple[Table, int]:

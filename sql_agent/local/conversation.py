@@ -82,6 +82,11 @@ class Conversation:
                 f"{tokenizer.name_or_path} has no chat template; take an instruct model, or write chat_template.jinja "
                 "into its folder"
             )
+        if isinstance(tokenizer.chat_template, dict):
+            try:  # TRL knows templates by their text, and the run's own is saved with the adapter
+                tokenizer.chat_template = tokenizer.get_chat_template(tools=list(tools) or None)
+            except ValueError as error:
+                raise ChatTemplateError(f"{tokenizer.name_or_path}: {error}") from None
         try:
             add_response_schema(tokenizer)
         except ValueError:  # TRL does not know the template; Hermes' form of calls is the most common one

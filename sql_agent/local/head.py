@@ -86,7 +86,8 @@ def output_layer(base: Any) -> torch.nn.Linear:
     if type(head) is not torch.nn.Linear:
         raise ValueError(
             f"the output layer is a {type(head).__name__}, expected a plain Linear: adapters on it are not supported; "
-            "leave lm_head out of target_modules and modules_to_save"
+            "leave lm_head out of target_modules and modules_to_save, and trainable_token_indices out where the output "
+            "layer shares the embeddings' weights"
         )
     return head
 

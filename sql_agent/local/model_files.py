@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 from core.hub import ModelNotFoundError, go_offline, model_folder
+from core.model_kinds import ADAPTER_FILE, adapter_fault, other_kind
 from sql_agent.model_check import (
-    ADAPTER_FILE,
     OF_ONE_MODEL,
     ModelFileError,
     check_config,
@@ -91,6 +91,8 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
             base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
         except ModelFileError as error:
             raise StartError(f"{error}; copy the adapter again") from error
+        if fault := adapter_fault(folder):
+            raise StartError(str(fault))
         weights = folder / "adapter_model.safetensors"
         if not weights.is_file() or safetensors_bytes(weights) != weights.stat().st_size or not base:
             raise StartError(
@@ -105,7 +107,9 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
         except StartError as error:
             raise StartError(f"the adapter in {folder} needs its base: {error}") from error
         return path
-    if folder.is_dir():
+    if folder.exists():
+        if other := other_kind(folder):
+            raise StartError(str(other))
         problems = [p for check in (check_config, check_tokenizer, check_weights) for p in check(folder) if p.blocks]
         if problems:
             raise StartError(str(problems[0]))

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from trl.data_utils import common_prefix_length
 
 from core.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
 from core.conversations import short_repr as shown
-from core.json_text import parse_json
 from core.nearest import did_you_mean
+from core.row_files import RowFileError, read_rows
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
@@ -193,7 +194,7 @@ def _played_reference(task: Any, replies: Sequence[Message], environment: Enviro
 
 
 def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
-    """Read JSONL in TRL's forms for fine-tuning: `messages`, `prompt` and `completion`, or `text`.
+    """Read JSON, JSONL or parquet in TRL's forms for fine-tuning: `messages`, `prompt` and `completion`, or `text`.
 
     `tools` may be missing, or a string of JSON. Messages are read as by the reward model's converter, with the field
     names of OpenAI and ShareGPT; ids of calls are numbered anew. Other changes are noted.
@@ -207,19 +208,20 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
         meant = did_you_mean(str(path), DATASETS) or did_you_mean(path)
         raise DataError(f"--dataset {path}: no such file; give {', '.join(DATASETS)}, or a JSONL of messages{meant}")
     found = Demonstrations()
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip() and (limit is None or len(found.kept) < limit):
-                where = f"{path}, line {number}"
-                try:
-                    row = _read_row(line, where, found.notes)
-                    if found.kept and type(row) is not type(found.kept[0]):
-                        raise RowError("row", "plain text and messages in one file; give them as two files")
-                    found.kept.append(row)
-                except RowError as fault:
-                    raise DataError(f"{where}, {fault}") from None
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{where}: {error}; expected a JSON object with messages") from None
+    try:
+        for row in islice(read_rows(path), limit):
+            where = f"{path}, {row.place}"
+            try:
+                demonstration = _read_row(row.value, where, found.notes)
+                if found.kept and type(demonstration) is not type(found.kept[0]):
+                    raise RowError("row", "plain text and messages in one file; give them as two files")
+                found.kept.append(demonstration)
+            except RowError as fault:
+                raise DataError(f"{where}, {fault}") from None
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{where}: {error}; expected a JSON object with messages") from None
+    except RowFileError as error:
+        raise DataError(f"--dataset {error}") from None
     if not found.kept:
         raise DataError(
             f'{path} holds no row; expected {{"messages": [...]}}, prompt and completion, or text, on each line'
@@ -227,8 +229,9 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
     return found
 
 
-def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration | PlainText:
-    row = parse_json(line)
+def _read_row(row: Any, where: str, notes: Counter[str]) -> Demonstration | PlainText:
+    if isinstance(row, RowError):
+        raise row
     if not isinstance(row, dict):
         raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
     form = next((names for names in FORMS if row.keys() >= set(names)), None)

@@ -16,7 +16,7 @@ from typing import Any
 from core.machine import free_port, git_commit
 from core.outputs import written
 from sql_agent.config import TrainConfig, dump_config
-from sql_agent.startup.preflight import UsageError
+from sql_agent.startup.preflight import UsageError, protocol_of
 from sql_agent.startup.resume import own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import set_aside, write_start
 from sql_agent.trained_on import write_trained_on
@@ -87,7 +87,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
         (data / "train.parquet").resolve(),
         (data / "val.parquet").resolve(),
         checkpoint,
-        None if template == chat_template(cfg.model) else template,
+        None if template == chat_template(cfg.model, protocol_of(cfg)) else template,
     )
     for rows, file in ((split.train, files.train), (split.val, files.val)):
         rows = environment.verl_rows(rows)

@@ -129,7 +129,7 @@ def test_the_tokens_of_a_solution_are_those_of_its_replies_as_the_policy_says_th
         {"name": "commit_final_answer", "arguments": {"answers": list(task.gold.answers)}},
     ]
     texts = [f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>" for call in said]
-    counter = PromptTokenizer(random_policy_folder, environment, chat_template(random_policy_folder))
+    counter = PromptTokenizer(random_policy_folder, environment, chat_template(random_policy_folder, "fc"))
     assert counter.reply_tokens(task) == [len(tokenizer.encode(text).ids) for text in texts]
 
 

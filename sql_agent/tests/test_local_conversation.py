@@ -105,6 +105,20 @@ def test_templates_of_known_families_can_be_trained_on(tokenizer, name, eos):
     assert "Next?" in tokenizer.decode(between)
 
 
+@pytest.mark.parametrize(("tools", "taken"), [(fc.TOOLS, "tool_use"), ([], "default")])
+def test_of_several_templates_the_one_of_the_prompts_is_used_and_saved(tokenizer, tools, taken):
+    own = tokenizer.chat_template
+    tokenizer.chat_template = {"default": own + "{# default #}", "tool_use": own + "{# tool_use #}"}
+    Conversation(tokenizer, tools)
+    assert tokenizer.chat_template == own + f"{{# {taken} #}}"
+
+
+def test_templates_of_other_names_are_refused_by_name(tokenizer):
+    tokenizer.chat_template = {"rag": tokenizer.chat_template}
+    with pytest.raises(ChatTemplateError, match=r"multiple chat templates with no default.*rag"):
+        Conversation(tokenizer, fc.TOOLS)
+
+
 def test_a_template_that_rewrites_earlier_turns_gives_way_to_one_that_does_not(tokenizer, caplog):
     tokenizer.chat_template = (TEMPLATES / "qwen3.jinja").read_text()
     Conversation(tokenizer)

@@ -334,7 +334,7 @@ def test_a_plain_text_needs_a_token_that_ends_it():
             {"prompt": [user("a")], "completion": [user("b")]},
             "line 2, completion: no assistant message to imitate; leave the row out",
         ),
-        ("{", "line 2: Expecting property name"),
+        ("{", "line 2, row: not JSON: Expecting property name"),
         (
             {"conversations": [{"from": "human", "value": "a"}], "id": 1},
             "line 2, row: found 'conversations', 'id'; expected `messages`, `prompt` and `completion`, or `text`",

@@ -3,9 +3,11 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trl
+from transformers import AutoTokenizer
 
 from core.forked import forked
 from core.printed_commands import program_command, python_command
@@ -13,6 +15,7 @@ from reward_model.tests.conftest import make_base
 from sql_agent.model_check import (
     OF_ONE_MODEL,
     Problem,
+    chat_template,
     check_model_dir,
     check_tensor_parallel,
     safetensors_bytes,
@@ -119,7 +122,9 @@ def test_every_missing_file_of_an_empty_folder_is_named(tmp_path: Path):
         Problem(f"{tmp_path}/config.json is missing", fetch(tmp_path)),
         Problem(f"{tmp_path} has no tokenizer.json", f"{fetch(tmp_path)}, or save its tokenizer as a fast one"),
         Problem(
-            f"{tmp_path} has no chat template (neither chat_template.jinja nor tokenizer_config.json)", write(tmp_path)
+            f"{tmp_path} has no chat template (neither chat_template.jinja, additional_chat_templates/ nor "
+            "tokenizer_config.json)",
+            write(tmp_path),
         ),
         Problem(f"{tmp_path} has no weights, expected *.safetensors", fetch(tmp_path)),
     ]
@@ -167,12 +172,86 @@ def test_a_template_is_also_found_in_the_tokenizer_config(model: Path):
     assert check_model_dir(model) == []
 
 
-def test_of_several_templates_the_one_for_tools_counts(model: Path):
+TOOL_USE, DEFAULT, OTHER = HERMES + "{# tools #}", HERMES + "{# default #}", HERMES + "{# other #}"
+
+
+def listed(**templates: str) -> dict[str, str]:
+    entries = [{"name": name, "template": text} for name, text in templates.items()]
+    return {"tokenizer_config.json": json.dumps({"chat_template": entries, "eos_token": "<|im_end|>"})}
+
+
+def in_folder(**templates: str) -> dict[str, str]:
+    return {f"additional_chat_templates/{name}.jinja": text for name, text in templates.items()}
+
+
+TEMPLATE_FILES = {
+    "own_file": {"chat_template.jinja": DEFAULT},
+    "text_in_the_config": {"tokenizer_config.json": json.dumps({"chat_template": DEFAULT, "eos_token": "<|im_end|>"})},
+    "list_with_both": listed(default=DEFAULT, tool_use=TOOL_USE),
+    "list_with_default_alone": listed(default=DEFAULT),
+    "list_with_tool_use_alone": listed(tool_use=TOOL_USE, rag=OTHER),
+    "list_with_neither": listed(rag=OTHER),
+    "folder_with_both": in_folder(default=DEFAULT, tool_use=TOOL_USE),
+    "folder_with_tool_use_alone": in_folder(tool_use=TOOL_USE),
+    "folder_with_neither": in_folder(rag=OTHER),
+    "own_file_and_folder": {"chat_template.jinja": DEFAULT} | in_folder(tool_use=TOOL_USE),
+    "folder_before_own_file": {"chat_template.jinja": OTHER} | in_folder(default=DEFAULT),
+    "own_file_before_a_list": {"chat_template.jinja": DEFAULT} | listed(tool_use=TOOL_USE),
+    "folder_before_a_list": in_folder(tool_use=TOOL_USE) | listed(default=DEFAULT, tool_use=OTHER),
+    "json_of_a_processor": {"chat_template.json": json.dumps({"chat_template": DEFAULT})},
+}
+
+
+def taken_by_transformers(model: Path, tools: list[Any] | None) -> str | None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        return tokenizer.get_chat_template(tools=tools)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("files", TEMPLATE_FILES)
+@pytest.mark.parametrize("saved", [False, True], ids=["as_it_is", "saved_by_a_tokenizer"])
+def test_the_template_is_the_one_that_transformers_takes(model: Path, tmp_path: Path, files: str, saved: bool):
     (model / "chat_template.jinja").unlink()
-    templates = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": HERMES}]
-    config = {"chat_template": templates, "eos_token": "<|im_end|>"}
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
-    assert check_model_dir(model) == []
+    (model / "additional_chat_templates").mkdir()
+    for name, text in TEMPLATE_FILES[files].items():
+        (model / name).write_text(text)
+    if saved:  # as fine-tuning and merging write it
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        for name in ("chat_template.jinja", "tokenizer_config.json"):
+            (model / name).unlink(missing_ok=True)
+        shutil.rmtree(model / "additional_chat_templates")
+        tokenizer.save_pretrained(model)
+    for protocol, tools in (("fc", [{"type": "function"}]), ("text", None)):
+        expected = taken_by_transformers(model, tools)
+        assert chat_template(model, protocol) == expected
+        problems = check_model_dir(model, protocol)
+        assert bool(problems) == (expected is None), problems
+
+
+def test_templates_of_other_names_and_of_a_processor_are_named(model: Path):
+    (model / "chat_template.jinja").unlink()
+    (model / "chat_template.json").write_text(json.dumps({"chat_template": HERMES}))
+    what = f"{model} has a chat_template.json, which transformers reads for models of images and not for tokenizers"
+    mend = f"write its text `chat_template` to {model}/chat_template.jinja, or take another model"
+    assert check_model_dir(model) == [Problem(what, mend)]
+    (model / "tokenizer_config.json").write_text(listed(rag=HERMES)["tokenizer_config.json"])
+    what = (
+        f"{model} has chat templates named rag, and for prompts with tools transformers takes `tool_use` or `default`"
+    )
+    assert check_model_dir(model) == [Problem(what, write(model))]
+
+
+@pytest.mark.parametrize("template", [3, ["a"], [{"name": "default"}], [{"name": "default", "template": 3}]])
+def test_a_template_of_another_form_is_a_problem(model: Path, template: Any):
+    (model / "chat_template.jinja").unlink()
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|im_end|>"}))
+    (problem,) = check_model_dir(model)
+    assert problem.what == (
+        f"chat_template in {model}/tokenizer_config.json has another form, expected a text, or a list of objects with "
+        "`name` and `template`"
+    )
 
 
 def test_a_template_may_name_special_tokens(model: Path):
@@ -306,6 +385,23 @@ def test_a_shard_that_the_index_names_must_be_there(model: Path):
     assert check_model_dir(model) == [
         Problem(f"{model}/model-2.safetensors is missing, model.safetensors.index.json names it", fetch(model))
     ]
+
+
+def test_parts_of_weights_need_their_index_and_each_other(model: Path):
+    (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    (problem,) = check_model_dir(model)
+    assert problem.what == (
+        f"{model} has parts of weights (model-00001-of-00002.safetensors) without model.safetensors.index.json or "
+        "pytorch_model.bin.index.json"
+    )
+
+
+def test_a_part_of_pickled_weights_that_the_index_names_must_be_there(model: Path):
+    (model / "model.safetensors").rename(model / "pytorch_model-00001-of-00002.bin")
+    parts = {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": parts}))
+    what = f"{model}/pytorch_model-00002-of-00002.bin is missing, pytorch_model.bin.index.json names it"
+    assert check_model_dir(model) == [Problem(what, fetch(model))]
 
 
 def test_a_download_that_broke_off_is_a_problem(model: Path):

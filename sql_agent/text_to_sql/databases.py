@@ -5,7 +5,7 @@ None of them is written to. `Databases` and `ServerDatabase` have the same metho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,11 +15,12 @@ from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from sql_agent.text_to_sql.changes import ChangeableDatabase
 from sql_agent.text_to_sql.datatypes import DatabaseError
 from sql_agent.text_to_sql.sandbox import UserDatabase
-from sql_agent.text_to_sql.schema import TableInfo, read_schema
+from sql_agent.text_to_sql.schema import FileSchema, TableInfo, read_schema, said_unreadable
 from sql_agent.text_to_sql.server import ServerSession, read_server_schema
 
 Dialect = Literal["sqlite", "mysql"]
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
+"""The first that a folder has is its database, as in the layout of Spider and BIRD; the others are stray files."""
 
 
 class Databases:
@@ -39,7 +40,7 @@ class Databases:
         self.path = path
         self.files = _files(path)
         self._watchdog = Watchdog()
-        self._schemas: dict[str, tuple[TableInfo, ...]] = {}
+        self._schemas: dict[str, FileSchema] = {}
 
     @property
     def ids(self) -> Sequence[str]:
@@ -64,14 +65,45 @@ class Databases:
         return name
 
     def schema(self, db_id: str) -> tuple[TableInfo, ...]:
-        """Return the tables and views.
+        """Return the tables and views that can be read.
 
         Raises:
             DatabaseError: the file cannot be read, or has no table.
         """
+        return self._schema(db_id).tables
+
+    def _schema(self, db_id: str) -> FileSchema:
         if db_id not in self._schemas:
             self._schemas[db_id] = read_schema(self.files[db_id])
         return self._schemas[db_id]
+
+    def unreadable_tables(self, db_id: str) -> dict[str, str]:
+        """Return the tables and views that no statement can read, each with the reason."""
+        return self._schema(db_id).unreadable
+
+    def unreadable(self) -> dict[str, str]:
+        """Return the databases that cannot be read, each with the reason; a run without questions about them goes on.
+
+        Raises:
+            DatabaseError: none can be read.
+        """
+        faults = dict[str, str]()
+        for db_id in self.files:
+            try:
+                self.schema(db_id)
+            except DatabaseError as error:
+                faults[db_id] = str(error)
+        if len(faults) == len(self.files):
+            raise DatabaseError(next(iter(faults.values())))
+        return faults
+
+    def check(self) -> None:
+        """Check that there is a database that can be read.
+
+        Raises:
+            DatabaseError: there is none.
+        """
+        self.unreadable()
 
     def open(self, db_id: str, *, statement_timeout_s: float) -> UserDatabase:
         """Open the database for one episode, or for a judge.
@@ -92,10 +124,27 @@ class Databases:
         return ChangeableDatabase(self.files[db_id], self._watchdog, statement_timeout_s=statement_timeout_s)
 
     def summary(self) -> str:
-        """Describe the databases in a line."""
-        tables = sum(len(self.schema(db_id)) for db_id in self.files)
+        """Describe the databases in a line, with what of them is not read.
+
+        Raises:
+            DatabaseError: none can be read.
+        """
+        faults = self.unreadable()
+        schemas = {db_id: self._schema(db_id) for db_id in self.files if db_id not in faults}
+        tables = sum(len(schema.tables) for schema in schemas.values())
         size_mib = sum(file.stat().st_size for file in self.files.values()) / 1024**2
-        return f"{len(self.files)} SQLite, {tables} tables and views, {size_mib:,.1f} MiB"
+        left_out = [f"{said_unreadable(found.unreadable)} of {id}" for id, found in schemas.items() if found.unreadable]
+        left_out += [f"{id} ({fault.partition('; ')[0]})" for id, fault in faults.items()]
+        left_out += [f"{file.name}, since {self.files[db_id].name} is there" for db_id, file in self._strays()]
+        said = f"{len(schemas)} SQLite, {tables} tables and views, {size_mib:,.1f} MiB"
+        return said + (f"; left out: {'; '.join(left_out)}" if left_out else "")
+
+    def _strays(self) -> Iterator[tuple[str, Path]]:
+        """Yield the files that have a database's name with another suffix."""
+        if not self.path.is_file():
+            for db_id, file in self.files.items():
+                others = (file.with_name(f"{db_id}{suffix}") for suffix in SUFFIXES)
+                yield from ((db_id, other) for other in others if other != file and other.is_file())
 
     def close(self) -> None:
         self._watchdog.stop()
@@ -140,6 +189,10 @@ class ServerDatabase:
                 raise DatabaseError(str(error)) from None
         return self._schema
 
+    def check(self) -> None:
+        """Check that the database can be read, and do no more than read; see `schema` for errors."""
+        self.schema(self.ids[0])
+
     def open(self, db_id: str, *, statement_timeout_s: float) -> ServerSession:
         """Return what runs an episode's statements."""
         return ServerSession(self._server, statement_timeout_s)
@@ -176,9 +229,20 @@ def _files(path: Path) -> dict[str, Path]:
         found = {
             inner.name: file
             for inner in sorted(folder.glob("*/"))
-            for suffix in SUFFIXES
+            for suffix in reversed(SUFFIXES)
             if (file := inner / f"{inner.name}{suffix}").is_file()
         }
         if found:
             return found
-    raise DatabaseError(f"{path} holds no database; expected DB_ID/DB_ID.sqlite in it, or in its subfolder `database`")
+    expected = "DB_ID/DB_ID.sqlite in it, or in its subfolder `database`"
+    raise DatabaseError(f"{path} holds no database; expected {expected}{_found_near(path)}")
+
+
+def _found_near(path: Path) -> str:
+    """Return what a message adds about databases that lie in another place."""
+    for suffix in SUFFIXES:
+        if file := next(iter(sorted(path.glob(f"*{suffix}"))), None):
+            return f"; it has {file.name}: give that file, or move each into a folder of its name"
+        if file := next(iter(sorted(path.glob(f"*/*/*{suffix}"))), None):
+            return f"; give {file.parent.parent}, which has {file.parent.name}/{file.name}"
+    return ""

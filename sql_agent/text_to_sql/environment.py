@@ -23,9 +23,10 @@ from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
 from sql_agent.text_to_sql.changes import ChangeableDatabase, left_by_one, same_state
-from sql_agent.text_to_sql.databases import Databases, open_databases
+from sql_agent.text_to_sql.databases import Databases, ServerDatabase, open_databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
+from sql_agent.text_to_sql.faults import explained
 from sql_agent.text_to_sql.judges import (
     EXECUTION_JUDGES,
     UNDECODABLE,
@@ -37,7 +38,7 @@ from sql_agent.text_to_sql.judges import (
 )
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
-from sql_agent.text_to_sql.schema import Rendered, lengths, render
+from sql_agent.text_to_sql.schema import Rendered, lengths, render, said_unreadable
 from sql_agent.text_to_sql.ties import ranked, ranks
 
 JUDGED_S = 30.0
@@ -82,6 +83,7 @@ class TextToSql(Environment):
         self._reference = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
         self._reference_ranks = lru_cache(maxsize=256)(self._run_ranks)
         self._reference_changes = lru_cache(maxsize=16)(self._run_change)
+        self._explained = lru_cache(maxsize=256)(self._explain)
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
@@ -235,8 +237,13 @@ class TextToSql(Environment):
             else:
                 self._reference(question.db_id, self._as_run(question.query or "SELECT 1"))
         except _ReferenceFailedError as fault:
-            return str(fault)
+            return self._explained(question.db_id, question.query or "", str(fault))
         return None
+
+    def _explain(self, db_id: str, query: str, error: str) -> str:
+        if isinstance(self.databases, ServerDatabase):
+            return error
+        return explained(error, query, self.databases.files[db_id], self.databases.schema(db_id))
 
     def _run_reference(self, db_id: str, query: str) -> _Reference:
         started = time.monotonic()
@@ -272,8 +279,7 @@ class TextToSql(Environment):
         return limits.max_turns or MAX_ROUNDS
 
     def check_episodes(self) -> None:
-        for db_id in self.databases.ids:
-            self.databases.schema(db_id)
+        self.databases.check()
 
     def read_split(self, data: DataConfig, seed: int) -> Split:
         """Load the questions, and leave out those whose reference fails.
@@ -290,8 +296,15 @@ class TextToSql(Environment):
         else:
             train, val = split_questions(train, data.held_out_fraction)
         left_out = Counter[str]()
+        self._say_unreadable({question.db_id for question in (*train, *val)})
         kept = self._usable(train, left_out, train=True), self._usable(val, left_out, train=False)
         return Split(*kept, left_out=left_out)
+
+    def _say_unreadable(self, db_ids: set[str]) -> None:
+        if isinstance(self.databases, Databases):
+            for db_id in sorted(db_ids):
+                if unreadable := self.databases.unreadable_tables(db_id):
+                    print(f"left out of {db_id}: {said_unreadable(unreadable)}", flush=True)
 
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
         kept, unusable, next_line = [], [], time.monotonic() + PROGRESS_S

@@ -6,7 +6,6 @@ of rows; `db_id`, which a single database does not need; `evidence` and `difficu
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -20,8 +19,8 @@ import sqlglot
 from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
-from core.json_text import parse_json
 from core.nearest import did_you_mean
+from core.row_files import RowFileError, read_rows
 from dbbench_adapter.backends import mysql_lexer
 from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
 from dbbench_adapter.datatypes import Cell, Rows
@@ -40,7 +39,7 @@ class QuestionFileError(ValueError):
 
 
 def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Question]:
-    """Read a JSON array, or JSONL.
+    """Read JSON, JSONL or parquet.
 
     Raises:
         QuestionFileError: the file is missing or empty, or a row is not a question about one of the databases.
@@ -229,22 +228,12 @@ def parsed(query: str, dialect: str = "sqlite") -> exp.Expr | None:
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows, each with its name in messages."""
     try:
-        text = path.read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        raise QuestionFileError(f"{path} is no text, expected JSON or JSONL in UTF-8") from None
-    if not text.lstrip().startswith("["):
-        for number, line in enumerate(text.split("\n"), 1):  # JSON strings may contain other line ends
-            if line.strip():
-                try:
-                    yield f"line {number}", parse_json(line)
-                except json.JSONDecodeError as error:
-                    raise QuestionFileError(f"{path}, line {number}: no JSON ({error})") from None
-        return
-    try:
-        rows = parse_json(text)
-    except json.JSONDecodeError as error:
-        raise QuestionFileError(f"{path} is no JSON ({error}); expected an array of questions") from None
-    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+        for row in read_rows(path):
+            if fault := row.fault():
+                raise QuestionFileError(f"{path}, {fault}")
+            yield row.place, row.value
+    except RowFileError as error:
+        raise QuestionFileError(str(error)) from None
 
 
 def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Question:
@@ -256,6 +245,8 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
     db_id = _text(row, "db_id") or None
     try:
         db_id = databases.db_id(db_id)
+        if isinstance(databases, Databases):  # a broken file is an error of the questions about it alone
+            databases.schema(db_id)
     except DatabaseError as error:
         raise ValueError(str(error)) from None
     query = next(

@@ -23,8 +23,10 @@ REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLit
 MAX_RESULT_ROWS = 10_000
 MAX_RESULT_CHARS = 1_000_000
 TOO_LONG = "the result is too long; ask for less"
+MAX_VALUE_BYTES = 200_000
+"""The longest value and the longest row of a statement; `instr` and `replace` then take 0.5 s at most (measured)."""
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # instr and replace then take 0.5 s at most (measured)
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
     # SQLite's own
     sqlite3.SQLITE_LIMIT_COLUMN: 2_000,
@@ -87,7 +89,7 @@ def _formatted(*values: Any) -> Any:
             raise ValueError(f"{spec} is wider than 9999 characters, or takes its width from an argument")
     with closing(sqlite3.connect(":memory:")) as plain:
         plain.text_factory = lambda raw: raw.decode("utf-8", "replace")  # a precision counts bytes
-        plain.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LIMITS[sqlite3.SQLITE_LIMIT_LENGTH])
+        plain.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         made = plain.execute(f"SELECT printf({', '.join('?' * len(values))})", values).fetchone()[0]
     if made is None and values and values[0] is not None:
         raise ValueError("the text is too long")  # SQLite's own gives NULL

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,10 @@ SAMPLES = 2
 SAMPLE_CHARS = 24
 MAX_VIEW_USES = 1_000
 """A view may use this many views, those of its views included."""
+_COLLATIONS = ("binary", "nocase", "rtrim")
+"""SQLite's own; `pragma_collation_list` also lists those that a file names and nobody has."""
 _WORD = re.compile(r"\w+")
+_COLLATION = re.compile(r"""\bcollate\s+(?:(\w+)|"([^"]+)"|`([^`]+)`|\[([^]]+)\]|'([^']+)')""", re.IGNORECASE)
 _KEYWORDS = (
     "add all alter and as autoincrement between case cast check collate commit constraint create current_date "
     "current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign from "
@@ -55,15 +58,24 @@ class TableInfo:
     """What a name stands in; backquotes stand around every name, since MySQL's versions differ in their keywords."""
 
 
-def read_schema(path: Path) -> tuple[TableInfo, ...]:
+@dataclass(frozen=True)
+class FileSchema:
+    tables: tuple[TableInfo, ...]
+    unreadable: dict[str, str]
+    """Tables and views that no statement can read, each with the reason."""
+
+
+def read_schema(path: Path) -> FileSchema:
     """Read the tables and views of a file in their order.
 
-    SQLite's own tables are left out, and so are those that no statement can read: virtual tables, views that name
-    missing tables or columns, and views of views of more than `MAX_VIEW_USES` tables, which take SQLite seconds.
+    SQLite's own tables are left out, and so are virtual tables, and views of views of more than `MAX_VIEW_USES` tables,
+    which take SQLite seconds. A table that is sorted by another program's collation, and a view that names missing
+    tables, can be read by no statement; the others can.
 
     Raises:
         DatabaseError: the file cannot be read, or has no table.
     """
+    tables, unreadable = [], dict[str, str]()
     try:
         with closing(connect(path)) as connection:
             listed = connection.execute(
@@ -72,13 +84,33 @@ def read_schema(path: Path) -> tuple[TableInfo, ...]:
                 "AND coalesce(sql, '') NOT LIKE 'CREATE VIRTUAL %' ORDER BY rowid"
             ).fetchall()
             large = _large_views({name: sql for name, kind, sql in listed if kind == "view"})
-            read = (_read_table(connection, name, kind == "view") for name, kind, _ in listed if name not in large)
-            tables = tuple(table for table in read if table is not None)
+            for name, kind, sql in listed:
+                if name in large:
+                    unreadable[name] = f"it uses more than {MAX_VIEW_USES:,} views"
+                    continue
+                try:
+                    tables.append(_read_table(connection, name, kind == "view"))
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
+                        raise
+                    unreadable[name] = why_unreadable(str(error), sql)
     except (OSError, sqlite3.Error, BackendUnavailable) as error:
         raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
     if not tables:
-        raise DatabaseError(f"{path} holds no table; give the file of a database with tables")
-    return tables
+        more = f" that can be read: {said_unreadable(unreadable)}" if unreadable else ""
+        raise DatabaseError(f"{path} holds no table{more}; give the file of a database with tables")
+    return FileSchema(tuple(tables), unreadable)
+
+
+def said_unreadable(unreadable: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({why})" for name, why in unreadable.items())
+
+
+def why_unreadable(error: str, sql: str | None) -> str:
+    """Say why no statement can read a table; SQLite itself names the collation of a table's key in few cases."""
+    named = [next(filter(None, match)) for match in _COLLATION.findall(sql or "")]
+    foreign = [name for name in dict.fromkeys(named) if name.lower() not in _COLLATIONS]
+    return f"{error}; the collation {', '.join(foreign)} is another program's" if foreign else error
 
 
 @dataclass(frozen=True)
@@ -199,18 +231,17 @@ def _large_views(views: dict[str, str]) -> set[str]:
     return {name for name, count in uses.items() if count > MAX_VIEW_USES}
 
 
-def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo | None:
-    """Read one table; None for a view that names missing tables or columns, since no statement can read it."""
+def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo:
+    """Read one table.
+
+    Raises:
+        sqlite3.OperationalError: no statement can read it, or the file cannot be read.
+    """
     quoted = '"' + name.replace('"', '""') + '"'
-    try:  # only table_xinfo lists generated columns; hidden = 1 marks hidden columns of virtual tables
-        found = connection.execute(
-            "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1", (name,)
-        ).fetchall()
-    except sqlite3.OperationalError as error:
-        if not is_view or error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-            raise
-        return None
-    rows = connection.execute(f"SELECT * FROM {quoted} LIMIT {SAMPLED_ROWS}") if not is_view else ()
+    # only table_xinfo lists generated columns; hidden = 1 marks hidden columns of virtual tables
+    found = connection.execute("SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1", (name,)).fetchall()
+    # a view is only prepared, since its rows may take long; this finds collations that are missing
+    rows = connection.execute(f"SELECT * FROM {quoted} LIMIT {0 if is_view else SAMPLED_ROWS}")
     samples = sample_values([column for column, _, _ in found], rows)
     columns = tuple(ColumnInfo(column, kind, samples.get(column, ())) for column, kind, _ in found)
     key = tuple(column for column, _, place in sorted(found, key=lambda row: row[2]) if place)

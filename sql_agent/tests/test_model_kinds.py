@@ -1,0 +1,162 @@
+"""A folder that holds no whole model says what it is, to every command in the same words."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from core.hub import ModelNotFoundError, model_folder
+from core.model_kinds import other_kind
+from scripts import doctor
+from sql_agent.local.model_files import StartError, check_model
+from sql_agent.startup import preflight
+from sql_agent.startup.preflight import UsageError
+
+ORIGINAL = "take the folder of the model that it was made from, with config.json and *.safetensors"
+
+
+def quantised(**settings):
+    return {"config.json": json.dumps({"architectures": ["Qwen3ForCausalLM"], **settings}), "model.safetensors": ""}
+
+
+FOLDERS = {
+    "gguf": ({"model-Q4_K_M.gguf": "GGUF"}, r"holds weights of llama\.cpp \(GGUF\).*\(model-Q4_K_M\.gguf\)"),
+    "gguf_with_config": ({"config.json": "{}", "a.gguf": "GGUF"}, r"holds weights of llama\.cpp"),
+    "awq": (
+        quantised(quantization_config={"quant_method": "awq", "bits": 4}),
+        "are quantised by AWQ, 4 bits a weight, and cannot be trained",
+    ),
+    "gptq": (quantised(quantization_config={"quant_method": "gptq", "bits": 8}), "quantised by GPTQ, 8 bits a weight"),
+    "bitsandbytes": (
+        quantised(quantization_config={"load_in_4bit": True, "quant_method": "bitsandbytes"}),
+        "quantised by bitsandbytes, 4 bits a weight",
+    ),
+    "fp8": (quantised(quantization_config={"quant_method": "fp8"}), "quantised by FP8, and"),
+    "one_of_tomorrow": (quantised(quantization_config={"quant_method": "new"}), "quantised by new, and cannot"),
+    "mlx": (quantised(quantization={"group_size": 64, "bits": 4}), "quantised by MLX, 4 bits a weight"),
+    "onnx": ({"config.json": "{}", "model.onnx": ""}, "holds weights of ONNX"),
+    "tensorflow": ({"config.json": "{}", "tf_model.h5": ""}, r"holds weights of TensorFlow \(tf_model\.h5\)"),
+    "of_the_authors": ({"params.json": "{}", "consolidated.00.pth": ""}, "in the form of their authors"),
+    "deepspeed": ({"mp_rank_00_model_states.pt": ""}, "shards of DeepSpeed"),
+    "verl": ({"model_world_size_2_rank_0.pt": ""}, "shards of verl's training .*scripts.merge_policy --checkpoint"),
+    "run": ({"checkpoints/global_step_8/data.pt": ""}, "the checkpoints of a run .*merge_policy --checkpoint"),
+    "one_folder_too_high": ({"qwen/config.json": "{}"}, "holds no model, its subfolder has: qwen; give one of them"),
+}
+
+
+def made(folder: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def refused_by_doctor(path: Path) -> str:
+    return "; ".join(map(str, doctor.check_model(path, "fc").problems))
+
+
+def refused_by_training(path: Path) -> str:
+    with pytest.raises(UsageError) as refused:
+        preflight.check_model(path, "fc")
+    return str(refused.value)
+
+
+def refused_by_local_training(path: Path) -> str:
+    """SFT, DPO, the local trainers and the terminal ask the same."""
+    with pytest.raises(StartError) as refused:
+        check_model(str(path))
+    return str(refused.value)
+
+
+COMMANDS = [refused_by_doctor, refused_by_training, refused_by_local_training]
+
+
+@pytest.mark.parametrize("refused", COMMANDS)
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_of_another_kind_says_what_it_is(tmp_path, kind, refused):
+    files, words = FOLDERS[kind]
+    said = str(other_kind(made(tmp_path / "m", files)))
+    assert said in refused(tmp_path / "m")
+    with pytest.raises(ValueError, match=words):
+        raise ValueError(said)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model.safetensors"])
+def test_a_file_is_no_folder_and_says_what_it_is(tmp_path, name):
+    (tmp_path / name).write_text("")
+    what = {
+        "model.gguf": f"a file with weights of llama.cpp (GGUF), which can be served and not trained; {ORIGINAL}",
+        "model.safetensors": f"a file, expected the folder of a model; give {tmp_path}, if it lies there",
+    }[name]
+    for refused in COMMANDS:
+        assert f"{tmp_path / name} is {what}" in refused(tmp_path / name)
+    with pytest.raises(ModelNotFoundError) as refused:
+        model_folder(tmp_path / name)
+    assert str(refused.value) == f"{tmp_path / name} is {what}"
+
+
+def test_a_whole_model_is_of_no_other_kind(random_policy_folder, tmp_path):
+    assert other_kind(random_policy_folder) is None
+    shutil.copytree(random_policy_folder, tmp_path / "m")
+    (tmp_path / "m" / "extra.gguf").touch()
+    (tmp_path / "m" / "adapter_config.json").write_text("{}")
+    assert other_kind(tmp_path / "m") is None
+
+
+# Adapters -------------------------------------------------------------------------------------------------------------
+
+
+def adapter(folder: Path, base: Path, *, weights: str = "adapter_model.safetensors", **settings) -> Path:
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": str(base)} | settings
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    if weights.endswith(".bin"):
+        torch.save({"a": torch.zeros(2)}, folder / weights)
+    else:
+        save_file({"a": torch.zeros(2)}, folder / weights)
+    return folder
+
+
+def test_an_adapter_is_no_whole_model_and_says_how_it_becomes_one(random_policy_folder, tmp_path):
+    path = adapter(tmp_path / "a", random_policy_folder)
+    (path / "config.json").write_text("{}")  # some trainers save the config of the base too
+    for refused in COMMANDS[:2]:
+        assert f"{path} holds an adapter, expected a whole model; merge it by `" in refused(path)
+    check_model(str(path))  # the local trainers go on from one
+
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"])
+def test_an_adapter_that_changes_no_weights_says_so(random_policy_folder, tmp_path, kind):
+    path = adapter(tmp_path / "a", random_policy_folder, peft_type=kind)
+    for refused in COMMANDS:
+        assert f"in front of the prompt ({kind}); it trains no weights that could be merged" in refused(path)
+
+
+def test_an_adapter_of_pickled_weights_says_how_it_is_written_again(random_policy_folder, tmp_path):
+    path = adapter(tmp_path / "a", random_policy_folder, weights="adapter_model.bin")
+    for refused in COMMANDS:
+        assert "are a pickle (adapter_model.bin), which may run a program; if you trust it, load it" in refused(path)
+
+
+def holding(path: Path, *names: str) -> Path:
+    save_file({name: torch.zeros(7, 2) for name in names}, path / "adapter_model.safetensors")
+    return path
+
+
+def test_an_adapter_of_the_embeddings_says_so(random_policy_folder, tmp_path):
+    path = adapter(tmp_path / "a", random_policy_folder)
+    holding(path, "base_model.model.model.embed_tokens.base_layer.weight")
+    for refused in COMMANDS:
+        assert "changes the embeddings by LoRA, and holds them whole (base_model.model.model.embed" in refused(path)
+        assert "embeddings are not merged here: train it again without them" in refused(path)
+
+
+def test_an_adapter_with_resized_embeddings_says_how_many_tokens_it_has(random_policy_folder, tmp_path):
+    path = adapter(tmp_path / "a", random_policy_folder)
+    whole = "base_model.model.model.embed_tokens"
+    holding(path, f"{whole}.original_module.weight", f"{whole}.modules_to_save.weight", f"{whole}.weight")
+    for refused in COMMANDS:
+        assert "holds its own embeddings, of 7 tokens, beside the base's; embeddings are not merged" in refused(path)

@@ -1,0 +1,223 @@
+"""Databases as other programs and archives leave them: what cannot be used is named, and the rest is played."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from scripts.doctor import check_database
+from sql_agent.datatypes import DataConfig
+from sql_agent.interactive.user_database import read_database
+from sql_agent.text_to_sql.databases import Databases
+from sql_agent.text_to_sql.datatypes import DatabaseError
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.load import QuestionFileError, read_questions
+from sql_agent.text_to_sql.schema import read_schema
+
+CARDS = "CREATE TABLE card (id INTEGER PRIMARY KEY, due INTEGER); INSERT INTO card VALUES (1, 10), (2, 11);"
+BOATS = "CREATE TABLE boat (name TEXT); INSERT INTO boat VALUES ('Alba'), ('Brae');"
+COUNT = {"question": "How many boats?", "query": "SELECT count(*) FROM boat"}
+
+
+def made(path, script, *collations):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        for name in collations:
+            connection.create_collation(name, lambda a, b: (a > b) - (a < b))
+        connection.executescript(script)
+    return path
+
+
+def asked(path, *rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+# Collations -----------------------------------------------------------------------------------------------------------
+
+KEYED = (
+    "CREATE TABLE label (word TEXT PRIMARY KEY COLLATE {}, uses INTEGER) WITHOUT ROWID; "
+    "INSERT INTO label VALUES ('a', 1);"
+)
+
+
+@pytest.mark.parametrize("written", ["unicase", '"unicase"', "`unicase`", "[unicase]"])
+def test_a_table_that_another_programs_collation_sorts_is_left_out_and_named(tmp_path, written):
+    found = read_schema(made(tmp_path / "a.sqlite", CARDS + KEYED.format(written), "unicase"))
+    assert [table.name for table in found.tables] == ["card"]
+    assert found.unreadable == {"label": "no query solution; the collation unicase is another program's"}
+
+
+def test_a_view_that_another_programs_collation_sorts_is_left_out_and_named(tmp_path):
+    script = "CREATE TABLE label (word TEXT COLLATE own); CREATE VIEW ordered AS SELECT word FROM label ORDER BY word;"
+    found = read_schema(made(tmp_path / "a.sqlite", script, "own"))
+    assert [table.name for table in found.tables] == ["label"]
+    assert found.unreadable == {"ordered": "no such collation sequence: own"}
+
+
+def test_the_other_tables_are_played_and_the_left_out_one_is_said(tmp_path, capsys):
+    path = made(tmp_path / "a.sqlite", CARDS + KEYED.format("own"), "own")
+    rows = asked(
+        tmp_path / "q.json",
+        {"question": "How many cards?", "query": "SELECT count(*) FROM card"},
+        {"question": "Due?", "query": "SELECT min(due) FROM card"},
+        {"question": "Uses?", "query": "SELECT uses FROM label WHERE word = 'a'"},
+        {"question": "All?", "query": "SELECT * FROM label"},
+    )
+    with TextToSql(path) as environment:
+        environment.check_episodes()
+        split = environment.read_split(DataConfig(train_file=rows, val_file=rows), seed=0)
+    assert ([q.question for q in split.train], split.left_out) == (
+        ["How many cards?", "Due?"],
+        {"reference_failed": 4},
+    )
+    printed = capsys.readouterr().out
+    assert "left out of a: label (no query solution; the collation own is another program's)" in printed
+    assert "(Uses?): no such collation sequence: own: only the program that wrote the database has it; write" in printed
+    assert "(All?): no query solution: a table is sorted by a collation that only the program which wrote it" in printed
+    finding = check_database(path, rows)
+    assert "left out: label (no query solution; the collation own is another program's) of a" in finding.found
+    assert finding.problems[0].mend.startswith("leave the questions out") and not finding.problems[0].blocks
+
+
+def test_a_table_that_computes_by_another_programs_function_is_left_out_and_named(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.create_function("own", 1, lambda value: value, deterministic=True)
+        connection.executescript(CARDS + "CREATE TABLE made (a, b AS (own(a)))")
+    found = read_schema(path)
+    assert [table.name for table in found.tables] == ["card"]
+    assert found.unreadable == {"made": "unknown function: own()"}
+    rows = asked(tmp_path / "q.json", {"question": "How many?", "query": "SELECT count(*) FROM card"})
+    assert not check_database(path, rows).problems
+
+
+def test_a_file_of_such_tables_alone_is_refused_and_names_them(tmp_path):
+    path = made(tmp_path / "a.sqlite", KEYED.format("own"), "own")
+    with pytest.raises(DatabaseError, match=r"no table that can be read: label \(.*own is another program's\); give"):
+        Databases(path).schema("a")
+
+
+def test_a_conversation_over_a_copy_leaves_such_a_table_out_and_says_so(tmp_path):
+    found = read_database(made(tmp_path / "a.sqlite", CARDS + KEYED.format("own"), "own"))
+    assert [table.name for table in found.task.tables] == ["card"]
+    why = "label (no query solution; the collation own is another program's)"
+    assert found.left_out == (f"not copied, since no statement can read it: {why}",)
+    with pytest.raises(ValueError, match=r"there is no table that can be read: label \(no query solution"):
+        read_database(made(tmp_path / "b.sqlite", KEYED.format("own"), "own"))
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stray", [".db", ".sqlite3"])
+@pytest.mark.parametrize("content", ["", "CREATE TABLE old (a)"])
+def test_the_sqlite_file_of_a_folder_wins_over_a_stray_one(tmp_path, stray, content):
+    made(tmp_path / "boats" / "boats.sqlite", BOATS)
+    made(tmp_path / "boats" / f"boats{stray}", content)
+    databases = Databases(tmp_path)
+    assert [table.name for table in databases.schema("boats")] == ["boat"]
+    assert databases.summary().endswith(f"; left out: boats{stray}, since boats.sqlite is there")
+
+
+def test_other_suffixes_are_databases_where_nothing_else_is(tmp_path):
+    made(tmp_path / "boats" / "boats.db", BOATS)
+    assert Databases(tmp_path).files == {"boats": tmp_path / "boats" / "boats.db"}
+
+
+BROKEN = {
+    "pointer": (b"version https://git-lfs.github.com/spec/v1", "file is not a database"),
+    "empty": (b"", "holds no table"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_database_blocks_the_questions_about_it_alone(tmp_path, kind):
+    content, why = BROKEN[kind]
+    made(tmp_path / "boats" / "boats.sqlite", BOATS)
+    (tmp_path / "dud").mkdir()
+    (tmp_path / "dud" / "dud.sqlite").write_bytes(content)
+    good = asked(tmp_path / "good.json", {**COUNT, "db_id": "boats"})
+    with TextToSql(tmp_path) as environment:
+        environment.check_episodes()
+        assert [q.db_id for q in environment.read_tasks(good)] == ["boats"]
+    finding = check_database(tmp_path, good)
+    assert (
+        not finding.problems and f"; left out: dud ({tmp_path}/dud/dud.sqlite" in finding.found and why in finding.found
+    )
+    with pytest.raises(QuestionFileError, match=rf"bad\.json, row 2: .*dud\.sqlite .*{why}"):
+        read_questions(
+            asked(tmp_path / "bad.json", {**COUNT, "db_id": "boats"}, {**COUNT, "db_id": "dud"}), Databases(tmp_path)
+        )
+
+
+def test_a_folder_without_one_good_database_is_refused(tmp_path):
+    made(tmp_path / "void" / "void.sqlite", "")
+    with TextToSql(tmp_path) as environment, pytest.raises(DatabaseError, match=r"void\.sqlite holds no table"):
+        environment.check_episodes()
+
+
+def test_a_folder_of_another_form_says_what_it_has(tmp_path):
+    made(tmp_path / "flat" / "boats.sqlite", BOATS)
+    made(tmp_path / "above" / "dev_databases" / "boats" / "boats.sqlite", BOATS)
+    with pytest.raises(DatabaseError, match=r"it has boats\.sqlite: give that file, or move each into a folder"):
+        Databases(tmp_path / "flat")
+    with pytest.raises(DatabaseError, match=r"give .*above/dev_databases, which has boats/boats\.sqlite"):
+        Databases(tmp_path / "above")
+
+
+# Long cells -----------------------------------------------------------------------------------------------------------
+
+LETTERS = (
+    "CREATE TABLE letter (id INTEGER PRIMARY KEY, body TEXT, scan BLOB); INSERT INTO letter VALUES (1, 'short', NULL);"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "query", "said"),
+    [
+        pytest.param(
+            "INSERT INTO letter VALUES (9, replace(hex(zeroblob(125000)), '00', 'ab'), NULL)",
+            "SELECT id FROM letter WHERE body LIKE '%harbour%'",
+            "body of letter, row 9 has 250,000 bytes, and",
+            id="text",
+        ),
+        pytest.param(
+            "INSERT INTO letter VALUES (4, 'a', zeroblob(300000))",
+            "SELECT * FROM letter",
+            "scan of letter, row 4 has 300,000 bytes, and",
+            id="blob",
+        ),
+        pytest.param(
+            "CREATE TABLE page (no INTEGER PRIMARY KEY, text TEXT) WITHOUT ROWID; "
+            "INSERT INTO page VALUES (3, hex(zeroblob(150000)))",
+            "SELECT text FROM page",
+            "text of page has 300,000 bytes, and",
+            id="without_row_ids",
+        ),
+        pytest.param(
+            "INSERT INTO letter VALUES (5, 'a', zeroblob(300000))",
+            "UPDATE letter SET body = 'x' WHERE id = 5",
+            "scan of letter, row 5 has 300,000 bytes, and",
+            id="row_that_is_changed",
+        ),
+        pytest.param(
+            "",
+            "SELECT hex(zeroblob(150000)) FROM letter",
+            "no cell of the tables is longer, so the statement makes a longer value, and",
+            id="made_by_the_statement",
+        ),
+    ],
+)
+def test_a_long_cell_is_named_with_the_limit_and_its_row(tmp_path, more, query, said):
+    path = made(tmp_path / "a.sqlite", LETTERS + more)
+    rows = asked(tmp_path / "q.json", {"question": "Which?", "query": query})
+    with TextToSql(path) as environment:
+        (question,) = environment.read_tasks(rows)
+        assert environment.reference_fault(question) == (
+            f"string or blob too big: {said} a statement may use values and rows of at most 200,000 bytes "
+            "(MAX_VALUE_BYTES in sql_agent/text_to_sql/sandbox.py); ask about other rows or columns, or shorten it in "
+            "a copy of the file"
+        )
+    assert check_database(path, rows).problems[0].mend.startswith("leave the questions out")
