@@ -25,12 +25,14 @@ from sql_agent.lightning.runner_processes import LastingRunners
 from sql_agent.model_address.request_guard import (
     RUN_TOKEN,
     STORE_TOKEN,
+    ModelServerGuard,
     RequestGuard,
     RunRequestGuard,
     TokenError,
     authorization,
     give_token,
 )
+from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.store_server import BoundedStore
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
 
@@ -251,6 +253,45 @@ def test_commands_that_share_a_run_have_to_share_its_token(environment, token):
 def test_a_server_of_a_run_does_not_start_without_a_token(environment):
     with pytest.raises(TokenError, match="AGENTGRPO_TOKEN is not in the environment"):
         RunRequestGuard(application())
+
+
+@pytest.fixture
+def model_server(environment):
+    environment.setenv(RUN_TOKEN, TOKEN)
+    environment.setenv(CONTEXT_TOKENS, "4096")
+    with oracle.serve(ModelServerGuard(application())) as url:
+        yield url
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        pytest.param(json.dumps({"messages": [{}] * 66_000}).encode(), "request_too_large", id="empty_messages"),
+        pytest.param(json.dumps({"messages": [USER] * 200_000}).encode(), "request_too_large", id="short_messages"),
+        pytest.param(b'{"messages":' + b"[" * 9000, "request_too_large", id="nesting"),
+        pytest.param(b" " * 20_000_000, "request_too_large", id="20_megabytes"),
+        pytest.param(b'{"messages":[{}]}', None, id="no_role"),
+        pytest.param(b"{", None, id="no_json"),
+    ],
+)
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+def test_a_model_server_refuses_what_it_should_not_read(model_server, body, code, chunked):
+    content = iter([body[i : i + 65536] for i in range(0, len(body), 65536)]) if chunked else body
+    headers = BEARER | {"Content-Type": "application/json"}
+    answer = ask(f"{model_server}/chat/completions", "POST", headers=headers, content=content)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+
+
+def test_a_model_server_gets_every_other_request_whole(model_server):
+    body = json.dumps({"messages": [{**USER, "content": "x" * 1_000_000}]}).encode()
+    headers = BEARER | {"Content-Type": "application/json"}
+    assert ask(f"{model_server}/chat/completions", "POST", headers=headers, content=body).json() == {"size": len(body)}
+    assert ask(f"{model_server}/tokenize", "POST", headers=headers, content=b"[1]").json() == {"size": 3}
+    assert ask(f"{model_server}/sleep", "POST", headers=BEARER).json() == {"size": 0}
+    assert ask(f"{model_server}/models", headers=BEARER).json() == {"size": 0}
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from core.printed_commands import python_command
 from core.settings import merged
 from sql_agent.config import TrainConfig
 from sql_agent.learning_rates import usual_learning_rate
+from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
@@ -132,7 +133,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
     # tokens that end a reply are still read from that file.
     vllm["generation_config"] = "vllm"
     # the outermost middleware; vLLM's own --api-key does not protect half of its routes
-    vllm["middleware"] = "sql_agent.model_address.request_guard.RunRequestGuard"
+    vllm["middleware"] = "sql_agent.model_address.request_guard.ModelServerGuard"
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # saves a process that imports torch and vLLM
     actor = {
@@ -315,6 +316,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
+        CONTEXT_TOKENS: str(cfg.data.prompt_tokens + cfg.data.max_response_tokens),
     }
     if cpu:
         threads = cfg.engine.train_threads or os.cpu_count() or 1

@@ -1,6 +1,7 @@
-"""Adds two checks to verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`).
+"""Adds checks to verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`).
 
-All our changes are in place before it serves, and vLLM's prefix cache is empty when it has new weights.
+All our changes are in place before it serves, vLLM's prefix cache is empty when it has new weights, and the connections
+that have not shown the token are limited.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from core.http_protocol import guard_upstreams_servers
 from sql_agent import upstream_patches as patches
 
 
@@ -39,3 +41,7 @@ def _look_at_answer(module: ModuleType) -> None:
         await upstream(self)
 
     module.vLLMHttpServer.clear_kv_cache = clear_kv_cache
+
+
+def _limit_connections(module: ModuleType) -> None:
+    guard_upstreams_servers(module)
