@@ -204,7 +204,13 @@ PATCHES = (
         ("RayPPOTrainer._save_checkpoint", "RayPPOTrainer._load_checkpoint"),
         "checkpoints that say whether they are whole, and go on exactly where one was written",
     ),
-    Patch("driver", _DRIVER, "ray._private.node", ("Node.start_api_server",), "no dashboard, which asks three clouds"),
+    Patch(
+        "driver",
+        _DRIVER,
+        "ray._private.node",
+        ("Node.start_api_server", "Node.start_monitor"),
+        "no dashboard, which asks three clouds; no autoscaler, whose metrics port answers everybody",
+    ),
     Patch(
         "own",
         "core.http_protocol",

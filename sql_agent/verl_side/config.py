@@ -312,6 +312,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         "VLLM_DO_NOT_TRACK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: Ray and the model servers stay on loopback
+        "RAY_enable_metrics_collection": "0",  # its port answers everybody, and no option asks for a token there
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
