@@ -154,13 +154,9 @@ def trust(scope: Mapping[str, Any]) -> None:
         known()
 
 
-def guard_upstreams_servers(config: Any = uvicorn.config) -> None:
-    """Let every server that an upstream library starts in this process speak `GuardedHttpProtocol`.
-
-    Args:
-        config: the module `uvicorn.config`.
-    """
-    config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedHttpProtocol.__name__}"
+def guard_upstreams_servers() -> None:
+    """Let every server that an upstream library starts in this process speak `GuardedHttpProtocol`."""
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedHttpProtocol.__name__}"
 
 
 class _Parser(httptools.HttpRequestParser):

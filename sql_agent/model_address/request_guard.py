@@ -248,10 +248,8 @@ _CLOSE = (b"connection", b"close")
 
 
 async def _answer(send: Any, error: _RefusedError) -> None:
-    headers = [_CLOSE]
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await _send_json(send, error.status, {"detail": str(error)}, headers)
+    bearer = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+    await _send_json(send, error.status, {"detail": str(error)}, [_CLOSE, *bearer])
 
 
 async def _send_json(send: Any, status: int, answer: Any, headers: list[tuple[bytes, bytes]]) -> None:

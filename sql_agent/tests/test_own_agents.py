@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -144,6 +145,13 @@ async def test_several_replies_a_call_and_other_routes_are_refused_in_words(poli
     models = await asyncio.to_thread(httpx.get, f"{policy.base_url}/models")
     assert [each["id"] for each in models.json()["data"]] == ["policy-0"]
     assert SCRIPT.seen == []
+
+
+async def test_the_llm_proxy_takes_no_endless_headers(proxy_url):
+    host, port = proxy_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        line.sendall(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 300)
+        assert line.recv(4096).startswith(b"HTTP/1.1 400")
 
 
 async def test_an_address_of_another_rollout_is_refused(policy):

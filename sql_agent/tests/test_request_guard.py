@@ -344,6 +344,8 @@ def test_the_store_that_a_run_keeps_answers_the_run_and_nobody_else(environment,
             answer = await asyncio.to_thread(ask, served.endpoint + path, method, headers=rebound)
             seen.append(answer.status_code)
         assert (await ours.get_rollout_by_id(rollout.rollout_id)).status == "preparing"
+        many = b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 300
+        assert (await asyncio.to_thread(said, served.endpoint, many)).startswith(b"HTTP/1.1 400")
         for each in (ours, theirs):
             await each.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from core.http_protocol import guard_upstreams_servers
 from sql_agent import upstream_patches as patches
 
 
@@ -44,4 +43,5 @@ def _look_at_answer(module: ModuleType) -> None:
 
 
 def _limit_connections(module: ModuleType) -> None:
-    guard_upstreams_servers(module)
+    # as `core.http_protocol.guard_upstreams_servers`, which cannot be imported before uvicorn is
+    module.HTTP_PROTOCOLS["auto"] = "core.http_protocol:GuardedHttpProtocol"
