@@ -137,7 +137,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
     import uvicorn
 
     from reward_model.service.app import Service, make_app
-    from reward_model.service.http_protocol import LimitedHttpProtocol
+    from reward_model.service.http_protocol import CountedHttpProtocol
     from reward_model.service.middleware import RequestMiddleware
 
     class Server(uvicorn.Server):
@@ -150,7 +150,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         RequestMiddleware(make_app(service), token=token),
         host=args.host,
         port=args.port,
-        http=LimitedHttpProtocol,
+        http=CountedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

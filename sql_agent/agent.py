@@ -52,7 +52,7 @@ from sql_agent.environments.base import (
     with_observation,
 )
 from sql_agent.model_servers.ask import ChatClient
-from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED
+from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED, TOO_LARGE
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -370,9 +370,14 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
 
     A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template may
     fail on arguments that are not an object); everything else is the endpoint's fault.
+
+    Raises:
+        EpisodeLostError: what the environment's tools returned is more than our servers read.
     """
     if not isinstance(failure, APIStatusError) or failure.status_code not in REFUSED:
         return "model_unavailable"
+    if failure.code == TOO_LARGE:
+        raise EpisodeLostError(TOO_LARGE, str(failure))
     if failure.code == CONTEXT_FULL:
         return "max_tokens"
     return "malformed" if rollout.malformed_calls else "model_unavailable"

@@ -31,10 +31,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from core.flags import Parser
+from core.http_protocol import GuardedHttpProtocol, LimitedHttpProtocol
 from core.machine import port_number
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.tasks.load import load_tasks
+from sql_agent.model_address.request_guard import RequestGuard
 
 Json = dict[str, Any]
 Script = Callable[[list[Json]], Json]
@@ -200,7 +202,8 @@ def serve(endpoint: Any, port: int = 0) -> Iterator[str]:
         OSError: the port is taken.
     """
     with socket.create_server(("127.0.0.1", port)) as listener:
-        server = uvicorn.Server(uvicorn.Config(endpoint, log_level="warning", timeout_keep_alive=60))
+        http = GuardedHttpProtocol if isinstance(endpoint, RequestGuard) else LimitedHttpProtocol
+        server = uvicorn.Server(uvicorn.Config(endpoint, http=http, log_level="warning", timeout_keep_alive=60))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

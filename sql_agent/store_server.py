@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from core.agl_without_litellm import agl
 from core.flags import Parser
+from core.http_protocol import guard_upstreams_servers
 from core.machine import memory_limits, port_number
 from sql_agent.model_address.request_guard import STORE_TOKEN, RequestGuard, is_loopback
 
@@ -138,9 +139,11 @@ class BoundedStore(agl.InMemoryLightningStore):
 
 
 class StoreServer(agl.LightningStoreServer):
-    """Runs upstream's server behind a request guard with the token from the environment."""
+    """Runs upstream's server behind a request guard with the token from the environment; every other server of an
+    upstream library in this process gets the same limits of connections."""
 
     def __init__(self, store: Any, *, host: str, port: int, launch_mode: Any = "thread") -> None:
+        guard_upstreams_servers()
         super().__init__(store, host=host, port=port, launch_mode=launch_mode)
         assert self.app is not None
         self.app.add_middleware(RequestGuard, token=os.environ.get(STORE_TOKEN), names=(host,))  # type: ignore[arg-type]

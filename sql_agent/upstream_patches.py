@@ -37,6 +37,7 @@ VERSIONS: dict[str, tuple[str, ...]] = {
     "ray": ("2.60.0",),
     "torch": ("2.13.0+cpu", "2.11.0"),
     "transformers": ("5.10.4", "5.9.0"),
+    "uvicorn": ("0.54.0",),
     "verl": ("0.9.1",),
     "vllm": ("0.28.0+cpu", "0.24.0"),
 }
@@ -93,6 +94,13 @@ PATCHES = (
         "verl.workers.rollout.vllm_rollout.vllm_async_server",
         ("vLLMHttpServer.clear_kv_cache",),
         "no step samples on keys and values of old weights",
+    ),
+    Patch(
+        "server",
+        f"{_PLUGIN}model_server:_limit_connections",
+        "uvicorn.config",
+        ("HTTP_PROTOCOLS.auto",),
+        "slow or huge headers, and connections without a token, cost it nothing",
     ),
     Patch(
         "server",
@@ -196,7 +204,20 @@ PATCHES = (
         ("RayPPOTrainer._save_checkpoint", "RayPPOTrainer._load_checkpoint"),
         "checkpoints that say whether they are whole, and go on exactly where one was written",
     ),
-    Patch("driver", _DRIVER, "ray._private.node", ("Node.start_api_server",), "no dashboard, which asks three clouds"),
+    Patch(
+        "driver",
+        _DRIVER,
+        "ray._private.node",
+        ("Node.start_api_server", "Node.start_monitor"),
+        "no dashboard, which asks three clouds; no autoscaler, whose metrics port answers everybody",
+    ),
+    Patch(
+        "own",
+        "core.http_protocol",
+        "uvicorn.config",
+        ("HTTP_PROTOCOLS.auto",),
+        "slow or huge headers, and connections without a token, cost store and LLM proxy nothing",
+    ),
     # private methods that our classes override, and a module that ours replaces
     Patch(
         "own",
@@ -322,6 +343,8 @@ def _members(node: ast.AST, file: Path) -> Iterator[tuple[str, ast.AST]]:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield child.name, child
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 yield name, value
             case ast.ImportFrom(names=[ast.alias(name="*")], level=1, module=str(module)):
                 star = file.with_name(f"{module}.py")

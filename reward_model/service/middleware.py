@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.http_protocol import trust
 from reward_model.service import metrics
 
 log = logging.getLogger(__name__)
@@ -80,8 +81,10 @@ class RequestMiddleware:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if self._token is not None and scope["path"] not in OPEN_PATHS:
-            _check_token(headers, self._token)
+        if scope["path"] not in OPEN_PATHS:
+            if self._token is not None:
+                _check_token(headers, self._token)
+            trust(scope)
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         body = await _read_body(headers, receive)

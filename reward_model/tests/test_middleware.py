@@ -10,8 +10,9 @@ import httpx
 import pytest
 import uvicorn
 
-from reward_model.service import http_protocol, middleware
-from reward_model.service.http_protocol import LimitedHttpProtocol
+from core import http_protocol
+from reward_model.service import middleware
+from reward_model.service.http_protocol import CountedHttpProtocol
 from reward_model.service.middleware import RequestMiddleware
 
 TOKEN = "a-token"
@@ -49,7 +50,7 @@ def port():
         uvicorn.Config(
             RequestMiddleware(echo, token=TOKEN),
             port=port,
-            http=LimitedHttpProtocol,
+            http=CountedHttpProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,

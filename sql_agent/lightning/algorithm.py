@@ -68,7 +68,9 @@ class VerlGrpo(agl.Algorithm):
         await self._cancel_leftovers(store)
         proxy = None
         if self.cfg.llm_proxy:
-            arguments = ("--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s))
+            context = self.cfg.data.prompt_tokens + self.cfg.data.max_response_tokens
+            arguments = ["--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s)]
+            arguments += ["--context-tokens", str(context)]
             proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
             tell(self.driver, self.order | {"store_url": store_url})

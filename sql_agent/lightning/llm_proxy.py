@@ -25,6 +25,7 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from core.flags import Parser
+from core.http_protocol import guard_upstreams_servers
 from core.machine import free_port, port_number
 from core.processes import Events, end_with_parent
 
@@ -38,6 +39,7 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
+from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
 from sql_agent.rollouts.stitch import AGENT, TURN_SPAN, turn_attributes
 
@@ -82,7 +84,7 @@ def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[di
     ]
 
 
-async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> None:
+async def serve(store_url: str, port: int, timeout_s: float, context_tokens: int, events: Events) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     line = await stdin.readline()
@@ -93,6 +95,8 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
     servers = {f"policy-{i}": f"{url}/v1" for i, url in enumerate(order["backends"])}
     RolloutRoute.servers, RolloutRoute.served_model, RolloutRoute.timeout_s = servers, order["model"], timeout_s
     RolloutRoute.headers, RolloutRoute.write = authorization(RUN_TOKEN), write
+    RolloutRoute.limits = RequestLimits(context_tokens)
+    guard_upstreams_servers()
     proxy = agl.LLMProxy(
         store=PatientStore(store_url),
         model_list=model_list(order["model"], servers, timeout_s),  # type: ignore[arg-type]
@@ -119,8 +123,9 @@ def main() -> None:
     parser.add_argument("--store", required=True, help="address of the agent-lightning store")
     parser.add_argument("--port", type=port_number, default=0, help="port on loopback; 0 picks a free one")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="longest model call")
+    parser.add_argument("--context-tokens", type=int, default=UNKNOWN_CONTEXT, help="context length of the policy")
     args = parser.parse_args()
-    asyncio.run(serve(args.store, args.port, args.timeout_s, events))
+    asyncio.run(serve(args.store, args.port, args.timeout_s, args.context_tokens, events))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ def policy_request(request: dict[str, Any], sampling: RolloutSampling, sequence_
     tool) are dropped too, because the policy would not have sampled such tokens itself. The model's name is replaced,
     so that sub-agents need not know it.
 
+    Args:
+        request: one that `RequestLimits.check` takes.
     Raises:
-        ValueError: the call asks for several replies, or holds no messages.
+        ValueError: the call asks for several replies.
     """
     if request.get("n") not in (None, 1):
         raise ValueError(f"n is {request['n']}; ask for one reply a call, each is trained as a turn of its own")
-    if not isinstance(request.get("messages"), list):
-        raise ValueError("it holds no messages; expected a chat completion")
     limits = [request.get(name) for name in ("max_tokens", "max_completion_tokens")]
     limits = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     tools = (

@@ -3,8 +3,9 @@
 Store, LLM proxy and model servers listen on loopback, which every process of the machine can reach, including those of
 other users and browsers. A web page can reach them under its own host name (DNS rebinding), so unknown host names are
 refused. Requests that a foreign page may send without permission (a form, text, an embedded resource) are refused too.
-No answer allows other pages to read it. Leaves out TLS: whoever can read loopback packets can also read the
-environment.
+No answer allows other pages to read it. Connections whose requests were all refused are limited in number
+(`core.http_protocol`), and a model server reads no chat completion that could not fit its context (`request_limits`).
+Leaves out TLS: whoever can read loopback packets can also read the environment.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import re
 import secrets
 from collections.abc import Collection
 from typing import Any
+
+from core.http_protocol import trust
+from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits, error_body
 
 RUN_TOKEN = "AGENTGRPO_TOKEN"
 """Variable with the token of the LLM proxy and the model servers of a run, and of the store that the run keeps."""
@@ -103,7 +107,12 @@ class RequestGuard:
         except _RefusedError as error:
             await _answer(send, error)
         else:
-            await self._app(scope, receive, to_nobody_else)
+            if scope["path"] not in OPEN_PATHS:
+                trust(scope)
+            await self._pass_on(scope, receive, to_nobody_else)
+
+    async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
 
     def _check(self, scope: dict[str, Any]) -> None:
         """Check host name, origin, token and media type of a request.
@@ -165,6 +174,61 @@ class RunRequestGuard(RequestGuard):
         super().__init__(app, os.environ[RUN_TOKEN])
 
 
+class ModelServerGuard(RunRequestGuard):
+    """Guards a model server, and reads its requests before the server does (`RequestLimits`)."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self._limits = RequestLimits(int(os.environ[CONTEXT_TOKENS]))
+
+    async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        try:
+            body = await read_body(receive, self._limits)
+            request = self._limits.parse(body) if body else None
+            if scope["path"].endswith("/chat/completions"):
+                self._limits.check(request)
+        except ValueError as error:
+            return await _send_json(send, 400, error_body(error), [_CLOSE])
+        if body is not None:
+            await self._app(scope, _from_beginning(body, receive), send)
+
+
+DROPPED_BYTES = 1 << 28
+"""Bytes of a body that is too long which are still received and dropped: many clients read no answer before."""
+
+
+async def read_body(receive: Any, limits: RequestLimits) -> bytes | None:
+    """Return the body of a request; None if the client is gone.
+
+    Raises:
+        RequestTooLargeError: the body is longer than the limits allow; no more than that was kept.
+    """
+    body, size, more = bytearray(), 0, True
+    while more and size <= DROPPED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= limits.body_bytes:
+            body += part
+        more = message.get("more_body", False)
+    if size > limits.body_bytes:
+        raise limits.too_long(size)
+    return bytes(body)
+
+
+def _from_beginning(body: bytes, receive: Any) -> Any:
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Any:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
 def is_loopback(name: str) -> bool:
     """Return whether `name` reaches only this machine; a name other than localhost counts as reachable from others."""
     address = _ip(name)
@@ -179,11 +243,17 @@ def _ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
+_CLOSE = (b"connection", b"close")
+"""The request's body may follow, and nothing reads it."""
+
+
 async def _answer(send: Any, error: _RefusedError) -> None:
-    body = json.dumps({"detail": str(error)}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"connection", b"close")]  # the request's body may follow, and nothing reads it
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    bearer = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+    await _send_json(send, error.status, {"detail": str(error)}, [_CLOSE, *bearer])
+
+
+async def _send_json(send: Any, status: int, answer: Any, headers: list[tuple[bytes, bytes]]) -> None:
+    body = json.dumps(answer).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -4,15 +4,15 @@ A rollout's calls are forwarded unchanged, except that they ask for token ids an
 disconnects is cancelled. A streamed call is collected first and then streamed, because vLLM's streams carry no ids.
 
 A user's own agent calls a signed address (`signed_address`). The address says how its rollout samples. The
-conversations are kept (`call_log`) until the runner asks for them at `ended`; later calls are refused. Leaves out the
-store and LiteLLM (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
+conversations are kept (`call_log`) until the runner asks for them at `ended` and shows the run's token; later calls are
+refused. A call that could not fit the context is refused before it is parsed (`request_limits`). Leaves out the store
+and LiteLLM (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
 import re
 import time
@@ -24,19 +24,25 @@ from urllib.parse import unquote
 
 import aiohttp
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from core.json_text import parse_json
 from sql_agent.model_address.call_counter import KEPT, CallCounter
 from sql_agent.model_address.call_log import CallLog
 from sql_agent.model_address.policy_request import policy_request, stream_of
-from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
+from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, read_body
+from sql_agent.model_address.request_limits import RequestLimits, error_body
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.model_servers.ask import ChatServers
 from sql_agent.model_servers.histories import words_of
 
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
+_ENDED = "ended"
+_OF_SIGNATURE = {"chat/completions": ("POST",), "models": ("GET", "HEAD")}
+"""What the holder of a signed address may ask, and by which methods."""
+_OF_TOKEN = {"chat/completions": ("POST",), _ENDED: ("POST",)}
+"""What the run's own processes ask here; the other paths are LiteLLM's."""
 WRITTEN_S = 20.0
 """Seconds that the end of a rollout waits until the spans of its calls are in the store."""
 
@@ -66,8 +72,8 @@ class _Attempt:
 
 
 class RolloutRoute:
-    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, and passes every other path to `app`, which
-    is LiteLLM in a run.
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, `models` for agents and `ended` for the
+    runner, and passes every other path without a signature to `app`, which is LiteLLM in a run.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers. The store adopts the highest number it sees.
@@ -80,6 +86,7 @@ class RolloutRoute:
     headers: ClassVar[dict[str, str]] = {}
     """Headers of each request to the model servers."""
     timeout_s: ClassVar[float] = 120.0
+    limits: ClassVar[RequestLimits] = RequestLimits()
     write: ClassVar[Callable[[Turn], Awaitable[None]] | None] = None
     """Saves a turn. None: nothing trains on the turns, and the servers are not asked for ids and log-probs."""
 
@@ -96,21 +103,30 @@ class RolloutRoute:
         if scope["type"] == "http" and (signed := read_signed(path, os.environ[RUN_TOKEN])):
             sampling, path = signed
         match = _ROLLOUT_PATH.fullmatch(path) if scope["type"] == "http" else None
-        if match is None and sampling is not None:  # the signature is for its rollout alone
-            await JSONResponse(_error("a rollout has no such address"), 404)(scope, receive, send)
-            return
-        if match is None or (sampling is None and match[3] != "chat/completions"):
+        methods = (_OF_TOKEN if sampling is None else _OF_SIGNATURE).get(match[3] if match else "")
+        if sampling is None and methods is None:
             await self.app(scope, receive, send)
             return
-        http = Request(scope, receive)
-        body = await http.body()
-        if match[3] == "chat/completions":
-            agent = unquote(http.headers.get(AGENT_HEADER, "")) or None
-            response = await self._chat(match[1], match[2], sampling, body, receive, agent)
+        if match is None or methods is None:  # the signature is for these alone
+            asked = f"/{match[3]}" if match else path
+            response = JSONResponse(
+                _error(f"{asked} is not served: only calls of /chat/completions can be trained"), 404
+            )
+        elif scope["method"] not in methods:
+            response = JSONResponse(_error(f"ask by {methods[0]}"), 405, {"Allow": ", ".join(methods)})
         else:
-            response = await self._other(match[3], self._attempt(match[1], match[2]))
+            response = await self._respond(match, sampling, Request(scope, receive))
         if response is not None:
             await response(scope, receive, send)
+
+    async def _respond(self, match: re.Match[str], sampling: RolloutSampling | None, http: Request) -> Response | None:
+        """Return the answer to a request; None if its client is gone."""
+        if match[3] == "models":
+            served = [{"id": name, "object": "model", "owned_by": "agentgrpo"} for name in self.servers]
+            return JSONResponse({"object": "list", "data": served})
+        if match[3] == _ENDED:
+            return await self._end(self._attempt(match[1], match[2]))
+        return await self._chat(match[1], match[2], sampling, http)
 
     async def close(self) -> None:
         """Close the connections to the model servers."""
@@ -118,14 +134,8 @@ class RolloutRoute:
             await self._session.close()
 
     async def _chat(
-        self,
-        rollout_id: str,
-        attempt_id: str,
-        sampling: RolloutSampling | None,
-        body: bytes,
-        receive: Any,
-        agent: str | None,
-    ) -> JSONResponse | StreamingResponse | None:
+        self, rollout_id: str, attempt_id: str, sampling: RolloutSampling | None, http: Request
+    ) -> Response | None:
         """Return the answer to a call; None if its client is gone."""
         attempt = None if sampling is None else self._attempt(rollout_id, attempt_id)
         if attempt is not None and attempt.ended:
@@ -133,23 +143,31 @@ class RolloutRoute:
         sequence_id = self._calls.next(rollout_id, attempt_id)
         started = time.time()
         try:
-            request = json.loads(body)
+            body = await read_body(http.receive, self.limits)
+            if body is None:
+                return None
+            request = self.limits.parse(body)
+            self.limits.check(request)
             asked = request if sampling is None else policy_request(request, sampling, sequence_id)
             stream = bool(asked.pop("stream", False))
             usage = bool((asked.pop("stream_options", None) or {}).get("include_usage"))
         except (ValueError, AttributeError, TypeError) as error:
-            return JSONResponse(_error(f"the request does not fit: {error}"), 400)
+            refusal = error_body(error)
+            if attempt is not None:
+                attempt.log.refused = refusal["error"]["message"]
+            return JSONResponse(refusal, 400, {"Connection": "close"})  # the rest of the body may follow
         work = asyncio.ensure_future(self._ask(asked))
         if attempt is not None:
             attempt.asking.add(work)
             work.add_done_callback(attempt.asking.discard)
-        answered = await unless_gone(work, receive)
+        answered = await unless_gone(work, http.receive)
         if attempt is not None and attempt.ended:
             return JSONResponse(_error("this rollout ended while its call was open"), 410)
         if answered is None:
             return None
         status, answer = answered
         if status == 200:
+            agent = unquote(http.headers.get(AGENT_HEADER, "")) or None
             self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent), attempt)
             answer = without_tokens(answer)
         if attempt is not None:
@@ -167,12 +185,8 @@ class RolloutRoute:
             tasks.add(writing)
             writing.add_done_callback(tasks.discard)
 
-    async def _other(self, path: str, attempt: _Attempt) -> JSONResponse:
-        if path == "models":
-            served = [{"id": name, "object": "model", "owned_by": "agentgrpo"} for name in self.servers]
-            return JSONResponse({"object": "list", "data": served})
-        if path != "ended":
-            return JSONResponse(_error(f"/{path} is not served: only calls of /chat/completions can be trained"), 404)
+    async def _end(self, attempt: _Attempt) -> JSONResponse:
+        """Refuse what the rollout asks from now on, and return its conversations."""
         attempt.ended = True
         for asking in list(attempt.asking):
             asking.cancel()

@@ -2,7 +2,8 @@
 
 The only thing that every client of every framework accepts is a base URL. So the URL carries what the proxy has to know
 and no client would send: the model server, the sampling parameters of the run, the seed. It is signed with the run's
-token, so it also permits calls, for this rollout and nothing else.
+token, so it also permits calls, for this rollout and nothing else; its end is asked for at the same address without the
+signature (`without_signature`).
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ def read_signed(path: str, token: str) -> tuple[RolloutSampling, str] | None:
         return None
     sampling = RolloutSampling(**fields)
     return (sampling, match[3]) if (sampling.rollout_id, sampling.attempt_id) == (match[4], match[5]) else None
+
+
+def without_signature(url: str) -> str:
+    """Return the address of a rollout that a signed one belongs to; a request to it has to show the run's token."""
+    server, _, signed = url.partition(PREFIX)
+    return f"{server}/{signed.partition('/')[2]}"
 
 
 def _signature(said: str, token: str) -> str:

@@ -13,7 +13,15 @@ from typing import Any
 import httpx
 from openai import DefaultAsyncHttpxClient
 
-from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED, is_overflow, refused_fields, sendable, words_of
+from sql_agent.model_servers.histories import (
+    CONTEXT_FULL,
+    REFUSED,
+    is_overflow,
+    is_too_large,
+    refused_fields,
+    sendable,
+    words_of,
+)
 from sql_agent.model_servers.replies import ReplyError, call_ids, read_reply
 
 Json = dict[str, Any]
@@ -42,6 +50,8 @@ class ChatServers:
         refused = self._refused.get(server, frozenset())
         while True:
             status, body = await send({**request, "messages": sendable(messages, refused)})
+            if status in REFUSED and is_too_large(body):
+                return status, body
             if is_overflow(status, words_of(body)):
                 return 400, error_of(words_of(body), CONTEXT_FULL)
             more = refused_fields(words_of(body), messages, refused) if status in REFUSED else None

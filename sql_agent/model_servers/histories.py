@@ -20,6 +20,9 @@ REFUSED = (400, 422)
 """Statuses of a request that a server will not take in this form."""
 CONTEXT_FULL = "context_length_exceeded"
 """OpenAI's code of the error for a conversation that is longer than the model's context."""
+TOO_LARGE = "request_too_large"
+"""Code of the error of our own servers for a request that they do not read (`model_address.request_limits`), and the
+reason under which its rollout is lost."""
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "function_call", "refusal", "audio")
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 OPTIONAL_FIELDS = (*REASONING_FIELDS, "refusal", "name")
@@ -99,6 +102,16 @@ def is_overflow(status: int, words: str) -> bool:
     if status not in (*REFUSED, 413, 500) or _QUOTA.search(words):
         return False
     return status == 413 or CONTEXT_FULL in words or bool(_OVERFLOWS.search(words) and not _OTHER_LIMIT.search(words))
+
+
+def is_too_large(body: bytes) -> bool:
+    """Return whether one of our own servers refused to read a request, which says nothing about the context."""
+    try:
+        said = parse_json(body)
+    except ValueError:
+        return False
+    error = said.get("error") if isinstance(said, dict) else None
+    return isinstance(error, dict) and error.get("code") == TOO_LARGE
 
 
 def words_of(body: bytes) -> str:

@@ -23,9 +23,9 @@ from pydantic import BaseModel
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.rows import RowTask, short
-from sql_agent.model_address.request_guard import RUN_TOKEN
-from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
-from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED
+from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
+from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
+from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED, TOO_LARGE
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 
@@ -66,9 +66,10 @@ async def play(
     Returns:
         The record. Its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` if the agent gives
         none and others do. For a lost rollout it is None with another reason: `rollout_deadline`, `model_unavailable`
-        (a call of the policy failed, and no retry succeeded), `agent_error` (the agent raised; the traceback is the
-        record's error), `no_call` (it never called the policy), `no_reply` (its first call was refused), `reward_error`
-        (its reward is not a finite number), `no_reward` (nothing gives a reward).
+        (a call of the policy failed, and no retry succeeded), `request_too_large` (a call could not fit the context),
+        `agent_error` (the agent raised; the traceback is the record's error), `no_call` (it never called the policy),
+        `no_reply` (its first call was refused), `reward_error` (its reward is not a finite number), `no_reward`
+        (nothing gives a reward).
     """
     started = time.perf_counter()
     deadline = asyncio.timeout(limits.rollout_timeout_s)
@@ -166,6 +167,8 @@ def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None
             continue
         if cause.code == CONTEXT_FULL:
             return AgentEnd(stop_reason="max_tokens", error=str(cause)), None  # the policy filled its context
+        if cause.code == TOO_LARGE:
+            return AgentEnd(error=_traceback(cause)), ("environment_error", TOO_LARGE)
         if isinstance(cause, APIStatusError) and cause.status_code in REFUSED:
             # the policy's own text is refused when it is sent back
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
@@ -195,7 +198,7 @@ async def _calls(policy: Policy) -> dict[str, Any]:
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENDED_S)) as session,
-            session.get(f"{policy.base_url}/ended") as response,
+            session.post(f"{without_signature(policy.base_url)}/ended", headers=authorization(RUN_TOKEN)) as response,
         ):
             response.raise_for_status()
             return await response.json()

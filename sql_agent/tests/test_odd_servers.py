@@ -335,6 +335,20 @@ async def test_a_full_context_is_the_end_max_tokens_in_the_words_of_each_server(
     assert (played.stop_reason, played.score.value, played.num_turns) == ("max_tokens", 0.0, 1)
 
 
+async def test_what_our_own_servers_do_not_read_is_no_full_context_and_is_not_sent_again(play):
+    """Its words are those that many servers have for a full context."""
+    error = {"message": "the request is too large for the context length", "code": "request_too_large"}
+    asked = []
+
+    def answer(request):
+        asked.append(request)
+        return (400, {"error": error}) if looked(request) else reply({"tool_calls": [call()]})
+
+    played = await play(answer)
+    assert (played.stop_reason, played.score) == ("environment_error", Score(None, "request_too_large"))
+    assert "too large for the context length" in played.error and len(asked) == 2
+
+
 @pytest.mark.parametrize("full", OVERFLOWS, ids=SERVERS)
 def test_a_full_context_ends_an_own_agents_rollout_as_max_tokens(tmp_path, full):
     (tmp_path / "mine.py").write_text(AGENT)

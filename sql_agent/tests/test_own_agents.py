@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -12,11 +13,12 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from core.agl_without_litellm import agl
+from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.rows import RowTask
-from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
-from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
+from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
+from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
@@ -145,6 +147,13 @@ async def test_several_replies_a_call_and_other_routes_are_refused_in_words(poli
     assert SCRIPT.seen == []
 
 
+async def test_the_llm_proxy_takes_no_endless_headers(proxy_url):
+    host, port = proxy_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        line.sendall(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 300)
+        assert line.recv(4096).startswith(b"HTTP/1.1 400")
+
+
 async def test_an_address_of_another_rollout_is_refused(policy):
     other = policy.base_url.replace(policy.rollout.rollout_id, "ro-other")
     assert (await asyncio.to_thread(httpx.get, f"{other}/models")).status_code == 401
@@ -157,7 +166,8 @@ async def test_after_its_end_a_rollout_asks_in_vain_and_what_was_open_is_broken_
     )
     while not SCRIPT.seen:
         await asyncio.sleep(0.05)
-    ended = await asyncio.to_thread(httpx.get, f"{policy.base_url}/ended", timeout=10)
+    rollout = without_signature(policy.base_url)
+    ended = await asyncio.to_thread(httpx.post, f"{rollout}/ended", timeout=10, headers=authorization(RUN_TOKEN))
     assert (ended.json()["calls"], ended.json()["messages"]) == (0, [])
     assert (await late).status_code == 410
     again = await asyncio.to_thread(httpx.post, f"{policy.base_url}/chat/completions", json=HI)
@@ -462,6 +472,12 @@ def goes_on_without_an_answer(task, llm):
     return 0.0
 
 @agl.rollout
+def asks_too_much(task, llm):
+    ask(llm)
+    OpenAI(base_url=llm.endpoint, api_key='-', max_retries=0).chat.completions.create(
+        model=llm.model, messages=[{'role': 'user', 'content': 'x' * 12_000_000}])
+
+@agl.rollout
 def hangs(task, llm):
     ask(llm)
     while True:
@@ -508,6 +524,12 @@ async def test_whatever_the_code_does_loses_its_rollout_under_a_name(load, polic
     record = await play(load(RAISES, name), task(), policy, limits, others_reward=False)
     assert (record.stop_reason, record.score.value, record.score.reason) == (stop, None, reason)
     assert error in (record.error or "")
+
+
+async def test_a_call_that_cannot_fit_the_context_loses_its_rollout_under_that_name(load, policy):
+    record = await play(load(RAISES, "asks_too_much"), task(), policy, LIMITS, others_reward=False)
+    assert (record.stop_reason, record.score) == ("environment_error", Score(None, "request_too_large"))
+    assert "this call has 12,000," in record.error and "context has 131,072 tokens" in record.error
 
 
 async def test_a_thread_that_hung_is_broken_off(load, policy):

@@ -25,12 +25,14 @@ from sql_agent.lightning.runner_processes import LastingRunners
 from sql_agent.model_address.request_guard import (
     RUN_TOKEN,
     STORE_TOKEN,
+    ModelServerGuard,
     RequestGuard,
     RunRequestGuard,
     TokenError,
     authorization,
     give_token,
 )
+from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.store_server import BoundedStore
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
 
@@ -253,6 +255,45 @@ def test_a_server_of_a_run_does_not_start_without_a_token(environment):
         RunRequestGuard(application())
 
 
+@pytest.fixture
+def model_server(environment):
+    environment.setenv(RUN_TOKEN, TOKEN)
+    environment.setenv(CONTEXT_TOKENS, "4096")
+    with oracle.serve(ModelServerGuard(application())) as url:
+        yield url
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        pytest.param(json.dumps({"messages": [{}] * 66_000}).encode(), "request_too_large", id="empty_messages"),
+        pytest.param(json.dumps({"messages": [USER] * 200_000}).encode(), "request_too_large", id="short_messages"),
+        pytest.param(b'{"messages":' + b"[" * 9000, "request_too_large", id="nesting"),
+        pytest.param(b" " * 20_000_000, "request_too_large", id="20_megabytes"),
+        pytest.param(b'{"messages":[{}]}', None, id="no_role"),
+        pytest.param(b"{", None, id="no_json"),
+    ],
+)
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+def test_a_model_server_refuses_what_it_should_not_read(model_server, body, code, chunked):
+    content = iter([body[i : i + 65536] for i in range(0, len(body), 65536)]) if chunked else body
+    headers = BEARER | {"Content-Type": "application/json"}
+    answer = ask(f"{model_server}/chat/completions", "POST", headers=headers, content=content)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+
+
+def test_a_model_server_gets_every_other_request_whole(model_server):
+    body = json.dumps({"messages": [{**USER, "content": "x" * 1_000_000}]}).encode()
+    headers = BEARER | {"Content-Type": "application/json"}
+    assert ask(f"{model_server}/chat/completions", "POST", headers=headers, content=body).json() == {"size": len(body)}
+    assert ask(f"{model_server}/tokenize", "POST", headers=headers, content=b"[1]").json() == {"size": 3}
+    assert ask(f"{model_server}/sleep", "POST", headers=BEARER).json() == {"size": 0}
+    assert ask(f"{model_server}/models", headers=BEARER).json() == {"size": 0}
+
+
 @pytest.mark.slow
 async def test_every_route_of_vllms_own_application_is_behind_the_door(monkeypatch):
     """vLLM's --api-key leaves out those that do not begin with /v1, `/invocations` and `/tokenize` among them."""
@@ -303,6 +344,8 @@ def test_the_store_that_a_run_keeps_answers_the_run_and_nobody_else(environment,
             answer = await asyncio.to_thread(ask, served.endpoint + path, method, headers=rebound)
             seen.append(answer.status_code)
         assert (await ours.get_rollout_by_id(rollout.rollout_id)).status == "preparing"
+        many = b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 300
+        assert (await asyncio.to_thread(said, served.endpoint, many)).startswith(b"HTTP/1.1 400")
         for each in (ours, theirs):
             await each.close()
 

@@ -217,6 +217,20 @@ def test_a_training_worker_has_every_change_once_it_is_imported():
 
 
 @pytest.mark.slow  # imports verl
+def test_a_model_server_limits_headers_and_connections():
+    from sql_agent.config import TrainConfig
+
+    result = in_verl(
+        TrainConfig(),
+        "from uvicorn import Config",
+        "config = Config(lambda: None)",
+        "config.load()",
+        "print(config.http_protocol_class.__name__)",
+    )
+    assert result.stdout.split()[-1:] == ["GuardedHttpProtocol"], result.stderr[-2000:]
+
+
+@pytest.mark.slow  # imports verl
 def test_a_server_without_exact_prompts_does_not_start():
     """As where vLLM serves from another module than the one that we change: that one is never imported."""
     from sql_agent.config import TrainConfig

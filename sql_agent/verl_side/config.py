@@ -22,6 +22,7 @@ from core.printed_commands import python_command
 from core.settings import merged
 from sql_agent.config import TrainConfig
 from sql_agent.learning_rates import usual_learning_rate
+from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
@@ -132,7 +133,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
     # tokens that end a reply are still read from that file.
     vllm["generation_config"] = "vllm"
     # the outermost middleware; vLLM's own --api-key does not protect half of its routes
-    vllm["middleware"] = "sql_agent.model_address.request_guard.RunRequestGuard"
+    vllm["middleware"] = "sql_agent.model_address.request_guard.ModelServerGuard"
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # saves a process that imports torch and vLLM
     actor = {
@@ -311,10 +312,12 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         "VLLM_DO_NOT_TRACK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: Ray and the model servers stay on loopback
+        "RAY_enable_metrics_collection": "0",  # its port answers everybody, and no option asks for a token there
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
+        CONTEXT_TOKENS: str(cfg.data.prompt_tokens + cfg.data.max_response_tokens),
     }
     if cpu:
         threads = cfg.engine.train_threads or os.cpu_count() or 1

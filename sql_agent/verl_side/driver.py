@@ -19,6 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from core.processes import RUN_ID, Events, end_run, end_with_parent
@@ -82,8 +83,7 @@ def main() -> None:
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
     ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
     assert isinstance(ray_init, dict)
-    # Ray's dashboard process starts even without a dashboard, and queries the metadata servers of three clouds
-    patches.change(node, lambda module: setattr(module.Node, "start_api_server", lambda *_, **__: None))
+    patches.change(node, _leave_out_processes)
     patches.require("driver")
     ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
@@ -185,6 +185,12 @@ class CheckpointKeeper:
             f"{checkpoint} could not be written, {full} ({last_line(error)}); earlier checkpoints are untouched: make "
             "room and start the same command again, it goes on from the newest"
         )
+
+
+def _leave_out_processes(module: ModuleType) -> None:
+    """Start neither Ray's dashboard, which runs even where none is asked for and queries the metadata servers of three
+    clouds, nor its autoscaler, which has nothing to do on one node and serves metrics to everybody."""
+    module.Node.start_api_server = module.Node.start_monitor = lambda *_, **__: None
 
 
 def last_line(error: Exception) -> str:

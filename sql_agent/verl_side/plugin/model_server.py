@@ -1,6 +1,7 @@
-"""Adds two checks to verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`).
+"""Adds checks to verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`).
 
-All our changes are in place before it serves, and vLLM's prefix cache is empty when it has new weights.
+All our changes are in place before it serves, vLLM's prefix cache is empty when it has new weights, and the connections
+that have not shown the token are limited.
 """
 
 from __future__ import annotations
@@ -39,3 +40,8 @@ def _look_at_answer(module: ModuleType) -> None:
         await upstream(self)
 
     module.vLLMHttpServer.clear_kv_cache = clear_kv_cache
+
+
+def _limit_connections(module: ModuleType) -> None:
+    # as `core.http_protocol.guard_upstreams_servers`, which cannot be imported before uvicorn is
+    module.HTTP_PROTOCOLS["auto"] = "core.http_protocol:GuardedHttpProtocol"

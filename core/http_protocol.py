@@ -1,0 +1,177 @@
+"""Adds to uvicorn's HTTP protocol what a server needs against requests that are only begun.
+
+Headers that are slow, many or huge end their connection, an offer to upgrade is ignored, and connections that have not
+shown who they are are limited in number (`GuardedHttpProtocol`). uvicorn keeps all header lines of a request in memory
+until the last one is there, so no application could do this. Leaves out bodies, TLS and rate limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httptools
+import uvicorn.config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+HEADERS_S = 10.0
+"""The request line and all headers of a request have to arrive within this many seconds."""
+MAX_HEADER_BYTES = 1 << 16
+MAX_HEADERS = 256
+"""Header lines of one request, those behind a chunked body included."""
+MAX_UNKNOWN = 128
+"""Connections that may wait unknown for longer than `UNKNOWN_S`; beyond it the oldest of them is closed."""
+MAX_NEW_UNKNOWN = 512
+"""Unknown connections of any age; beyond it a new one is closed. A process may open 1,024 files by default."""
+UNKNOWN_S = 1.0
+"""A client of a run shows its token in the first request, within milliseconds."""
+_TRUST = "agentgrpo.trust"
+"""Key of an ASGI scope's extensions with the function that makes the connection known."""
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Closes a connection whose next request has not sent all its headers within the limits above."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _in_head = True
+    _head_bytes = 0
+    _heads = 0
+    """Requests whose headers were complete."""
+    _header_lines = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser: _Parser = _Parser(self)
+
+    def refuse(self, reason: str) -> None:
+        """Close the connection.
+
+        Args:
+            reason: `head_too_large`, `slow_head` or `too_many_unknown`.
+        """
+        self._stop_timer()
+        self.transport.close()
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head and self._timer is None:
+            self._start_timer()
+        in_head, heads = self._in_head, self._heads
+        super().data_received(data)
+        # headers that began in the middle of these bytes are counted from the next ones on
+        self._head_bytes = self._head_bytes + len(data) if in_head and heads == self._heads else 0
+        if self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.refuse("head_too_large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_lines = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_lines += 1
+        if self._header_lines > MAX_HEADERS:  # uvicorn answers 400 and closes the connection
+            raise httptools.HttpParserError(f"more than {MAX_HEADERS} header lines")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._in_head, self._heads = False, self._heads + 1
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(HEADERS_S, self.refuse, "slow_head")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def restart_without_upgrade(self) -> _Parser:
+        """Parse the headers that were just read once more, without the offer to upgrade; the body follows."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":  # CONNECT asks for a tunnel, and without one nothing is left of the request
+            raise httptools.HttpParserInvalidMethodError("CONNECT")
+        lines = [method + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + (value or b"") for name, value in self.headers if name != b"upgrade"]
+        self.parser = _Parser(self)
+        httptools.HttpRequestParser.feed_data(self.parser, b"\r\n".join(lines) + b"\r\n\r\n")
+        return self.parser
+
+
+class GuardedHttpProtocol(LimitedHttpProtocol):
+    """Limits the connections of which the application has accepted no request yet (`trust`)."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        unknown = _unknown.setdefault(self.server_state, {})
+        oldest, since = next(iter(unknown.items()), (None, 0.0))
+        if oldest is not None and len(unknown) >= MAX_UNKNOWN and time.monotonic() - since > UNKNOWN_S:
+            oldest.refuse("too_many_unknown")
+        elif len(unknown) >= MAX_NEW_UNKNOWN:
+            return self.refuse("too_many_unknown")
+        unknown[self] = time.monotonic()
+
+    def refuse(self, reason: str) -> None:
+        super().refuse(reason)
+        self._forget()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {_TRUST: self._forget}  # type: ignore[typeddict-item]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _forget(self) -> None:
+        _unknown.get(self.server_state, {}).pop(self, None)
+
+
+_unknown: WeakKeyDictionary[ServerState, dict[GuardedHttpProtocol, float]] = WeakKeyDictionary()
+"""The unknown connections of each server of this process, the oldest first, and since when they are open."""
+
+
+def trust(scope: Mapping[str, Any]) -> None:
+    """Make the connection of an accepted request known; other servers than these do not count connections."""
+    if known := (scope.get("extensions") or {}).get(_TRUST):
+        known()
+
+
+def guard_upstreams_servers() -> None:
+    """Let every server that an upstream library starts in this process speak `GuardedHttpProtocol`."""
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedHttpProtocol.__name__}"
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Continues after a request that offers another protocol (`curl --http2`). httptools stops there, before the body,
+    because it expects the other protocol next. This server has none, so it ignores the offer (RFC 9110, 7.8)."""
+
+    def __init__(self, protocol: LimitedHttpProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes | memoryview) -> None:
+        parser = self
+        while True:
+            try:
+                return super(_Parser, parser).feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = memoryview(data)[offer.args[0] :]
+                parser = self._protocol.restart_without_upgrade()

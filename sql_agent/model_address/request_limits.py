@@ -1,0 +1,142 @@
+"""Limits the size and the form of a chat completion before anything parses or validates it.
+
+A model server validates every message against many schemas and reports each mismatch, so that a small body can keep it
+busy for seconds; a parser of JSON fails on deep nesting. All limits follow from the context: a conversation that is
+larger could not be answered anyway. Leaves out whether the conversation fits the context, which the model server says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from core.json_text import parse_json
+from sql_agent.model_servers.histories import TOO_LARGE
+
+CONTEXT_TOKENS = "AGENTGRPO_CONTEXT_TOKENS"
+"""Variable with the context length of a model server, for its guard."""
+UNKNOWN_CONTEXT = 131_072
+"""Tokens of the context where nobody knows it."""
+BYTES_PER_TOKEN = 64
+"""Bytes of a body for each token. Text has about 4 per token, and 12 if all its letters are escaped."""
+VALUES_PER_TOKEN = 4
+"""JSON values for each token; a message of three or more tokens is an object with two texts."""
+MAX_PARTS = 8192
+MAX_DEPTH = 64
+"""Brackets in one another. Schemas of tools have about 10; the arguments of a call are a text, whose brackets do not
+count."""
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
+_STEP = [0] * 256
+for _open, _closed in (b"[]", b"{}"):
+    _STEP[_open], _STEP[_closed] = 1, -1
+
+
+class RequestTooLargeError(ValueError):
+    """Says which limit a request exceeds."""
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    context_tokens: int = UNKNOWN_CONTEXT
+
+    @property
+    def body_bytes(self) -> int:
+        return (1 << 20) + BYTES_PER_TOKEN * self.context_tokens
+
+    @property
+    def values(self) -> int:
+        """JSON values; a body has no more than it has commas and opening brackets outside of texts, and one."""
+        return 16_384 + VALUES_PER_TOKEN * self.context_tokens
+
+    @property
+    def parts(self) -> int:
+        """Messages, parts of their contents, calls and tools together; each takes a token at least."""
+        return min(MAX_PARTS, self.context_tokens)
+
+    def parse(self, body: bytes) -> Any:
+        """Return the JSON value of a body within the limits.
+
+        Raises:
+            RequestTooLargeError: the body is too long, or has too many values or too deep brackets.
+            json.JSONDecodeError: it is no JSON.
+        """
+        if len(body) > self.body_bytes:
+            raise self.too_long(len(body))
+        structure = _TEXT.sub(b"", body).translate(None, _NO_STRUCTURE)
+        values = structure.count(b",") + structure.count(b"[") + structure.count(b"{")
+        if values > self.values:
+            raise _too_large(f"{values:,} commas and opening brackets", f"{self.values:,}", self.context_tokens)
+        if max(itertools.accumulate(map(_STEP.__getitem__, structure)), default=0) > MAX_DEPTH:
+            raise RequestTooLargeError(f"the brackets of this call are nested more than {MAX_DEPTH} deep")
+        return parse_json(body)
+
+    def too_long(self, size: int) -> RequestTooLargeError:
+        """Return the error for a body of this many bytes or more."""
+        return _too_large(f"{size:,} bytes", f"{self.body_bytes:,}", self.context_tokens)
+
+    def check(self, request: Any) -> None:
+        """Check number and form of a chat completion's messages, their parts, calls and tools; the first fault raises.
+
+        Raises:
+            RequestTooLargeError: there are too many.
+            ValueError: one has not the form of the API; a model server would name every one that has not.
+        """
+        if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+            raise ValueError("it holds no messages; expected a chat completion")
+        messages, tools = request["messages"], request.get("tools") or []
+        parts = len(messages) + _length(tools)
+        for message in messages:
+            if isinstance(message, dict):
+                parts += _length(message.get("content")) + _length(message.get("tool_calls"))
+        if parts > self.parts:
+            words = f"{parts:,} messages, parts of messages, calls and tools"
+            raise _too_large(words, f"{self.parts:,}", self.context_tokens)
+        for place, message in enumerate(messages):
+            _check_message(message, f"messages[{place}]")
+        _check_objects(tools, "tools")
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """Return OpenAI's form of an error for a request that was refused here."""
+    too_large = isinstance(error, RequestTooLargeError)
+    words = str(error) if too_large else f"the request does not fit: {error}"
+    return {"error": {"message": words, "type": "llm_proxy", "code": TOO_LARGE if too_large else None}}
+
+
+def _too_large(found: str, limit: str, context_tokens: int) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        f"this call has {found}, and {limit} are taken where the context has {context_tokens:,} tokens; send less of "
+        "the history and of what tools returned"
+    )
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{where} is no object with a role")
+    content = message.get("content")
+    if isinstance(content, list):
+        for place, part in enumerate(content):
+            if not isinstance(part, str) and not _is_part(part):
+                raise ValueError(f"{where}.content[{place}] is neither a text nor a part that the API has")
+    elif not isinstance(content, str | None):
+        raise ValueError(f"{where}.content is neither a text, nor null, nor a list of parts")
+    _check_objects(message.get("tool_calls") or [], f"{where}.tool_calls")
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, dict) and (part.get("type") != "text" or isinstance(part.get("text"), str))
+
+
+def _check_objects(values: Any, where: str) -> None:
+    if not isinstance(values, list):
+        raise ValueError(f"{where} is no list")
+    for place, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}[{place}] is no object")
