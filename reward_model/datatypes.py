@@ -14,6 +14,8 @@ from core.messages import Message, Record
 
 RECORD = "reward_model.json"
 """This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions."""
+ROLLOUTS = frozenset({"task_id", "kind", "sources"})
+"""The metadata of a pair of rollouts, which `pairs_from_rollouts` wrote."""
 
 
 class Preference(Record):
