@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 
+from core.messages import Message
+
 _MARKERS = (
     r"<\|[A-Za-z][A-Za-z0-9_]{0,40}\|>",  # ChatML, Llama 3, Phi, GLM, gpt-oss, Granite, Cohere
     r"<｜[^｜<>\n]{1,40}｜>",  # DeepSeek
@@ -24,14 +26,17 @@ _MARKER = re.compile("|".join(_MARKERS), re.DOTALL)
 _LAST = re.compile(r"</s>\s*\Z")
 """The end token of Llama 2 and Mistral; with `<s>` before it, it is HTML."""
 
-RENDERED = (
-    "a mark of a chat format, which the model's template would write once more; give the conversation as messages with "
-    "roles, or remove the mark"
-)
-"""What is wrong with a message that has a mark, and what to do."""
-
 
 def marker_in(text: str) -> str | None:
     """Return the first mark of a chat format in a text, or None."""
     found = _MARKER.search(text) or (None if "<s>" in text.removeprefix("<s>") else _LAST.search(text))
     return found and found.group().strip()
+
+
+def why_rendered(message: Message) -> str | None:
+    """Return what is wrong with a message that holds such a mark, and what to do. A tool may say anything."""
+    marker = None if message.role == "tool" else marker_in(message.content)
+    return marker and (
+        f"holds {marker!r}, a mark of a chat format, which the model's template would write once more; give the "
+        "conversation as messages with roles, or remove the mark"
+    )

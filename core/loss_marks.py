@@ -34,11 +34,10 @@ MARK_WORDS = frozenset((
 ))  # fmt: skip
 """A message's field whose name has one of these words looks like a mark, whatever else the name says."""
 OF_ROWS = frozenset(map(plain_name, (
-    "mask", "masks", "loss_masks", "loss_scales", "loss_weights", "completion_mask", "assistant_mask",
-    "assistant_masks", "train_detail", "train_on_input", "train_on_inputs", "train_on_prompt", "mask_history",
-    "mask_prompt", "mask_input", "mask_inputs", "roles_to_train",
+    "mask", "train_detail", "train_on_input", "train_on_inputs", "train_on_prompt", "mask_history", "mask_prompt",
+    "mask_input", "mask_inputs", "roles_to_train",
 )))  # fmt: skip
-"""Names of masks and switches of a whole row."""
+"""Names of switches of a whole row; a list of numbers under a name with a word of a mark is refused as well."""
 _WRITE_WEIGHT = "write `weight` 0 or 1 into the assistant's messages instead, or remove it"
 
 
@@ -56,17 +55,25 @@ def take_mark(raw: Any, field: str) -> tuple[Any, Mark | None]:
     """
     if not isinstance(raw, dict):
         return raw, None
-    for key in ("content", "value"):
-        for number, part in enumerate(raw[key] if isinstance(raw.get(key), list) else ()):
-            names = [name for name in part if _is_mark(name, part[name])] if isinstance(part, dict) else []
-            for name in names:
-                raise RowError(f"{field}.{key}.{number}.{name}", f"marks a part of a message; {_WRITE_WEIGHT}")
+    if (place := _marked_part(raw)) is not None:
+        raise RowError(f"{field}.{place}", f"marks a part of a message; {_WRITE_WEIGHT}")
     marks = [_mark(name, value, f"{field}.{name}") for name, value in raw.items() if _is_mark(name, value)]
     other = next((mark for mark in marks if mark.learnt != marks[0].learnt), None)
     if other is not None:
         raise RowError(f"{field}.{other.name}", f"contradicts {marks[0].name}; keep one of them")
     names = {mark.name for mark in marks}
     return {name: value for name, value in raw.items() if name not in names}, marks[0] if marks else None
+
+
+def _marked_part(raw: dict[str, Any]) -> str | None:
+    """Return the place of the first mark inside a content in parts, `content.1.train`."""
+    for key in ("content", "value"):
+        parts: Any = raw.get(key)
+        for number, part in enumerate(parts if isinstance(parts, list) else []):
+            for name in part if isinstance(part, dict) else ():
+                if _is_mark(name, part[name]):
+                    return f"{key}.{number}.{name}"
+    return None
 
 
 def is_context(mark: Mark | None, role: str, field: str, changes: Counter[str]) -> bool:
@@ -94,7 +101,7 @@ def left_out_by(row: dict[str, Any]) -> str | None:
     """
     for name, value in row.items():
         plain = plain_name(name)
-        if _is_empty(value) or plain not in LEARNT | NOT_LEARNT | OF_ROWS:
+        if _is_empty(value) or not (plain in LEARNT | NOT_LEARNT | OF_ROWS or _is_list_of_marks(name, value)):
             continue
         if plain == "mask" and isinstance(value, str) and ROLES.get(value.strip().lower(), "assistant") != "assistant":
             continue  # NeMo's rows name the role that is not learnt
@@ -112,7 +119,14 @@ def _mark(name: str, value: Any, field: str) -> Mark:
     return Mark(name, bool(value) == (plain in LEARNT))
 
 
-def _is_mark(name: str, value: Any) -> bool:
+def _is_list_of_marks(name: str, value: Any) -> bool:
+    numbers = isinstance(value, list) and all(isinstance(each, int | float | list) for each in value)
+    return numbers and not words(name).isdisjoint(MARK_WORDS)
+
+
+def _is_mark(name: Any, value: Any) -> bool:
+    if not isinstance(name, str):  # a map in a parquet file may have other keys
+        return False
     looks = plain_name(name) in LEARNT | NOT_LEARNT or not words(name).isdisjoint(MARK_WORDS)
     return looks and not _is_empty(value)
 

@@ -85,10 +85,14 @@ def test_a_row_says_whether_it_is_learnt(name):
         left_out_by({name: 0.5})
 
 
-@pytest.mark.parametrize("name", sorted(OF_ROWS))
+@pytest.mark.parametrize("name", [*sorted(OF_ROWS), "weights", "completion_mask", "assistantMasks", "turn_weights"])
 def test_a_mask_of_a_whole_row_is_refused(name):
     with pytest.raises(RowError, match=f"{name}: may say what is learnt, and trainers read it differently"):
         left_out_by({name: [0, 0, 1]})
+
+
+def test_other_fields_of_a_row_are_no_marks():
+    assert left_out_by({"train_topics": ["a"], "training_source": "web", "weight_kg": 70, "scores": [0, 1]}) is None
 
 
 def test_nemo_names_the_role_that_is_not_learnt():

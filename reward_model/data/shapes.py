@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from core.call_arguments import mended_calls
-from core.chat_markers import RENDERED, marker_in
 from core.column_names import unread_prompt
 from core.conversations import (
     RowError,
@@ -32,7 +31,7 @@ from core.conversations import (
 )
 from core.loss_marks import is_context, left_out_by, take_mark
 from core.messages import Message
-from reward_model.datatypes import ROLLOUTS, Preference
+from reward_model.datatypes import ROLLOUTS, Preference, rendered_part
 
 Row = dict[str, Any]
 Conversation = list[Message]
@@ -131,8 +130,9 @@ def _check_unread(row: Row, name: str, prompt: Sequence[Message], replies: Seque
     if column is not None:
         raise RowError(
             column,
-            f"looks like a part of the prompt, and the form {name} reads only {', '.join(sorted(form.fields))}; move "
-            "it there, remove it, or say with --format that the other fields are all",
+            f"looks like a part of the prompt, and the form {name} reads only {', '.join(sorted(form.fields))}; "
+            f"{'rename it to prompt' if name == 'implicit' else 'move it there'}, remove it, or convert the file with "
+            f"--format {name}, which reads nothing else",
             name,
         )
 
@@ -153,8 +153,9 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
             changes[f"field {name!r} left out"] += 1
     if form.system and row.get(form.system) not in (None, ""):
         _add_system(pair, read_text(row[form.system], form.system, changes))
-    if not _is_of_rollouts(row):
-        _check_markers(pair)
+    if not _is_of_rollouts(row):  # what the policy wrote is what is scored
+        if (fault := rendered_part(prompt=pair.prompt or (), chosen=pair.chosen, rejected=pair.rejected)) is not None:
+            raise RowError(*fault)
         _mend_calls(pair, tools, changes)
     prompt, whole = _joined(pair, changes)
     if drop_tools:
@@ -189,17 +190,8 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
 
 
 def _is_of_rollouts(row: Row) -> bool:
-    """Return whether `pairs_from_rollouts` wrote the row: its replies are scored as the policy wrote them."""
     metadata = row.get("metadata")
     return isinstance(metadata, dict) and metadata.keys() == ROLLOUTS
-
-
-def _check_markers(pair: RawPair) -> None:
-    """Refuse a pair with a text that a chat template has written."""
-    for name, messages in (("prompt", pair.prompt or ()), ("chosen", pair.chosen), ("rejected", pair.rejected)):
-        for message in messages:
-            if message.role != "tool" and (marker := marker_in(message.content)) is not None:
-                raise RowError(name, f"holds {marker!r}, {RENDERED}")
 
 
 def _mend_calls(pair: RawPair, tools: str | None, changes: Counter[str]) -> None:

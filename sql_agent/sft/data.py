@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
 from core.call_arguments import mended_calls
-from core.chat_markers import RENDERED, marker_in
+from core.chat_markers import why_rendered
 from core.column_names import unread_prompt
 from core.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
 from core.conversations import short_repr as shown
@@ -301,6 +301,9 @@ def _read_messages(
     parts = (unmarked[:num_prompt], unmarked[num_prompt:]) if len(form) == 2 else (unmarked,)
     given = [m for name, messages in zip(form, parts, strict=True) for m in read_conversation(messages, name, notes)]
     given = mended_calls(legal(given, form[-1], num_prompt=num_prompt), tools, notes)
+    for place, one in zip(places, given, strict=True):
+        if (why := why_rendered(one)) is not None:
+            raise RowError(place, why)
     messages = [message.to_dict() for message in given]
     for number, (place, message, (_, mark)) in enumerate(zip(places, messages, pairs, strict=True)):
         marked = is_context(mark, message["role"], place, notes)
@@ -308,8 +311,6 @@ def _read_messages(
             message[NOT_TRAINED] = 0
         if is_imitated(message) and not message["content"] and "tool_calls" not in message:
             raise RowError(place, "an assistant message that says nothing cannot be imitated; give it weight 0")
-        if message["role"] != "tool" and (marker := marker_in(message["content"])) is not None:
-            raise RowError(place, f"holds {marker!r}, {RENDERED}")
     if messages[0]["role"] == "assistant":
         raise RowError(places[0], "the assistant speaks first; expected a system or user message before it")
     if not any(map(is_imitated, messages)):

@@ -59,7 +59,7 @@ def test_each_name_of_the_reference_is_read(read, name):
 )
 @pytest.mark.parametrize("sql", STATEMENTS)
 def test_sql_under_another_name_is_no_answer_and_is_refused_by_its_name(read, name, sql):
-    for value in (sql, [sql]):
+    for value in (sql, [sql], [sql, sql]):
         with pytest.raises(
             QuestionFileError, match=f"row 1: `{name}` holds SQL, and no `query` or `SQL` does; rename it"
         ):

@@ -57,12 +57,12 @@ def reference_of(row: dict[str, Any]) -> str | None:
 
 
 def _sql_in(name: str, value: Any) -> str | None:
-    """Return the SQL in a column that has the name of a reference. A value of an answer may stand in a list."""
+    """Return the SQL in a column that has the name of a reference, as a text or a list of texts."""
     found = words(name)
     if found.isdisjoint(SQL_WORDS) or not found.isdisjoint(NO_REFERENCE_WORDS):
         return None
-    value = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return value if isinstance(value, str) and is_sql(value) else None
+    texts = value if isinstance(value, list) else [value]
+    return "; ".join(texts) if texts and all(isinstance(text, str) and is_sql(text) for text in texts) else None
 
 
 _START = r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*"
