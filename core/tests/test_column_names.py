@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from core.column_names import looks_like_prompt, plain_name, unread_prompt, words
@@ -33,4 +35,5 @@ def test_a_column_is_unread_where_its_text_is_nowhere():
 def test_a_column_of_messages_may_hold_the_replies_too():
     row = {"messages": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Two."}]}
     assert unread_prompt(row, set(), ["How many?"], ["Two."]) is None
+    assert unread_prompt({"messages": json.dumps(row["messages"])}, set(), ["How many?"], ["Two."]) is None
     assert unread_prompt({"question": "Two."}, set(), ["How many?"], ["Two."]) == "question"
