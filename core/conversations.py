@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from core.call_arguments import plain_schemas
 from core.json_text import parse_json
 from core.messages import FunctionCall, Message, ToolCall
 
@@ -242,6 +243,8 @@ def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowError(field, f"expected a list of tools, found {short_repr(value)}")
+    if not isinstance(value, str):
+        tools = plain_schemas(tools, changes)  # a text went through no table
     wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
     return read_text(json.dumps(wrapped, ensure_ascii=False), field, changes)
 

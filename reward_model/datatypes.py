@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, model_validator
 
+from core.chat_markers import why_rendered
 from core.conversations import short_repr
 from core.messages import Message, Record
 
 RECORD = "reward_model.json"
 """This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions."""
+ROLLOUTS = frozenset({"task_id", "kind", "sources"})
+"""The metadata of a pair of rollouts, which `pairs_from_rollouts` writes. Its texts are the policy's own."""
 
 
 class Preference(Record):
@@ -36,6 +40,12 @@ class Preference(Record):
                 raise ValueError(f"{name} ends with a {role} message; what is scored has to end with the assistant")
         return self
 
+    @property
+    def rendered_part(self) -> tuple[str, str] | None:
+        """Return a part with a text that a chat template has written, and what to do; a policy may write any text."""
+        parts = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
+        return None if self.metadata.keys() == ROLLOUTS else rendered_part(**parts)
+
     def to_dict(self) -> dict[str, Any]:
         """Return a row of a converted file as plain JSON values; `Preference.model_validate` is the inverse, but for
         white space in arguments.
@@ -47,6 +57,12 @@ class Preference(Record):
             side: [m.to_dict(objects=True) for m in getattr(self, side)] for side in ("prompt", "chosen", "rejected")
         }
         return sides | {name: value for name in ("tools", "metadata") if (value := getattr(self, name))}
+
+
+def rendered_part(**parts: Sequence[Message]) -> tuple[str, str] | None:
+    """Return the first of some parts of a row with a text that a chat template has written, and what to do."""
+    found = ((name, why_rendered(message)) for name, messages in parts.items() for message in messages)
+    return next(((name, why) for name, why in found if why is not None), None)
 
 
 def prompt_key(row: Preference) -> str:

@@ -73,6 +73,8 @@ def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
     problems = list(dict.fromkeys(f for side in ("chosen", "rejected") for f in _side_faults(preference, side)))
     if preference.chosen == preference.rejected:
         problems.append("rejected: says the same as chosen; leave the row out")
+    if (fault := preference.rendered_part) is not None:
+        problems.append(": ".join(fault))
     if not any(message.role == "user" for message in preference.prompt):
         problems.append("prompt: holds no user message")
     if not problems:

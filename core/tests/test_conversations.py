@@ -230,6 +230,12 @@ def test_without_tools_the_texts_are_left_and_replies_do_not_follow_each_other()
         pytest.param(
             [{"type": "function", "function": {"name": "f"}}], '[{"type": "function", "function": {"name": "f"}}]'
         ),
+        pytest.param([{"name": "f", "strict": None}], '[{"type": "function", "function": {"name": "f"}}]', id="nulls"),
+        pytest.param(
+            '[{"name": "f", "strict": null}]',
+            '[{"type": "function", "function": {"name": "f", "strict": null}}]',
+            id="nulls_of_a_text",
+        ),
     ],
 )
 def test_tools_become_a_json_list_in_openais_wrapping(value, expected):

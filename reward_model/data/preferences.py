@@ -33,12 +33,15 @@ def read_preferences(path: Path) -> list[Preference]:
     rows = []
     for number, line in numbered_lines(path):
         try:
-            rows.append(Preference.model_validate_json(line))
+            row = Preference.model_validate_json(line)
         except ValidationError as error:
             raise PreferenceFileError(
                 f"{path}, row {number}, {describe_faults(error)[0]}; reward_model/convert_dpo_format.py converts other "
                 f"forms, `{python_command('reward_model.validate', path)}` lists every fault"
             ) from None
+        if (fault := row.rendered_part) is not None:
+            raise PreferenceFileError(f"{path}, row {number}, {fault[0]}: {fault[1]}")
+        rows.append(row)
     return rows
 
 

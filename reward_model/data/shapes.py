@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
+from core.call_arguments import mended_calls
+from core.column_names import unread_prompt
 from core.conversations import (
     RowError,
     in_text,
     legal,
+    message_in_text,
     read_conversation,
+    read_message,
     read_text,
     read_tools,
     short_repr,
     without_tools,
 )
+from core.loss_marks import is_context, left_out_by, take_mark
 from core.messages import Message
-from reward_model.datatypes import Preference
+from reward_model.datatypes import ROLLOUTS, Preference, rendered_part
 
 Row = dict[str, Any]
 Conversation = list[Message]
@@ -79,15 +84,17 @@ class Converter:
             RowError: the row is not a pair; `changes` and `forms` stay as they were.
         """
         name = self.form or form_of(row)
-        if self.form is None:
-            _check_one_prompt(row, name)
         changes: Counter[str] = Counter()
         try:
             preference = _preference(row, FORMS[name], changes, metadata, self.drop_tools)
         except RecursionError:
             raise RowError("row", "nested too deeply", name) from None
         except RowError as problem:
+            if self.form is None and problem.field == "prompt":
+                _check_unread(row, name, ())
             raise RowError(problem.field, problem.reason, name) from None
+        if self.form is None:
+            _check_unread(row, name, preference.prompt, (*preference.chosen, *preference.rejected))
         self.changes += changes
         self.forms[name] += 1
         return preference
@@ -112,15 +119,22 @@ def form_of(row: Any) -> str:
     raise RowError("row", f"fits no known form: found {found}, known are {known}")
 
 
-def _check_one_prompt(row: Row, form: str) -> None:
-    """Refuse a row with two different prompts. UltraFeedback adds `messages` to another form, so it is ignored."""
-    no_prompt = {"messages"} if form != "agent" else set()
-    no_prompt |= {"input"} if form == "instruction" else set()
-    names = ("input", "instruction", "conversations", "messages", "prompt")
-    filled = [name for name in names if row.get(name) and name not in no_prompt]
-    other = next((name for name in filled if row[name] != row[filled[0]]), None)
-    if other is not None:
-        raise RowError(filled[0], f"differs from {other}; choose with --format which of them is the prompt", form)
+def _check_unread(row: Row, name: str, prompt: Sequence[Message], replies: Sequence[Message] = ()) -> None:
+    """Refuse a row with a column that looks like a part of the prompt and is not in the prompt that was read.
+
+    Whoever names the form with --format has said that its fields are all that is meant.
+    """
+    form = FORMS[name]
+    texts = ([message.content for message in messages] for messages in (prompt, replies))
+    column = unread_prompt(row, form.fields | _OTHER_READ | {form.system}, *texts)
+    if column is not None:
+        raise RowError(
+            column,
+            f"looks like a part of the prompt, and the form {name} reads only {', '.join(sorted(form.fields))}; "
+            f"{'rename it to prompt' if name == 'implicit' else 'move it there'}, remove it, or convert the file with "
+            f"--format {name}, which reads nothing else",
+            name,
+        )
 
 
 def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool) -> Preference:
@@ -129,13 +143,20 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
     for name in _MEDIA:
         if row.get(name):
             raise RowError(name, "images and sound are not read; remove the field or the row")
-    pair = form.read(_unpacked(row, form.fields, changes), changes)
+    if (name := left_out_by(row)) is not None:
+        raise RowError(name, "says that the row is not to be learnt; leave the row out, or remove the field")
+    unmarked, context = _without_marks(_unpacked(row, form.fields, changes), form.fields, changes)
+    pair = form.read(unmarked, changes)
     tools = read_tools(row.get("tools"), "tools", changes)
-    for name in row.keys() - form.fields - {"tools", "metadata", form.system}:
+    for name in row.keys() - form.fields - _OTHER_READ - {form.system}:
         if row[name] is not None:
             changes[f"field {name!r} left out"] += 1
     if form.system and row.get(form.system) not in (None, ""):
         _add_system(pair, read_text(row[form.system], form.system, changes))
+    if not _is_of_rollouts(row):  # what the policy wrote is what is scored
+        if (fault := rendered_part(prompt=pair.prompt or (), chosen=pair.chosen, rejected=pair.rejected)) is not None:
+            raise RowError(*fault)
+        _mend_calls(pair, tools, changes)
     prompt, whole = _joined(pair, changes)
     if drop_tools:
         changes["tools' schemas dropped"] += tools is not None
@@ -153,6 +174,9 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
     cut = _common_prompt(whole["chosen"], whole["rejected"]) if prompt is None else prompt
     if not any(message.role == "user" for message in whole["chosen"][:cut]):
         raise RowError("prompt", "chosen and rejected do not begin with the same user message")
+    for name, side in whole.items():
+        if any(_is_among(message, context) for message in side[cut:]):
+            raise RowError(name, "holds a reply that is marked as not to be learnt; put it into prompt, or unmark it")
     try:
         return Preference(
             prompt=tuple(whole["chosen"][:cut]),
@@ -163,6 +187,47 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         )
     except ValidationError as error:
         raise RowError("row", error.errors()[0]["msg"]) from None
+
+
+def _is_of_rollouts(row: Row) -> bool:
+    metadata = row.get("metadata")
+    return isinstance(metadata, dict) and metadata.keys() == ROLLOUTS
+
+
+def _mend_calls(pair: RawPair, tools: str | None, changes: Counter[str]) -> None:
+    for messages in (pair.prompt or [], pair.chosen, pair.rejected):
+        messages[:] = mended_calls(messages, tools, changes)
+
+
+def _without_marks(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[Row, Conversation]:
+    """Return the row without marks of messages, and the replies that are marked as not to be learnt."""
+    read, context = dict(row), []
+    for name in fields & _CONVERSATIONS:
+        held = [row[name]] if isinstance(row.get(name), dict) else row.get(name)
+        if isinstance(held, list):
+            read[name] = [_without_mark(raw, f"{name}.{n}", context, changes) for n, raw in enumerate(held)]
+    return read, context
+
+
+def _without_mark(raw: Any, field: str, context: Conversation, changes: Counter[str]) -> Any:
+    raw = message_in_text(raw, changes) if isinstance(raw, str) else raw
+    unmarked, mark = take_mark(raw, field)
+    if mark is not None:
+        message = read_message(unmarked, field, Counter())
+        if is_context(mark, message.role, field, changes):
+            context.append(message)
+    return unmarked
+
+
+def _is_among(message: Message, context: Conversation) -> bool:
+    """Return whether a message is one of the others, or one of them joined with what followed it."""
+    calls = [call.function for call in message.tool_calls]  # without ids, which are new
+    return any(
+        f"\n\n{one.content}\n\n" in f"\n\n{message.content}\n\n"
+        if one.content
+        else calls and calls == [call.function for call in one.tool_calls]
+        for one in context
+    )
 
 
 def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
@@ -435,6 +500,7 @@ def _has(*names: str) -> Callable[[Row], bool]:
 _HISTORY = frozenset({"instruction", "input", "history"})
 _CONTINUATIONS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
 _CONVERSATIONS = SIDES | _CONTINUATIONS | {"prompt", "messages", "conversations"}
+_OTHER_READ = frozenset({"tools", "metadata"})
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 FORMS: dict[str, Form] = {
     "sharegpt": Form("conversations, chosen, rejected", _has("conversations"), _sharegpt, SIDES | {"conversations"}),

@@ -361,16 +361,126 @@ def test_what_a_text_is_taken_for_is_counted(row, change):
 
 def test_which_of_two_prompts_is_meant_is_for_the_user_to_say():
     row = {"prompt": "2+2?", "instruction": "Be brief.", "chosen": "4", "rejected": "5"}
-    with pytest.raises(RowError, match="instruction: differs from prompt; choose with --format which"):
+    with pytest.raises(RowError, match="prompt: looks like a part of the prompt, and the form instruction reads only"):
         Converter()(row, {})
     assert Converter("explicit")(row, {}) == SIMPLE
     assert Converter()(row | {"instruction": "2+2?"}, {}) == SIMPLE
     row = {"prompt": "Add.", "input": "2 2", "chosen": "4", "rejected": "5"}
-    with pytest.raises(RowError, match="input: differs from prompt"):
+    with pytest.raises(RowError, match="input: looks like a part of the prompt, and the form explicit reads only"):
         Converter()(row, {})
     # UltraFeedback's `messages` are its `chosen`
     row = {"prompt": "2+2?", "messages": [user("2+2?"), reply("4")], "chosen": "4", "rejected": "5"}
     assert Converter()(row, {}) == SIMPLE
+
+
+PROMPTS = ["question", "query", "input", "context", "history", "system_prompt", "userInput",
+    "conversation", "dialogue", "chat_history", "messages", "user_message", "problem", "Questions"]  # fmt: skip
+ROWS = {
+    "explicit": {"prompt": "Which?", "chosen": "4 of", "rejected": "5 of"},
+    "implicit": {"chosen": "The sky is blue.", "rejected": "The sky is blond."},
+    "sharegpt": {"conversations": [user("2+2?")], "chosen": reply("4"), "rejected": reply("5")},
+    "hh": {"chosen": "\n\nHuman: hi\n\nAssistant: 4", "rejected": "\n\nHuman: hi\n\nAssistant: 5"},
+}
+
+
+@pytest.mark.parametrize("value", ["How many fruit?", [user("How many fruit?")], json.dumps([user("How many fruit?")])])
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("form", ROWS)
+def test_a_column_that_looks_like_a_prompt_and_is_not_read_is_refused_by_its_name(form, name, value):
+    row = ROWS[form] | {name: value}
+    assert form_of(row) == form
+    with pytest.raises(RowError) as problem:
+        Converter()(row, {})
+    assert problem.value.field == name
+
+
+def test_a_form_that_was_asked_for_says_that_its_fields_are_all():
+    converter = Converter("explicit")
+    converter(ROWS["explicit"] | {"context": "There are 4."}, {})
+    assert +converter.changes == {"field 'context' left out": 1}
+
+
+def test_a_question_that_is_named_where_no_prompt_can_be_guessed():
+    with pytest.raises(RowError, match="question: looks like a part of the prompt, and the form implicit reads only"):
+        Converter()({"question": "Is it?", "chosen": "Yes.", "rejected": "No."}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("messages", [user("Which?"), reply("4 of")]), ("question", " Which? "), ("prompt_id", "a7"), ("input_tokens", 12),
+     ("question_type", "count"), ("context", None), ("history", []), ("query", ""), ("instruction_model", "m")],
+)  # fmt: skip
+def test_a_column_about_the_prompt_or_with_the_same_text_is_only_counted(name, value):
+    converter = Converter()
+    assert converter(ROWS["explicit"] | {name: value}, {}) == Converter()(ROWS["explicit"], {})
+    assert +converter.changes == ({} if value is None else {f"field {name!r} left out": 1})
+
+
+@pytest.mark.parametrize("side", ["prompt", "chosen", "rejected"])
+@pytest.mark.parametrize(
+    ("text", "marker"),
+    [
+        ("<|im_start|>user\nWhich?<|im_end|>", "<|im_start|>"),
+        ("Four.<|im_end|>", "<|im_end|>"),
+        ("[INST] Which? [/INST]", "[INST]"),
+        ("<start_of_turn>user\nWhich?<end_of_turn>", "<start_of_turn>"),
+        ("<|start_header_id|>user<|end_header_id|>\n\nWhich?<|eot_id|>", "<|start_header_id|>"),
+        ("Be brief.\n\nHuman: Which?\n\nAssistant:", "Human:"),
+        ("Four.</s>", "</s>"),
+    ],
+)
+def test_a_text_that_a_chat_template_has_written_is_no_message(side, text, marker):
+    for value in (text, [said("user" if side == "prompt" else "assistant", text)]):
+        row = {"prompt": "Which?", "chosen": "4 of", "rejected": "5 of"} | {side: value}
+        with pytest.raises(RowError) as problem:
+            Converter()(row, {})
+        assert problem.value.field == side
+        assert problem.value.reason.startswith(f"holds {marker!r}, a mark of a chat format")
+
+
+MARKS = {"weight": 0, "loss": False, "train": False, "loss_mask": 0, "trainable": False, "masked": True}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_reply_that_is_marked_as_not_to_be_learnt_may_only_stand_in_the_prompt(name):
+    mark = {name: MARKS[name]}
+    asked, better, worse = [user("hi"), reply("yo"), user("2+2?")], [reply("4")], [reply("5")]
+    context = [user("hi"), reply("yo") | mark, user("2+2?")]
+    rows = [
+        {"prompt": context, "chosen": better, "rejected": worse},
+        {"chosen": [*context, *better], "rejected": [*context, *worse]},
+        {"messages": [*context, *better], "rejected_messages": worse},
+        {"prompt": [json.dumps(message) for message in context], "chosen": better, "rejected": worse},
+    ]
+    for row in rows:
+        converter = Converter()
+        assert converter(row, {}) == SECOND
+        assert converter.changes[f"replies that {name!r} marks as not to be learnt"] >= 1
+    for row in (
+        {"prompt": asked, "chosen": [reply("4") | mark], "rejected": worse},
+        {"prompt": asked, "chosen": better, "rejected": reply("5") | mark},
+        {"prompt": asked, "chosen": [call("x") | mark, result("x"), reply("4")], "rejected": worse},
+    ):
+        with pytest.raises(RowError, match="holds a reply that is marked as not to be learnt; put it into prompt"):
+            Converter()(row, {})
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_pair_that_is_marked_as_not_to_be_learnt_is_no_pair(name):
+    with pytest.raises(RowError, match=f"{name}: says that the row is not to be learnt"):
+        Converter()(ROWS["explicit"] | {name: MARKS[name]}, {})
+
+
+def test_arguments_of_calls_are_mended_but_in_rollouts_of_a_policy():
+    arguments = {"function": {"name": "sql", "arguments": {"query": "SELECT 1", "answers": None}}}
+    row = {"prompt": "one?", "chosen": [said("assistant", "") | {"tool_calls": [arguments]}, reply("1")],
+           "rejected": "2"}  # fmt: skip
+    converter = Converter()
+    assert converter(row, {}).chosen[0].tool_calls[0].function.arguments == '{"query": "SELECT 1"}'
+    assert +converter.changes == {"null as argument 'answers' of a call left out": 1}
+    of_rollouts = row | {"metadata": {"task_id": "a", "kind": "b", "sources": []}}
+    kept = Converter()(of_rollouts, {}).chosen[0].tool_calls[0].function.arguments
+    assert kept == '{"query": "SELECT 1", "answers": null}'
 
 
 def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():

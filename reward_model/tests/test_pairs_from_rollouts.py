@@ -9,6 +9,7 @@ from core.messages import Message, num_chars
 from core.printed_commands import python_command
 from dbbench_adapter.datatypes import Score
 from reward_model.data.preferences import read_preferences
+from reward_model.datatypes import ROLLOUTS
 from reward_model.pairs_from_rollouts import Candidate, Rollout, balanced, candidates, is_held_out, main, read_rollouts
 from sql_agent.datatypes import RolloutRecord
 
@@ -74,6 +75,7 @@ def test_right_against_wrong_on_the_same_task_up_to_the_agents_last_message(told
     assert pair.rejected[0].tool_calls[0].function.arguments == '{"query": "SELECT 2"}'
     assert pair.chosen[2].tool_calls[0].function.name == "commit_final_answer"
     assert pair.metadata == {"task_id": "a", "kind": "counting", "sources": ["a.jsonl:1", "a.jsonl:2"]}
+    assert pair.metadata.keys() == ROLLOUTS
     assert pair.tools is None
 
 

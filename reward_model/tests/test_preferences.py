@@ -45,6 +45,17 @@ def test_bytes_that_are_no_utf_8_are_named_with_their_row(tmp_path):
         read_preferences(tmp_path / "p.jsonl")
 
 
+def test_a_text_that_a_template_has_written_is_named_but_not_in_rollouts(tmp_path):
+    path = tmp_path / "p.jsonl"
+    row = Preference(prompt=(USER,), chosen=(Message(role="assistant", content="yes<|im_end|>"),), rejected=(NO,))
+    write_preferences([PLAIN, row], path)
+    with pytest.raises(PreferenceFileError, match=r"p.jsonl, row 2, chosen: holds '<\|im_end\|>', a mark of"):
+        read_preferences(path)
+    of_a_policy = row.model_copy(update={"metadata": {"task_id": "a", "kind": "b", "sources": ["c", "d"]}})
+    write_preferences([of_a_policy], path)
+    assert read_preferences(path) == [of_a_policy]
+
+
 def test_a_broken_off_file_does_not_look_finished(tmp_path):
     def rows():
         yield PLAIN

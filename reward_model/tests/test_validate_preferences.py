@@ -33,6 +33,14 @@ def write(path, *rows):
         pytest.param(GOOD | {"chosen": [YES | {"content": " "}]}, ["chosen: ends with an empty reply"], id="empty"),
         pytest.param(GOOD | {"prompt": [YES]}, ["prompt: holds no user message"], id="no_user"),
         pytest.param(
+            GOOD | {"prompt": [USER | {"content": "[INST] 1? [/INST]"}]},
+            [
+                "prompt: holds '[INST]', a mark of a chat format, which the model's template would write once more; "
+                "give the conversation as messages with roles, or remove the mark"
+            ],
+            id="rendered",
+        ),
+        pytest.param(
             GOOD | {"prompt": [USER, {"role": "tool", "content": "r"}]},
             ["prompt.1: a tool's result that answers no call; put it after its call, or leave it out"],
             id="orphan",

@@ -13,15 +13,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
+from core.call_arguments import mended_calls
+from core.chat_markers import why_rendered
+from core.column_names import unread_prompt
 from core.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
 from core.conversations import short_repr as shown
+from core.loss_marks import is_context, left_out_by, take_mark
 from core.nearest import did_you_mean
 from core.row_files import RowFileError, read_rows
 from dbbench_adapter.backends import Backend, TableError
@@ -209,10 +212,14 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
         raise DataError(f"--dataset {path}: no such file; give {', '.join(DATASETS)}, or a JSONL of messages{meant}")
     found = Demonstrations()
     try:
-        for row in islice(read_rows(path), limit):
+        for row in read_rows(path):
+            if limit is not None and len(found.kept) >= limit:
+                break
             where = f"{path}, {row.place}"
             try:
-                demonstration = _read_row(row.value, where, found.notes)
+                demonstration = _read_row(row.value, where, found)
+                if demonstration is None:
+                    continue
                 if found.kept and type(demonstration) is not type(found.kept[0]):
                     raise RowError("row", "plain text and messages in one file; give them as two files")
                 found.kept.append(demonstration)
@@ -222,6 +229,8 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
                 raise DataError(f"{where}: {error}; expected a JSON object with messages") from None
     except RowFileError as error:
         raise DataError(f"--dataset {error}") from None
+    if found.left_out and not found.kept:
+        raise DataError(f"{path} holds nothing to learn: {_counted(found.left_out)}")
     if not found.kept:
         raise DataError(
             f'{path} holds no row; expected {{"messages": [...]}}, prompt and completion, or text, on each line'
@@ -229,46 +238,81 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
     return found
 
 
-def _read_row(row: Any, where: str, notes: Counter[str]) -> Demonstration | PlainText:
+def _counted(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+
+
+def _read_row(row: Any, where: str, found: Demonstrations) -> Demonstration | PlainText | None:
+    """Read a row; None, which is counted, if the row says that it is not learnt."""
+    notes = found.notes
     if isinstance(row, RowError):
         raise row
     if not isinstance(row, dict):
         raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
     form = next((names for names in FORMS if row.keys() >= set(names)), None)
     if form is None:
-        found = ", ".join(map(shown, row)) or "no field"
-        raise RowError("row", f"found {found}; expected `messages`, `prompt` and `completion`, or `text`")
-    for name in row.keys() - {*form, "tools"}:
-        notes[f"field {name!r} left out"] += 1
+        names = ", ".join(map(shown, row)) or "no field"
+        raise RowError("row", f"found {names}; expected `messages`, `prompt` and `completion`, or `text`")
+    if (mark := left_out_by(row)) is not None:
+        found.left_out[f"marked by {mark!r} as not to be learnt"] += 1
+        return None
     held: list[Any] = [row.get(name) for name in form]
     if form == ("text",) or (len(form) == 2 and all(isinstance(one, str) for one in held)):
         texts = [read_text(one, name, notes) for name, one in zip(form, held, strict=True)]
         if not texts[-1].strip():
             raise RowError(form[-1], "is empty")
+        _check_unread(row, form, texts, notes)
         return PlainText(*texts, where=where) if len(texts) == 2 else PlainText("", texts[0], where)
     for name, one in zip(form, held, strict=True):
         if not isinstance(one, list):
             raise RowError(name, f"expected a list of messages, found {shown(one)}")
     tools = read_tools(row.get("tools"), "tools", notes)
-    return Demonstration(_read_messages(form, held, notes), json.loads(tools) if tools else [], where)
+    messages = _read_messages(form, held, tools, notes)
+    _check_unread(row, form, [message["content"] for message in messages], notes)
+    return Demonstration(messages, json.loads(tools) if tools else [], where)
+
+
+def _check_unread(row: dict[str, Any], form: Sequence[str], texts: Sequence[str], notes: Counter[str]) -> None:
+    """Count the columns that are not read.
+
+    Raises:
+        RowError: one of them may hold a part of the prompt, which is nowhere in the texts.
+    """
+    read = {*form, "tools"}
+    if (name := unread_prompt(row, read, texts)) is not None:
+        raise RowError(
+            name,
+            f"looks like a part of the prompt and is not in {' or '.join(form)}; put it there, or remove it",
+        )
+    for name in row.keys() - read:
+        if row[name] is not None:
+            notes[f"field {name!r} left out"] += 1
 
 
 FORMS = (("messages",), ("prompt", "completion"), ("text",))
 """Fields of TRL's forms for fine-tuning; the first form whose fields a row has is read."""
 
 
-def _read_messages(form: Sequence[str], held: Sequence[list[Any]], notes: Counter[str]) -> list[Message]:
-    """Read the messages of a row; replies of a `prompt` get weight 0."""
-    held = [[message_in_text(each, notes) if isinstance(each, str) else each for each in messages] for messages in held]
-    raw = [message for messages in held for message in messages]
-    weights = [message.pop(NOT_TRAINED, 1) if isinstance(message, dict) else 1 for message in raw]
-    given = [m for name, messages in zip(form, held, strict=True) for m in read_conversation(messages, name, notes)]
-    messages = [m.to_dict() for m in legal(given, form[-1], num_prompt=len(raw) - len(held[-1]))]
+def _read_messages(
+    form: Sequence[str], held: Sequence[list[Any]], tools: str | None, notes: Counter[str]
+) -> list[Message]:
+    """Read the messages of a row; replies of a `prompt`, and those that are marked, get weight 0."""
     places = [f"{name}.{k}" for name, messages in zip(form, held, strict=True) for k in range(len(messages))]
-    for number, (place, message, weight) in enumerate(zip(places, messages, weights, strict=True)):
-        if weight not in (0, 1):
-            raise RowError(f"{place}.{NOT_TRAINED}", f"expected 0 or 1, found {shown(weight)}")
-        if weight == 0 or (number < len(raw) - len(held[-1]) and message["role"] == "assistant"):
+    raw = [message for messages in held for message in messages]
+    raw = [message_in_text(message, notes) if isinstance(message, str) else message for message in raw]
+    pairs = [take_mark(message, place) for message, place in zip(raw, places, strict=True)]
+    num_prompt = len(raw) - len(held[-1])
+    unmarked = [message for message, _ in pairs]
+    parts = (unmarked[:num_prompt], unmarked[num_prompt:]) if len(form) == 2 else (unmarked,)
+    given = [m for name, messages in zip(form, parts, strict=True) for m in read_conversation(messages, name, notes)]
+    given = mended_calls(legal(given, form[-1], num_prompt=num_prompt), tools, notes)
+    for place, one in zip(places, given, strict=True):
+        if (why := why_rendered(one)) is not None:
+            raise RowError(place, why)
+    messages = [message.to_dict() for message in given]
+    for number, (place, message, (_, mark)) in enumerate(zip(places, messages, pairs, strict=True)):
+        marked = is_context(mark, message["role"], place, notes)
+        if marked or (number < num_prompt and message["role"] == "assistant"):
             message[NOT_TRAINED] = 0
         if is_imitated(message) and not message["content"] and "tool_calls" not in message:
             raise RowError(place, "an assistant message that says nothing cannot be imitated; give it weight 0")

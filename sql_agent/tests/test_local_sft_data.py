@@ -262,7 +262,7 @@ def test_a_file_of_messages_is_read_with_its_tools_and_weights(tmp_path):
         assistant("One."),
     ]
     assert found.kept[1].messages == [user("a"), assistant("Ok.", weight=0), user("b"), assistant("c")]
-    assert found.notes == {"field 'id' left out": 1}
+    assert found.notes == {"field 'id' left out": 1, "replies that 'weight' marks as not to be learnt": 1}
     assert len(read_messages(path, limit=1).kept) == 1
 
 
@@ -272,7 +272,7 @@ def test_a_message_that_is_json_in_a_text_keeps_its_weight(tmp_path):
     file.write_text(json.dumps({"messages": [json.dumps(message) for message in messages]}))
     found = read_messages(file)
     assert [one.messages for one in found.kept] == [messages]
-    assert found.notes == {"messages that were JSON in a text": 4}
+    assert found.notes == {"messages that were JSON in a text": 4, "replies that 'weight' marks as not to be learnt": 1}
 
 
 def test_a_prompt_and_its_completion_are_a_conversation_of_which_the_completion_is_learnt(tokenizer, tmp_path):
@@ -288,6 +288,62 @@ def test_a_prompt_and_its_completion_are_a_conversation_of_which_the_completion_
         '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>',
         "One.<|im_end|>",
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["weight", "loss", "train", "loss_mask", "loss_scale", "trainable", "training", "masked"]
+)
+@pytest.mark.parametrize("form", ["messages", "completion", "sharegpt", "texts"])
+def test_a_reply_that_is_marked_as_not_to_be_learnt_is_context(tokenizer, tmp_path, form, name):
+    bad = assistant("It is 7.", **{name: name == "masked"})
+    said = [user("a"), bad, user("b"), assistant("c")]
+    row = {
+        "messages": {"messages": said},
+        "completion": {"prompt": said[:1], "completion": said[1:]},
+        "sharegpt": {"messages": [{"from": m.pop("role"), "value": m.pop("content"), **m} for m in map(dict, said)]},
+        "texts": {"messages": [json.dumps(message) for message in said]},
+    }[form]
+    found = read_messages(write(tmp_path, row))
+    (encoded,) = encode_all(tokenizer, found.kept, max_length=1000)
+    assert [text for text, learnt in pieces(tokenizer, encoded) if learnt] == ["c<|im_end|>"]
+    assert found.notes[f"replies that {name!r} marks as not to be learnt"] == 1
+
+
+@pytest.mark.parametrize("name", ["weight", "loss", "train", "loss_mask", "trainable", "masked"])
+@pytest.mark.parametrize(
+    "row", [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
+)
+def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out_and_counted(tmp_path, row, name):
+    marked = row | {name: name == "masked"}
+    found = read_messages(write(tmp_path, marked, row, marked))
+    assert [one.where[-1] for one in found.kept] == ["2"]
+    assert (found.left_out, found.notes) == ({f"marked by {name!r} as not to be learnt": 2}, {})
+    with pytest.raises(DataError, match=f"holds nothing to learn: 1 marked by {name!r} as not to be learnt"):
+        read_messages(write(tmp_path, marked))
+
+
+@pytest.mark.parametrize("arguments", [{"query": "SELECT 1", "answers": None, "path": None},
+    json.dumps(json.dumps({"query": "SELECT 1"}))])  # fmt: skip
+def test_arguments_are_learnt_as_they_were_before_a_table_held_them(tokenizer, tmp_path, arguments):
+    called = assistant(None, tool_calls=[{"id": "a", "function": {"name": "execute_sql", "arguments": arguments}}])
+    row = {"messages": [user("a"), called], "tools": fc.TOOLS}
+    found = read_messages(write(tmp_path, row))
+    (encoded,) = encode_all(tokenizer, found.kept, max_length=1000)
+    assert [text for text, learnt in pieces(tokenizer, encoded) if learnt] == [
+        '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>',
+    ]
+    assert sum(found.notes.values()) == (2 if isinstance(arguments, dict) else 1)
+
+
+@pytest.mark.parametrize("name", ["system", "question", "instruction", "context", "history", "input", "systemPrompt"])
+@pytest.mark.parametrize(
+    "row", [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
+)
+def test_a_column_that_looks_like_a_prompt_and_is_not_read_is_refused_by_its_name(tmp_path, row, name):
+    with pytest.raises(DataError, match=f"line 1, {name}: looks like a part of the prompt and is not in"):
+        read_messages(write(tmp_path, row | {name: "Be brief."}))
+    held = read_messages(write(tmp_path, row | {name: "b"}))
+    assert held.notes == {f"field {name!r} left out": 1}
 
 
 @pytest.mark.parametrize(
@@ -354,6 +410,24 @@ def test_a_plain_text_needs_a_token_that_ends_it():
             "line 2, messages: no assistant message to imitate; leave the row out",
         ),
         ({"messages": [user("a"), assistant("b", weight=2)]}, "line 2, messages.1.weight: expected 0 or 1, found 2"),
+        (
+            {"messages": [user("a"), assistant("b", loss_scale=0.5)]},
+            "messages.1.loss_scale: expected 0 or 1, found 0.5",
+        ),
+        ({"messages": [user("a"), assistant("b", mask=True)]}, "messages.1.mask: may say what is learnt"),
+        (
+            {"messages": [user("a") | {"loss": True}, assistant("b")]},
+            "messages.0.loss: says that a user message is learnt",
+        ),
+        (
+            {"messages": [user("a"), assistant("b")], "loss_mask": [0, 1]},
+            "line 2, loss_mask: expected 0 or 1, found [0",
+        ),
+        (
+            {"messages": [user("a"), assistant("b<|im_end|>")]},
+            "line 2, messages.1: holds '<|im_end|>', a mark of a chat",
+        ),
+        ({"prompt": [user("[INST] a")], "completion": [assistant("b")]}, "line 2, prompt.0: holds '[INST]', a mark"),
         ({"messages": [user("a"), assistant("b")], "tools": 3}, "line 2, tools: expected a list of tools, found 3"),
     ],
 )
@@ -361,7 +435,8 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, row, words):
     path = write(tmp_path, {"messages": EPISODE}, row)
     with pytest.raises(DataError) as caught:
         read_messages(path)
-    assert f"{path}, {words}" in str(caught.value)
+    assert str(caught.value).startswith(f"{path}, line 2")
+    assert words in str(caught.value)
 
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path):

@@ -1,7 +1,8 @@
 """Reads questions in the forms of Spider and BIRD, and questions with answers.
 
 A row is an object with `question`; `query` (Spider) or `SQL` (BIRD), or `answer`: a value, a list of values, or a list
-of rows; `db_id`, which a single database does not need; `evidence` and `difficulty` (BIRD). Other keys are not read.
+of rows; `db_id`, which a single database does not need; `evidence` and `difficulty` (BIRD). `columns` holds the other
+names of hints, and what may not be passed over; other keys are not read.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from dbbench_adapter.backends import mysql_lexer
 from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
 from dbbench_adapter.datatypes import Cell, Rows
 from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
+from sql_agent.text_to_sql.columns import REFERENCE_KEYS, check_unread, difficulty_of, hints_of, reference_of
 from sql_agent.text_to_sql.databases import Databases, ServerDatabase
 from sql_agent.text_to_sql.datatypes import DatabaseError, Question
 
 _COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))+", re.DOTALL)
 """Blanks and comments at the start of a statement."""
-REFERENCE_KEYS = ("query", "SQL", "sql")
-"""Spider's rows have `query` as text, and `sql` as its parse; that parse is not read."""
 
 
 class QuestionFileError(ValueError):
@@ -249,9 +249,8 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
             databases.schema(db_id)
     except DatabaseError as error:
         raise ValueError(str(error)) from None
-    query = next(
-        (row[key].strip() for key in REFERENCE_KEYS if isinstance(row.get(key), str) and row[key].strip()), None
-    )
+    query, hints = reference_of(row), hints_of(row)
+    check_unread(row, question, hints)
     answer = _answer(row["answer"]) if query is None and "answer" in row else None
     if query is None and answer is None:
         unread = ", ".join(f"{name}, which is no text" if name in REFERENCE_KEYS else name for name in row)
@@ -262,8 +261,8 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
             "the reference changes data, and a database on a server is only read; leave the row out, or copy the "
             "database into a SQLite file, where tasks may change data"
         )
-    kind = _text(row, "difficulty") or (kind_of(query, databases.dialect) if query else "answer")
-    return Question(name, question, db_id, query, answer, _text(row, "evidence"), kind, changes=changes)
+    kind = difficulty_of(row) or (kind_of(query, databases.dialect) if query else "answer")
+    return Question(name, question, db_id, query, answer, hints, kind, changes=changes)
 
 
 def _text(row: dict[str, Any], key: str) -> str:

@@ -1,0 +1,159 @@
+"""Columns of question files: which hold the reference, which the hints, and what is refused by its name."""
+
+import json
+import sqlite3
+from contextlib import closing
+from itertools import product
+
+import pytest
+
+from sql_agent.text_to_sql.columns import HINT_KEYS, REFERENCE_KEYS, is_sql
+from sql_agent.text_to_sql.databases import Databases
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.load import QuestionFileError, read_questions
+
+ROW = {"question": "How many?", "query": "SELECT count(*) FROM fish"}
+COUNTED = Question("q-1", "How many?", "fish", "SELECT count(*) FROM fish", kind="aggregate")
+
+
+@pytest.fixture(scope="module")
+def fish(tmp_path_factory):
+    file = tmp_path_factory.mktemp("columns") / "fish.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT);")
+    return file
+
+
+@pytest.fixture
+def read(fish, tmp_path):
+    def read(row):
+        (tmp_path / "q.json").write_text(json.dumps([row]))
+        [question] = read_questions(tmp_path / "q.json", Databases(fish))
+        return question
+
+    return read
+
+
+STATEMENTS = [
+    "SELECT count(*)", "select name from fish;", "(SELECT name FROM fish)", "-- all\nSELECT name FROM fish",
+    "WITH a AS (SELECT 1) SELECT * FROM a", "VALUES (1)", "SELECT a FROM t WHERE a IN (SELECT a FROM t) - 1",
+    "INSERT INTO fish VALUES ('cod')", "REPLACE INTO fish VALUES ('cod')", "UPDATE fish SET name = 'cod'",
+    "DELETE FROM fish",
+]  # fmt: skip
+WORDS = ["Select Comfort", "With love", "Select", "Insert coin", "Delete me", "Update 5", "Values", "cod", "", "42"]
+
+
+def test_a_statement_is_told_from_words_that_begin_like_one():
+    assert [is_sql(text) for text in STATEMENTS] == [True] * len(STATEMENTS)
+    assert [is_sql(text) for text in WORDS] == [False] * len(WORDS)
+
+
+@pytest.mark.parametrize("name", REFERENCE_KEYS)
+def test_each_name_of_the_reference_is_read(read, name):
+    assert read({"question": "How many?", name: ROW["query"]}) == COUNTED
+
+
+@pytest.mark.parametrize(
+    "name", ["answer", "gold", "gold_sql", "sqlQuery", "ground_truth", "target", "output", "label"]
+)
+@pytest.mark.parametrize("sql", STATEMENTS)
+def test_sql_under_another_name_is_no_answer_and_is_refused_by_its_name(read, name, sql):
+    for value in (sql, [sql], [sql, sql]):
+        with pytest.raises(
+            QuestionFileError, match=f"row 1: `{name}` holds SQL, and no `query` or `SQL` does; rename it"
+        ):
+            read({"question": "How many?", "answer": 3} | {name: value})
+
+
+@pytest.mark.parametrize("value", [*WORDS, [["SELECT name FROM fish"]]])
+def test_a_text_that_is_no_statement_and_rows_are_an_answer(read, value):
+    rows = tuple(map(tuple, value)) if isinstance(value, list) else ((value,),)
+    assert read({"question": "Which?", "answer": value}) == Question("q-1", "Which?", "fish", answer=rows)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pair
+        for pair in product(REFERENCE_KEYS, (*REFERENCE_KEYS, "gold_sql", "answer", "reference_query"))
+        if len({*pair}) > 1
+    ],
+)
+def test_two_columns_with_different_sql_are_refused_by_both_names(read, first, second):
+    other = "SELECT name FROM fish"
+    with pytest.raises(QuestionFileError) as error:
+        read({"question": "How many?", first: ROW["query"], second: other})
+    assert "hold different texts; keep the one that is the reference" in str(error.value)
+    assert f"`{first}`" in str(error.value) and f"`{second}`" in str(error.value)
+    same = read({"question": "How many?", first: ROW["query"], second: " SELECT  count(*)\nFROM fish ;"})
+    assert same.kind == "aggregate"
+
+
+@pytest.mark.parametrize(
+    "name", ["pred_sql", "wrong_query", "query_template", "query_toks", "schema_sql", "question_id"]
+)
+def test_columns_about_the_reference_are_not_read(read, name):
+    assert read(ROW | {name: "SELECT name FROM fish"}) == COUNTED
+
+
+@pytest.mark.parametrize("name", HINT_KEYS)
+def test_a_hint_under_each_name_reaches_the_prompt(fish, read, name):
+    question = read(ROW | {name: " a fish is a name "})
+    assert question.evidence == "a fish is a name"
+    with TextToSql(fish) as environment:
+        assert environment.messages(question)[-1]["content"] == "How many?\na fish is a name"
+
+
+def test_several_hints_are_all_read_and_equal_ones_once(read):
+    row = ROW | {"hint": ["b", "c "], "evidence": "a", "external_knowledge": None, "knowledge": "a", "background": ""}
+    assert read(row).evidence == "a\nb\nc"
+
+
+@pytest.mark.parametrize("name", HINT_KEYS)
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [([1, 2], "is [1, 2], expected a text"), (3, "is 3, expected a text"), ("ga360.md", "names the file 'ga360.md'")],
+)
+def test_a_hint_that_stands_elsewhere_is_refused_by_its_name(read, name, value, words):
+    with pytest.raises(QuestionFileError) as error:
+        read(ROW | {name: value})
+    assert f"row 1: `{name}` {words}; write" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["context", "history", "instruction", "interaction", "messages", "extra_knowledge",
+    "prompt", "user_hint", "previous_questions", "input"])  # fmt: skip
+@pytest.mark.parametrize("value", ["Think of cod.", ["Think of cod."], [{"role": "user", "content": "Think of cod."}]])
+def test_a_column_that_looks_like_a_part_of_the_prompt_is_refused_by_its_name(read, name, value):
+    with pytest.raises(
+        QuestionFileError, match=f"row 1: `{name}` looks like a part of the prompt, and no prompt would"
+    ):
+        read(ROW | {name: value})
+
+
+SAME_OR_SCHEMA = [
+    ("context", "CREATE TABLE fish (name TEXT)"),
+    ("question_toks", ["How", "cod"]),
+    ("context", None),
+    ("instruction", "How many?"),
+    ("query_split", "train"),
+    ("history", []),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SAME_OR_SCHEMA)
+def test_a_column_with_the_schema_or_the_same_text_is_not_read(read, name, value):
+    assert read(ROW | {name: value}) == COUNTED
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("moderate", "moderate"), (3, "3"), (2.0, "2"), (0, "0"), (" ", "aggregate"), (None, "aggregate")],
+)
+def test_a_difficulty_is_a_text_or_a_number(read, value, kind):
+    assert read(ROW | {"difficulty": value}).kind == kind
+
+
+def test_another_difficulty_is_refused(read):
+    with pytest.raises(QuestionFileError, match=r"row 1: `difficulty` is \['hard'\], expected a text or a number"):
+        read(ROW | {"difficulty": ["hard"]})

@@ -1,0 +1,149 @@
+"""Says which columns of a row of questions hold the reference, the hints and the difficulty.
+
+Spider writes `query` (and its parse as `sql`), BIRD `SQL`, `evidence` and `difficulty`. Other data sets have other
+names. A column that nobody reads and that looks like SQL or like a part of the prompt is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from core.column_names import unread_prompt, words
+
+REFERENCE_KEYS = ("query", "SQL", "sql")
+"""Columns of the reference; a value that is no text, as Spider's parse, is not read."""
+HINT_KEYS = (
+    "evidence", "external_knowledge", "knowledge", "hint", "hints", "background", "background_knowledge",
+    "domain_knowledge", "knowledge_evidence", "formulaic_knowledge", "commonsense_knowledge", "oracle_knowledge",
+)  # fmt: skip
+"""Columns whose texts go into the prompt, behind the question, in this order."""
+SQL_WORDS = frozenset((
+    "sql", "query", "gold", "golden", "reference", "answer", "solution", "target", "output", "truth", "label",
+    "response", "completion", "statement", "program", "code",
+))  # fmt: skip
+"""A column whose name has one of these words holds the reference, if it holds SQL."""
+NO_REFERENCE_WORDS = frozenset((
+    "pred", "predicted", "prediction", "generated", "wrong", "rejected", "negative", "incorrect", "bad", "error",
+    "template", "toks", "tokens", "no", "schema", "context", "create", "ddl", "explanation", "prompt",
+))  # fmt: skip
+"""A column whose name has one of these words holds other SQL than the reference."""
+
+
+def reference_of(row: dict[str, Any]) -> str | None:
+    """Return the SQL of a row.
+
+    Raises:
+        ValueError: columns hold different SQL, or a column that is not read holds it.
+    """
+    held = {name: row[name] for name in REFERENCE_KEYS if isinstance(row.get(name), str) and row[name].strip()}
+    also = {name: text for name in row if name not in held and (text := _sql_in(name, row[name])) is not None}
+    if not held and also:
+        name = next(iter(also))
+        remedy = (
+            'if that text is the answer itself, write it as rows, [["..."]]' if name == "answer" else "or remove it"
+        )
+        raise ValueError(f"`{name}` holds SQL, and no `query` or `SQL` does; rename it to `query`, {remedy}")
+    texts = {name: _plain(text) for name, text in (held | also).items()}
+    first = next(iter(texts), None)
+    other = next((name for name in texts if texts[name] != texts[first]), None) if first else None
+    if other is not None:
+        raise ValueError(f"`{first}` and `{other}` hold different texts; keep the one that is the reference")
+    return held[first].strip() if first else None
+
+
+def _sql_in(name: str, value: Any) -> str | None:
+    """Return the SQL in a column that has the name of a reference, as a text or a list of texts."""
+    found = words(name)
+    if found.isdisjoint(SQL_WORDS) or not found.isdisjoint(NO_REFERENCE_WORDS):
+        return None
+    texts = value if isinstance(value, list) else [value]
+    return "; ".join(texts) if texts and all(isinstance(text, str) and is_sql(text) for text in texts) else None
+
+
+_START = r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*"
+_CHANGE = re.compile(
+    _START + r"(insert\s+(or\s+\w+\s+)?into|replace\s+into|delete\s+from|update\s+\S+\s+set)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_QUERY = re.compile(_START + r"(select|with|values)\b(?=\s*\S)", re.IGNORECASE | re.DOTALL)
+_SELECT_FROM = re.compile(r".*\bselect\b.*\bfrom\b", re.IGNORECASE | re.DOTALL)
+
+
+def is_sql(text: str) -> bool:
+    """Return whether a text is a statement, and not words that begin like one ("Select Comfort")."""
+    if _QUERY.match(text) is None:
+        return _CHANGE.match(text) is not None
+    try:
+        tree = next(filter(None, sqlglot.parse(text, read="sqlite")), None)
+    except (SqlglotError, RecursionError):
+        return _SELECT_FROM.match(text) is not None
+    return isinstance(tree, exp.Query | exp.Values) and (
+        tree.find(exp.From) is not None or tree.find(exp.Column) is None
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).rstrip("; ")
+
+
+def hints_of(row: dict[str, Any]) -> str:
+    """Return the hints of a row, each once.
+
+    Raises:
+        ValueError: a hint is no text, or the name of a file.
+    """
+    hints = (_hint(name, row[name]) for name in HINT_KEYS if row.get(name) is not None)
+    return "\n".join(dict.fromkeys(hint for hint in hints if hint))
+
+
+def _hint(name: str, value: Any) -> str:
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"`{name}` is {value!r}, expected a text; write what it stands for, or remove it")
+    if file := next(
+        (text for text in texts if re.fullmatch(r"\s*\S+\.(md|txt|json|jsonl|csv|pdf|html?)\s*", text)), None
+    ):
+        raise ValueError(f"`{name}` names the file {file.strip()!r}; write its text there, or remove it")
+    return "\n".join(text.strip() for text in texts if text.strip())
+
+
+def difficulty_of(row: dict[str, Any]) -> str:
+    """Return the difficulty; a number is its text.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = row.get("difficulty")
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"`difficulty` is {value!r}, expected a text or a number")
+    return (value or "").strip()
+
+
+_READ = {"question", "db_id", "answer", "difficulty", *REFERENCE_KEYS, *HINT_KEYS}
+
+
+def check_unread(row: dict[str, Any], question: str, hints: str) -> None:
+    """Refuse a row with a column that may belong to the prompt.
+
+    Raises:
+        ValueError: a column has the name of a prompt or hint, and its text is neither in the question nor in the hints.
+    """
+    of_code = {
+        name for name, value in row.items() if isinstance(value, str) and (_SCHEMA.match(value) or is_sql(value))
+    }
+    if (name := unread_prompt(row, _READ | of_code, [question, hints])) is not None:
+        raise ValueError(
+            f"`{name}` looks like a part of the prompt, and no prompt would hold it; put a hint into `evidence`, or "
+            "remove it"
+        )
+
+
+_SCHEMA = re.compile(r"\s*CREATE\s", re.IGNORECASE)
+"""A column with a schema: the prompt has the database's own."""
