@@ -4,7 +4,6 @@ The routes are those of the servers' own applications, so that a new one is trie
 """
 
 import json
-import os
 import re
 from itertools import product
 
@@ -17,11 +16,16 @@ from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRout
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
 from sql_agent.store_server import BoundedStore, StoreServer
 
-TOKEN = os.environ[RUN_TOKEN]
+TOKEN = "the-token-of-this-run"
 ROLLOUT = "/rollout/ro-1/attempt/at-1/v1"
 SIGNATURE = signed_prefix(RolloutSampling("ro-1", "at-1", "policy-0", 0.7, 64), TOKEN)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ALLOWED = {("POST", "/chat/completions"), ("GET", "/models"), ("HEAD", "/models")}
+
+
+@pytest.fixture(autouse=True)
+def run_token(monkeypatch):
+    monkeypatch.setenv(RUN_TOKEN, TOKEN)
 
 
 def client(app):
