@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from core.conversations import RowError, legal, read_conversation, read_tools
+from core.file_kinds import RowFileError
 from core.flags import Parser
 from core.messages import Message, num_chars, num_tool_calls
 from core.outputs import OutputError, check_output
 from core.printed_commands import python_command
-from core.row_files import RowFileError, read_rows
+from core.row_files import read_rows
 from reward_model.baselines import has_answer
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent

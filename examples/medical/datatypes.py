@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from core.row_files import RowFileError, read_rows
+from core.file_kinds import RowFileError
+from core.row_files import read_rows
 
 Language = Literal["en", "zh"]
 Schema = dict[str, tuple[str, ...]]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from core.conversations import RowError
-from core.row_files import Row, RowFileError, is_parquet, read_rows
+from core.file_kinds import RowFileError, is_parquet
+from core.row_files import Row, read_rows
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from core.file_kinds import RowFileError, check_kind
 from core.outputs import written
 from core.printed_commands import python_command
-from core.row_files import RowFileError, check_kind
 from reward_model.datatypes import Preference
 
 _FIRST_LOOK_BYTES = 8_000_000
