@@ -24,6 +24,7 @@ from agents import (
     FunctionTool,
     MaxTurnsExceeded,
     ModelBehaviorError,
+    ModelRefusalError,
     OpenAIChatCompletionsModel,
     OpenAIProvider,
     RunConfig,
@@ -116,7 +117,7 @@ async def run_rollout(
         except TimeoutError:
             stop = "timeout"
             error = f"its rollout_timeout_s={config.rollout_timeout_s:g} passed with {rollout.waits_for} open"
-        except (APIError, ModelBehaviorError) as failure:
+        except (APIError, ModelBehaviorError, ModelRefusalError, UnicodeError) as failure:
             stop, error = _name_failure(failure, rollout), f"{type(failure).__name__}: {failure}"
         score = await _score(rollout, stop)
         comparison = await _compared(rollout, score)
@@ -369,11 +370,14 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
     """Return the stop reason of a failed request.
 
     A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template may
-    fail on arguments that are not an object); everything else is the endpoint's fault.
+    fail on arguments that are not an object), and so is half a surrogate pair in a call, which no UTF-8 can hold;
+    everything else is the endpoint's fault.
 
     Raises:
         EpisodeLostError: what the environment's tools returned is more than our servers read.
     """
+    if isinstance(failure, UnicodeError):
+        return "malformed"
     if not isinstance(failure, APIStatusError) or failure.status_code not in REFUSED:
         return "model_unavailable"
     if failure.code == TOO_LARGE:

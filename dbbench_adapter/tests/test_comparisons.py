@@ -145,3 +145,10 @@ def test_a_long_recursive_query_runs_unless_it_sorts(sqlite):
         "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take 1,500,000 "
         "steps; read fewer rows"
     )
+
+
+@pytest.mark.parametrize(("flags", "found"), [("", "1"), (", 'c'", "0"), (", 'ci'", "1"), (", 'ic'", "0")])
+def test_regexp_like_which_mariadb_lacks_heeds_its_flags(sqlite, flags, found):
+    with sqlite.open([T], typed=True) as database:
+        assert asked(database, f"SELECT REGEXP_LIKE(w, '^p'{flags}) FROM t WHERE id = 1") == [(found,)]
+        assert "no such argument is taken" in database.run("SELECT REGEXP_LIKE(w, '^p', 'm') FROM t").error

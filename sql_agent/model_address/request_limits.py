@@ -24,6 +24,8 @@ BYTES_PER_TOKEN = 64
 VALUES_PER_TOKEN = 4
 """JSON values for each token; a message of three or more tokens is an object with two texts."""
 MAX_PARTS = 8192
+MAX_STOPS, MAX_STOP_CHARS = 16, 1000
+"""A model server looks for each stop text after each token; OpenAI takes four."""
 MAX_DEPTH = 64
 """Brackets in one another. Schemas of tools have about 10; the arguments of a call are a text, whose brackets do not
 count."""
@@ -61,7 +63,7 @@ class RequestLimits:
 
         Raises:
             RequestTooLargeError: the body is too long, or has too many values or too deep brackets.
-            json.JSONDecodeError: it is no JSON.
+            ValueError: it is no JSON in UTF-8.
         """
         if len(body) > self.body_bytes:
             raise self.too_long(len(body))
@@ -71,7 +73,7 @@ class RequestLimits:
             raise _too_large(f"{values:,} commas and opening brackets", f"{self.values:,}", self.context_tokens)
         if max(itertools.accumulate(map(_STEP.__getitem__, structure)), default=0) > MAX_DEPTH:
             raise RequestTooLargeError(f"the brackets of this call are nested more than {MAX_DEPTH} deep")
-        return parse_json(body)
+        return parse_json(body.decode())  # not as UTF-16, whose bytes were not counted right
 
     def too_long(self, size: int) -> RequestTooLargeError:
         """Return the error for a body of this many bytes or more."""
@@ -97,6 +99,12 @@ class RequestLimits:
         for place, message in enumerate(messages):
             _check_message(message, f"messages[{place}]")
         _check_objects(tools, "tools")
+        stops = request.get("stop") or []
+        stops = [stops] if isinstance(stops, str) else stops
+        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+            raise ValueError("stop is neither a text nor a list of texts")
+        if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+            raise ValueError(f"stop has more than {MAX_STOPS} texts, or one of more than {MAX_STOP_CHARS} characters")
 
 
 def error_body(error: Exception) -> dict[str, Any]:

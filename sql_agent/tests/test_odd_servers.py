@@ -146,6 +146,21 @@ def test_an_evaluation_goes_on_after_a_reply_that_cannot_be_read(tmp_path, ferri
     assert "the first model_unavailable: InternalServerError" in printed and "names no function" in printed
 
 
+HALF = call(function={"arguments": r'{"query": "SELECT \ud83d"}'})
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "end"),
+    [
+        pytest.param({"content": None}, "content_filter", "model_unavailable", id="refusal"),
+        pytest.param({"tool_calls": [HALF]}, "stop", "malformed", id="half_a_pair"),
+    ],
+)
+async def test_a_reply_that_nobody_can_go_on_from_ends_its_own_rollout(play, message, finish, end):
+    played = await play(lambda _: reply(message, choice={"finish_reason": finish}))
+    assert played.stop_reason == end
+
+
 @pytest.mark.parametrize(
     "words",
     ["Unsupported parameter: 'max_tokens' is not supported with this model.", "'temperature' does not support 0.0"],

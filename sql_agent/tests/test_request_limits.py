@@ -53,6 +53,27 @@ def test_a_conversation_that_fills_the_context_passes_whatever_its_letters():
     assert refused({"messages": messages}) is None
 
 
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        (["\n"] * 16, None),
+        ("x" * 1000, None),
+        (["\n"] * 17, "the request does not fit: stop has more than 16 texts, or one of more than 1000 characters"),
+        ("x" * 1001, "the request does not fit: stop has more than 16 texts, or one of more than 1000 characters"),
+        ({"a": 1}, "the request does not fit: stop is neither a text nor a list of texts"),
+    ],
+)
+def test_a_model_server_looks_for_few_stop_texts(stop, words):
+    assert refused({"messages": [USER], "stop": stop}) == words
+
+
+def test_a_body_is_utf_8_whose_brackets_can_be_counted():
+    body = json.dumps({"messages": [USER], "\u2200": [[]] * 40_000}, ensure_ascii=False)
+    for encoding in ("utf-16", "utf-16-le", "utf-32"):
+        assert refused(body.encode(encoding)) is not None
+    assert "commas and opening brackets" in refused(body.encode())
+
+
 NESTED = b'{"messages":' + b"[" * 10_000 + b"]" * 10_000 + b"}"
 
 

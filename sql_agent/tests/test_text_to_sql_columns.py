@@ -66,6 +66,17 @@ def test_sql_under_another_name_is_no_answer_and_is_refused_by_its_name(read, na
             read({"question": "How many?", "answer": 3} | {name: value})
 
 
+def test_nulls_that_a_data_library_filled_in_are_no_answer(read):
+    with pytest.raises(QuestionFileError, match="neither `query`"):
+        read({"question": "How many?", "query": None, "answer": None})
+
+
+@pytest.mark.parametrize("name", REFERENCE_KEYS)
+def test_a_list_of_references_is_refused_as_one(read, name):
+    with pytest.raises(QuestionFileError, match=f"row 1: `{name}` is a list, and a question has one reference"):
+        read({"question": "How many?", name: [ROW["query"], "SELECT 1"]})
+
+
 @pytest.mark.parametrize("value", [*WORDS, [["SELECT name FROM fish"]]])
 def test_a_text_that_is_no_statement_and_rows_are_an_answer(read, value):
     rows = tuple(map(tuple, value)) if isinstance(value, list) else ((value,),)

@@ -44,6 +44,8 @@ def reference_of(row: dict[str, Any]) -> str | None:
     also = {name: text for name in row if name not in held and (text := _sql_in(name, row[name])) is not None}
     if not held and also:
         name = next(iter(also))
+        if name in REFERENCE_KEYS:
+            raise ValueError(f"`{name}` is a list, and a question has one reference; write that as a text")
         remedy = (
             'if that text is the answer itself, write it as rows, [["..."]]' if name == "answer" else "or remove it"
         )

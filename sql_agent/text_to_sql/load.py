@@ -252,7 +252,7 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
         raise ValueError(str(error)) from None
     query, hints = reference_of(row), hints_of(row)
     check_unread(row, question, hints)
-    answer = _answer(row["answer"]) if query is None and "answer" in row else None
+    answer = _answer(row["answer"]) if query is None and row.get("answer") is not None else None
     if query is None and answer is None:
         unread = ", ".join(f"{name}, which is no text" if name in REFERENCE_KEYS else name for name in row)
         raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {unread}")

@@ -139,8 +139,16 @@ def _like_bin(pattern: Any, text: Any, escape: Any = "\\") -> int:
     return like_exactly(text_of(pattern), text_of(text), text_of(escape))
 
 
-def _regexp_like(text: Any, pattern: Any, *_flags: Any) -> int:
-    return _regexp(pattern, text)
+def _regexp_like(text: Any, pattern: Any, flags: Any = "") -> int:
+    """Return MySQL's REGEXP_LIKE.
+
+    Raises:
+        ValueError: a flag is neither `c` nor `i`, of which the last one counts.
+    """
+    flags = text_of(flags)
+    if flags.strip("ci"):
+        raise ValueError("REGEXP_LIKE takes the flags c and i")
+    return _regexp_bin(pattern, text) if flags.endswith("c") else _regexp(pattern, text)
 
 
 def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
