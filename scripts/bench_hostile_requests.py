@@ -2,9 +2,9 @@
 
 Store, LLM proxy and a guarded model server, which a script answers, run in processes of their own. Callers play
 rollouts through the signed address all the time, while another process attacks: with header lines without end,
-connections that say nothing, bodies and nesting under the signed address of another rollout, and a hundred requests at
-once. The exit status is 1 if a call is lost or waits half a second longer than without an attack, or if a server's
-memory grows.
+connections that send a byte a second, bodies and nesting under the signed address of another rollout, and a hundred
+requests at once. The exit status is 1 if a call is lost or waits half a second longer than without an attack, or if a
+server's memory grows.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ async def run_rollout(
         except TimeoutError:
             stop = "timeout"
             error = f"its rollout_timeout_s={config.rollout_timeout_s:g} passed with {rollout.waits_for} open"
-        except (APIError, ModelBehaviorError, ModelRefusalError, UnicodeError) as failure:
+        except (APIError, ModelBehaviorError, ModelRefusalError, UnicodeEncodeError) as failure:
             stop, error = _name_failure(failure, rollout), f"{type(failure).__name__}: {failure}"
         score = await _score(rollout, stop)
         comparison = await _compared(rollout, score)
@@ -376,7 +376,7 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
     Raises:
         EpisodeLostError: what the environment's tools returned is more than our servers read.
     """
-    if isinstance(failure, UnicodeError):
+    if isinstance(failure, UnicodeEncodeError):
         return "malformed"
     if not isinstance(failure, APIStatusError) or failure.status_code not in REFUSED:
         return "model_unavailable"

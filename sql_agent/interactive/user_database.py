@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.generator import NOTE
-from sql_agent.text_to_sql.schema import said_unreadable, why_unreadable
+from sql_agent.text_to_sql.schema import quoted, said_unreadable, why_unreadable
 
 MAX_ROWS = 200_000
 """Largest number of rows of all tables together, since they are held in memory."""
@@ -69,7 +69,7 @@ def read_database(path: Path) -> DatabaseCopy:
 
 
 def _refuse_too_many(connection: sqlite3.Connection, names: list[str], path: Path) -> None:
-    total = sum(connection.execute(f"SELECT count(*) FROM {_quoted(name)}").fetchone()[0] for name in names)
+    total = sum(connection.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()[0] for name in names)
     if total > MAX_ROWS:
         raise ValueError(f"--database {path}: {total:,} rows, at most {MAX_ROWS:,} are copied; give a smaller database")
 
@@ -77,7 +77,7 @@ def _refuse_too_many(connection: sqlite3.Connection, names: list[str], path: Pat
 def _unreadable(connection: sqlite3.Connection, name: str) -> str | None:
     """Return why no statement can read a table, e.g. another program's collation; None if one can."""
     try:
-        connection.execute(f"SELECT * FROM {_quoted(name)} LIMIT 1").fetchall()
+        connection.execute(f"SELECT * FROM {quoted(name)} LIMIT 1").fetchall()
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
             raise
@@ -87,7 +87,7 @@ def _unreadable(connection: sqlite3.Connection, name: str) -> str | None:
 
 
 def _read_table(connection: sqlite3.Connection, name: str) -> tuple[Table, int]:
-    cursor = connection.execute(f"SELECT * FROM {_quoted(name)}")
+    cursor = connection.execute(f"SELECT * FROM {quoted(name)}")
     columns = [column[0] for column in cursor.description]
     raw = cursor.fetchall()
     blobs = sum(isinstance(cell, bytes) for row in raw for cell in row)
@@ -109,7 +109,3 @@ def _type(cells: list[Cell]) -> str:
 
 def _note(table: Table) -> str:
     return f"{NOTE[0]}`{table.name}`{NOTE[1]}{', '.join(f'`{column.name}`' for column in table.columns)}."
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

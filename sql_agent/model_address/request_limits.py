@@ -80,7 +80,7 @@ class RequestLimits:
         return _too_large(f"{size:,} bytes", f"{self.body_bytes:,}", self.context_tokens)
 
     def check(self, request: Any) -> None:
-        """Check number and form of a chat completion's messages, their parts, calls and tools; the first fault raises.
+        """Check number and form of messages, their parts, calls, tools and stop texts; the first fault raises.
 
         Raises:
             RequestTooLargeError: there are too many.
@@ -99,12 +99,7 @@ class RequestLimits:
         for place, message in enumerate(messages):
             _check_message(message, f"messages[{place}]")
         _check_objects(tools, "tools")
-        stops = request.get("stop") or []
-        stops = [stops] if isinstance(stops, str) else stops
-        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-            raise ValueError("stop is neither a text nor a list of texts")
-        if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
-            raise ValueError(f"stop has more than {MAX_STOPS} texts, or one of more than {MAX_STOP_CHARS} characters")
+        _check_stops(request.get("stop") or [])
 
 
 def error_body(error: Exception) -> dict[str, Any]:
@@ -140,6 +135,14 @@ def _check_message(message: Any, where: str) -> None:
 
 def _is_part(part: Any) -> bool:
     return isinstance(part, dict) and (part.get("type") != "text" or isinstance(part.get("text"), str))
+
+
+def _check_stops(given: Any) -> None:
+    stops = [given] if isinstance(given, str) else given
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("stop is neither a text nor a list of texts")
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"stop has more than {MAX_STOPS} texts, or one of more than {MAX_STOP_CHARS} characters")
 
 
 def _check_objects(values: Any, where: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.backends.sqlite.read_only import connect
 from sql_agent.text_to_sql.sandbox import MAX_VALUE_BYTES
-from sql_agent.text_to_sql.schema import TableInfo
+from sql_agent.text_to_sql.schema import TableInfo, quoted
 
 _TOO_BIG = "string or blob too big"
 _COLLATION = "no such collation sequence"
@@ -70,8 +70,8 @@ def _long_cell(path: Path, tables: Sequence[TableInfo]) -> str:
 
 
 def _long_cell_of(connection: sqlite3.Connection, table: TableInfo) -> str | None:
-    name = _quoted(table.name)
-    sizes = [f"coalesce(length(CAST({_quoted(column.name)} AS BLOB)), 0)" for column in table.columns]
+    name = quoted(table.name)
+    sizes = [f"coalesce(length(CAST({quoted(column.name)} AS BLOB)), 0)" for column in table.columns]
     columns = {column.name.lower() for column in table.columns}
     row_id = next((each for each in ("rowid", "_rowid_", "oid") if each not in columns), "NULL")
     query = "SELECT {}, {} FROM {} WHERE {} > ? LIMIT 1"
@@ -87,7 +87,3 @@ def _long_cell_of(connection: sqlite3.Connection, table: TableInfo) -> str | Non
     size, column = max(zip(row[1:], (column.name for column in table.columns), strict=True))
     where = f"{table.name}" + (f", row {row[0]}" if row[0] is not None else "")
     return f"{column} of {where} has {size:,} bytes"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

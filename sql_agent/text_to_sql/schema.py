@@ -106,6 +106,11 @@ def said_unreadable(unreadable: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in unreadable.items())
 
 
+def quoted(name: str) -> str:
+    """Return a name as SQLite's statements hold it, whatever it is."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def why_unreadable(error: str, sql: str | None) -> str:
     """Say why no statement can read a table; SQLite itself names the collation of a table's key in few cases."""
     named = [next(filter(None, match)) for match in _COLLATION.findall(sql or "")]
@@ -237,11 +242,10 @@ def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> Tab
     Raises:
         sqlite3.OperationalError: no statement can read it, or the file cannot be read.
     """
-    quoted = '"' + name.replace('"', '""') + '"'
     # only table_xinfo lists generated columns; hidden = 1 marks hidden columns of virtual tables
     found = connection.execute("SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1", (name,)).fetchall()
     # a view is only prepared, since its rows may take long; this finds collations that are missing
-    rows = connection.execute(f"SELECT * FROM {quoted} LIMIT {0 if is_view else SAMPLED_ROWS}")
+    rows = connection.execute(f"SELECT * FROM {quoted(name)} LIMIT {0 if is_view else SAMPLED_ROWS}")
     samples = sample_values([column for column, _, _ in found], rows)
     columns = tuple(ColumnInfo(column, kind, samples.get(column, ())) for column, kind, _ in found)
     key = tuple(column for column, _, place in sorted(found, key=lambda row: row[2]) if place)
