@@ -31,8 +31,8 @@ from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, op
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
+from dbbench_adapter.protocols.solution import solution
 from dbbench_adapter.tasks.load import load_tasks
-from sql_agent.oracle import solution
 
 Known = Callable[[Task], Gold]
 """The knowledge of an agent about a task: the reference that it runs and the answer that it gives."""

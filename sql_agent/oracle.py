@@ -35,8 +35,11 @@ from core.http_protocol import GuardedHttpProtocol, LimitedHttpProtocol
 from core.machine import port_number
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
+from dbbench_adapter.protocols.solution import call, calls, solution
 from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.model_address.request_guard import RequestGuard
+
+__all__ = ["app", "call", "calls", "recite", "replay", "serve"]
 
 Json = dict[str, Any]
 Script = Callable[[list[Json]], Json]
@@ -44,17 +47,6 @@ Script = Callable[[list[Json]], Json]
 `finish_reason`, and `status` for an HTTP error whose message is `content`."""
 
 MODEL = "oracle"
-
-
-def call(name: str, arguments: str | Json, call_id: str = "call_0") -> Json:
-    """Return a tool call of an assistant message; `arguments` that are a text are used unchanged."""
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
-
-
-def calls(*tool_calls: Json) -> Json:
-    """Return an assistant message without text that makes these calls."""
-    return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
 
 
 def recite(replies: Sequence[Json]) -> Script:
@@ -82,37 +74,6 @@ def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
         return recite(next(filter(None, asked), unknown))(history)
 
     return answer
-
-
-def solution(task: Task, protocol: ProtocolName = "fc") -> list[Json]:
-    """Return the assistant messages of the perfect agent: the reference statement, if there is one, and the answer."""
-    return _called_solution(task) if protocol == "fc" else _written_solution(task, protocol)
-
-
-def _written_solution(task: Task, protocol: ProtocolName) -> list[Json]:
-    rows = list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])
-    answers = str(rows) if protocol == "lab" else json.dumps(gold_answers(task))
-    replies = [f"Action: Answer\nFinal Answer: {answers}"]
-    if task.gold.sql is not None:
-        sql = task.gold.sql.replace("\n", " ")
-        replies.insert(0, f"Action: Operation\n```sql\n{sql}\n```")
-    return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]
-
-
-def _called_solution(task: Task) -> list[Json]:
-    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, "call_commit"))
-    if task.gold.sql is None:
-        return [commit]
-    return [calls(call("execute_sql", {"query": task.gold.sql}, "call_sql")), commit]
-
-
-def gold_answers(task: Task) -> list[str]:
-    """Return the gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
-    if task.changes_state:
-        return []
-    if task.gold.answers is not None:
-        return list(task.gold.answers)
-    return [repr(row) for row in task.gold.rows or ()]
 
 
 def app(

@@ -16,6 +16,7 @@ from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
 from dbbench_adapter.judges import JUDGES, JudgeName, NoReferenceError
 from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
+from dbbench_adapter.protocols.solution import solution
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of
@@ -126,8 +127,6 @@ class DbBench(Environment):
         return load_tasks(file)
 
     def reference_replies(self, task: Task) -> list[Message]:
-        from sql_agent.oracle import solution  # imports a web server, which nothing else here needs
-
         return solution(task, self._name)
 
     def task(self, fields: dict[str, Any]) -> Task:

@@ -31,10 +31,10 @@ from core.row_files import read_rows
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
+from dbbench_adapter.protocols.solution import solution
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of
 from sql_agent.environments.base import Environment, EpisodeLostError, with_observation
 from sql_agent.local.conversation import ChatTemplateError
-from sql_agent.oracle import solution
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is_imitated
 from sql_agent.trained_on import TrainedOn

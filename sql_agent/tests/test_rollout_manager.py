@@ -13,6 +13,7 @@ from core.agl_without_litellm import agl
 from core.machine import free_port
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.protocols.solution import gold_answers
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
@@ -105,7 +106,7 @@ def test_rows_answer_the_prompts_one_to_one_and_only_sampled_ids_are_trained(pla
     batch, metrics = play(KNOWN)
     for row, task in enumerate(task for task in KNOWN for _ in range(2)):
         sql = oracle.call("execute_sql", {"query": task.gold.sql})
-        commit = oracle.call("commit_final_answer", {"answers": oracle.gold_answers(task)})
+        commit = oracle.call("commit_final_answer", {"answers": gold_answers(task)})
         replies = [oracle.calls(sql), oracle.calls(commit)]
         assert sampled_text(batch, row) == bytes(oracle.byte_ids(replies)).decode()
         last = int(batch.batch["response_mask"][row].nonzero().max())
