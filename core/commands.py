@@ -40,7 +40,7 @@ def starting() -> None:
         signal.signal(signal.SIGINT, _leave)
 
 
-OURS = ("core", "dbbench_adapter", "examples", "reward_model", "scripts", "sql_agent")
+OURS = ("bench", "core", "dbbench_adapter", "examples", "reward_model", "scripts", "sql_agent")
 
 
 def _end_with_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

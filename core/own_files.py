@@ -121,7 +121,7 @@ def _of_module(name: str) -> tuple[ModuleType, Source]:
     return module, Source(file, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
 
 
-COMMON_NAMES = ("core", "examples", "scripts")
+COMMON_NAMES = ("bench", "core", "examples", "scripts")
 """Packages of this project whose names a user's own packages have too."""
 
 

@@ -142,7 +142,7 @@ def test_a_password_that_has_to_be_written_otherwise_is_not_taken_for_the_place(
             "--backend",
         ],
         ["-m", "scripts.run_dbbench_greedy_grpo", "--model_path", "nowhere", "--backend"],
-        ["-m", "scripts.bench_dbbench", "--episodes", "64", "--backend"],
+        ["-m", "bench.dbbench", "--episodes", "64", "--backend"],
         ["-m", "dbbench_adapter.validate", "README.md", "--replay"],
         ["-m", "dbbench_adapter.episode", "--backend"],
         ["-m", "scripts.replay_references", "README.md", "--backends"],

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def make_small_model(folder: Path) -> Path:
     """A random reward model of two layers."""
-    from scripts.bench.reward_workload import make_reward_model
+    from bench.parts.reward_workload import make_reward_model
 
     return make_reward_model(folder, layers=2, hidden=128)
 

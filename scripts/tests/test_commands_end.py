@@ -11,7 +11,7 @@ import pytest
 from core.commands import execute, interruptible, starting
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
+PACKAGES = ("bench", "core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 CHILDREN = {
     "core.commands",
     "sql_agent.lightning.llm_proxy",
@@ -26,7 +26,7 @@ def commands() -> list[str]:
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-            if "tests" in file.parts or "scripts/bench/" in str(file) or name in CHILDREN:
+            if "tests" in file.parts or "bench/parts/" in str(file) or name in CHILDREN:
                 continue
             if 'if __name__ == "__main__":' in file.read_text():
                 found.append(name)

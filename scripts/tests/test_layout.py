@@ -4,12 +4,21 @@ from pathlib import Path
 
 from vulture import Vulture
 
-from scripts.bench_main_job import PARTS
+from bench.main_job import PARTS
 from sql_agent.environments.registry import ENVIRONMENTS, OWN
 from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "dbbench_adapter", "reward_model", "sql_agent", "examples/gsm8k", "examples/medical", "scripts")
+PACKAGES = (
+    "core",
+    "dbbench_adapter",
+    "reward_model",
+    "sql_agent",
+    "examples/gsm8k",
+    "examples/medical",
+    "bench",
+    "scripts",
+)
 CALLED_BY_FRAMEWORKS = {
     "sqlite3": {"finalize"},
     "the policy": {"calculator"},

@@ -39,7 +39,7 @@ from sql_agent.tiny_policy.make import make_tiny_policy
 
 pytestmark = pytest.mark.slow
 ALL = [command for page in PAGES for command in commands(page)]
-OURS = ("scripts", "sql_agent", "reward_model", "dbbench_adapter", "examples")
+OURS = ("bench", "scripts", "sql_agent", "reward_model", "dbbench_adapter", "examples")
 ASKED = {"prompt": "How many rows has the table?"}
 SERVERS = {
     "agl store": {"http://127.0.0.1:9999/v1/agl/health": None},

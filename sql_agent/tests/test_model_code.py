@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
+PACKAGES = ("bench", "core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 FILES = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if "tests" not in file.parts]
 
 

@@ -1,4 +1,4 @@
-"""Measures a run's servers under hostile requests: `python -m scripts.bench_hostile_requests`; about two minutes.
+"""Measures a run's servers under hostile requests: `python -m bench.hostile_requests`; about two minutes.
 
 Store, LLM proxy and a guarded model server, which a script answers, run in processes of their own. Callers play
 rollouts through the signed address all the time, while another process attacks: with header lines without end,
@@ -29,10 +29,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 
+from bench.parts.children import Server, answer, python, started, store
+from bench.parts.report import Row, add_json, facts, finish
 from core.flags import Parser
 from core.processes import tell
-from scripts.bench.children import Server, answer, python, started, store
-from scripts.bench.report import Row, add_json, facts, finish
 from sql_agent import oracle
 from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, give_token
@@ -192,7 +192,7 @@ def rows(phases: dict[str | None, Calls], growth_mib: dict[str, float]) -> Itera
 def servers(log: Path) -> Iterator[dict[str, Server]]:
     with ExitStack() as stack:
         kept = stack.enter_context(store(log, python("sql_agent.store_server")))
-        model = stack.enter_context(started(python("scripts.bench.guarded_model"), log, talks=True))
+        model = stack.enter_context(started(python("bench.parts.guarded_model"), log, talks=True))
         url = answer(model, log)["url"]
         command = python("sql_agent.lightning.llm_proxy", "--store", kept.url, "--context-tokens", str(CONTEXT))
         proxy = stack.enter_context(started(command, log, talks=True))
@@ -227,7 +227,7 @@ def _rss_mib(parts: dict[str, Server]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = Parser(prog="python -m scripts.bench_hostile_requests", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m bench.hostile_requests", description=(__doc__ or "").splitlines()[0])
     add_json(parser)
     args = parser.parse_args()
     os.environ[CONTEXT_TOKENS] = str(CONTEXT)

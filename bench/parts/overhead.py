@@ -20,12 +20,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.parts.children import Server, answer, oracle, python, serving, started, store
+from bench.parts.report import Row
 from core.processes import tell
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
-from scripts.bench.children import Server, answer, oracle, python, serving, started, store
-from scripts.bench.report import Row
 from sql_agent.config import load_config
 from sql_agent.verl_side.config import worker_environment
 
@@ -162,7 +162,7 @@ def _through_store(url: str, model: str, tasks: Path, log: Path, *, proxy: bool)
         settings = [f"store.address={kept.url}", f"llm_proxy={str(proxy).lower()}", f"run_dir={run_dir}"]
         order = {"store_url": kept.url, "store_pid": kept.pid, "server": url, "model": model, "tasks": str(tasks)}
         environment = worker_environment(load_config(None, settings), cpu=True) | {"AGL_MANAGED_STORE": "0"}
-        with started(python("scripts.bench.chain"), log, environment, talks=True) as chain:
+        with started(python("bench.parts.chain"), log, environment, talks=True) as chain:
             tell(chain, {**order, "settings": settings + CHAIN_SETTINGS})
             return Load(**answer(chain, log))
 

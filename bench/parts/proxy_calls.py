@@ -1,4 +1,4 @@
-"""Calls a model without an agent, in its own process, for `scripts.bench.proxy_cost`."""
+"""Calls a model without an agent, in its own process, for `bench.parts.proxy_cost`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures speed and memory of local training: `python -m scripts.bench_local_rl`; 13 minutes on two idle cores.
+"""Measures speed and memory of local training: `python -m bench.local_rl`; 13 minutes on two idle cores.
 
 It compares sampling a group together with sampling one reply at a time, training a rollout as one sequence with one
 sample per turn, and peak memory with its estimate. It needs models/tiny-sql (`python -m scripts.make_tiny_policy`);
@@ -22,12 +22,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.parts.report import Row, add_options, check_options, facts, finish
 from core.flags import Parser
 from core.printed_commands import python_command
-from scripts.bench.report import Row, add_options, check_options, facts, finish
 
 PARTS = ("sampling", "tokens", "memory")
-"""`measure` of `scripts.bench.local_PART` measures each part."""
+"""`measure` of `bench.parts.local_PART` measures each part."""
 MODEL = Path("models") / "tiny-sql"
 
 
@@ -44,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench-local-") as folder:
         for part in filter(args.only.__contains__, PARTS):
-            rows += importlib.import_module(f"scripts.bench.local_{part}").measure(args.model, Path(folder))
+            rows += importlib.import_module(f"bench.parts.local_{part}").measure(args.model, Path(folder))
     return finish(rows, found, args.output)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m scripts.bench_local_rl",
+        prog="python -m bench.local_rl",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,8 +1,8 @@
-"""Plays a run without verl in its own process: `python -m scripts.bench.chain`.
+"""Plays a run without verl in its own process: `python -m bench.parts.chain`.
 
 It replaces the command and verl's driver: `launch.fit` forks the runners (and keeps the store, if no other is named),
 and the rollout manager asks for rollouts, through the LLM proxy if the settings say so. It reads one line of JSON,
-which `scripts.bench.overhead` and `scripts.bench.long_run` write, and answers with lines of JSON.
+which `bench.parts.overhead` and `bench.parts.long_run` write, and answers with lines of JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
+from bench.parts.children import answer, cpu_s
+from bench.parts.overhead import AT_ONCE, ROUNDS
 from core.agl_without_litellm import agl
 from core.processes import RUN_ID, Events, end_run, end_with_parent, tell
-from scripts.bench.children import answer, cpu_s
-from scripts.bench.overhead import AT_ONCE, ROUNDS
 from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent

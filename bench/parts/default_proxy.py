@@ -1,4 +1,4 @@
-"""Runs agent-lightning's LLM proxy unchanged, in its own process: `python -m scripts.bench.default_proxy --store URL`.
+"""Runs agent-lightning's LLM proxy unchanged, in its own process: `python -m bench.parts.default_proxy --store URL`.
 
 It has its own middlewares, LiteLLM and OpenTelemetry callbacks. It reads and answers one line of JSON as our proxy does
 (`sql_agent.lightning.llm_proxy`), and ends with standard input.

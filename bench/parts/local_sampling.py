@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.local_memory import save_random_model
-from scripts.bench.report import Row
+from bench.parts.local_memory import save_random_model
+from bench.parts.report import Row
 
 GROUP = 8
 TASKS = 12

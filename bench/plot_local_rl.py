@@ -1,6 +1,6 @@
 """Plots held-out success of several local runs with one setting, one line per seed, and writes the numbers as JSON.
 
-    python -m scripts.plot_local_rl --greedy RUN_DIR ... --single-skill RUN_DIR ... --output doc/local_rl.png
+    python -m bench.plot_local_rl --greedy RUN_DIR ... --single-skill RUN_DIR ... --output doc/local_rl.png
 
 It reads the metrics.jsonl of runs of `scripts.run_dbbench_greedy_grpo` with --eval-tasks and of
 `scripts.run_experiment` with training_callback.evaluate_every.
@@ -28,7 +28,7 @@ WINDOW = 5
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
-        prog="python -m scripts.plot_local_rl",
+        prog="python -m bench.plot_local_rl",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

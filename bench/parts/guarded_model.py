@@ -1,4 +1,4 @@
-"""Serves a scripted policy behind the guard of verl's model servers, for `scripts.bench_hostile_requests`.
+"""Serves a scripted policy behind the guard of verl's model servers, for `bench.hostile_requests`.
 
 It writes one line, `{"url": ...}`, and ends when standard input closes.
 """

@@ -1,4 +1,4 @@
-"""Compare the judges `spider` and `bird` with the published code: `python -m scripts.compare_with_evaluator FOLDER`.
+"""Compare the judges `spider` and `bird` with the published code: `python -m bench.compare_with_evaluator FOLDER`.
 
 FOLDER holds a copy of taoyds/test-suite-sql-eval (`exec_eval.py`) or of bird-bench/mini_dev (`evaluation_ex.py`), which
 is imported and asked about the same pairs as our judge: random results, generated queries over a small database of odd
@@ -303,7 +303,7 @@ def question_pairs(place: Path, files: Sequence[Path], count: int) -> list[Pair]
 
 
 def main() -> None:
-    parser = Parser(prog="python -m scripts.compare_with_evaluator", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m bench.compare_with_evaluator", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="copy of the published evaluator")
     parser.add_argument("--database", type=Path, metavar="PATH", help="SQLite file, or folder DB_ID/DB_ID.sqlite")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], metavar="FILE", help="questions about it")

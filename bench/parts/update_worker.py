@@ -1,8 +1,8 @@
-"""Measures one setting of an update benchmark in its own process: `python -m scripts.bench.update_worker`.
+"""Measures one setting of an update benchmark in its own process: `python -m bench.parts.update_worker`.
 
 It runs verl's own actor worker (`ActorRolloutRefWorker`, role "actor") without Ray, over fixed batches of rows; verl's
 own `_compute_old_log_prob` and `_update_actor` drive it. It reads one line of JSON, which
-`scripts.bench.update.run_worker` writes, and answers with one.
+`bench.parts.update.run_worker` writes, and answers with one.
 """
 
 from __future__ import annotations

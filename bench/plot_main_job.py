@@ -1,6 +1,6 @@
 """Plots what several runs of the main job learnt, one line per seed, and writes the numbers as JSON beside the picture.
 
-    python -m scripts.plot_main_job RUN_DIR ... --output doc/train_result_test.png
+    python -m bench.plot_main_job RUN_DIR ... --output doc/train_result_test.png
 
 It reads each run's metrics.jsonl: held-out success per validation, and the share of groups without spread per step.
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.plot_local_rl import Curve, save, summary
 from core.flags import Parser
-from scripts.plot_local_rl import Curve, save, summary
 from sql_agent.report.reading import read_metrics
 
 PANELS = {
@@ -30,7 +30,7 @@ PANELS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
-        prog="python -m scripts.plot_main_job",
+        prog="python -m bench.plot_main_job",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Benchmarks the main job: `python -m scripts.bench_main_job`; under 20 minutes on two idle cores.
+"""Benchmarks the main job: `python -m bench.main_job`; under 20 minutes on two idle cores.
 
 It measures in one run, prints a table per part and, on request, writes JSON and the figures of doc/benchmarks.md. That
 page also says how each part is measured. Everything stays on loopback; every process that it starts ends with it.
@@ -22,24 +22,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.parts import report
+from bench.parts.children import ROOT
+from bench.parts.report import Row
 from core.flags import Parser
 from core.printed_commands import python_command
 from core.processes import RUN_ID, end_run, ends_in_order
-from scripts.bench import report
-from scripts.bench.children import ROOT
-from scripts.bench.report import Row
 
 MODEL = ROOT / "models" / "tiny-sql"
 PAGE, DATA = ROOT / "doc" / "benchmarks.md", ROOT / "doc" / "benchmarks.json"
 PARTS = {
-    "startup": ("scripts.bench.startup", "measure"),
-    "update": ("scripts.bench.update", "measure"),
-    "shared": ("scripts.bench.update", "measure_shared"),
-    "memory": ("scripts.bench.startup", "measure_memory"),
-    "tokens": ("scripts.bench.update", "measure_tokens"),
-    "proxy": ("scripts.bench.proxy_cost", "measure"),
-    "overhead": ("scripts.bench.overhead", "measure"),
-    "episodes": ("scripts.bench_dbbench", "measure_one_by_one"),
+    "startup": ("bench.parts.startup", "measure"),
+    "update": ("bench.parts.update", "measure"),
+    "shared": ("bench.parts.update", "measure_shared"),
+    "memory": ("bench.parts.startup", "measure_memory"),
+    "tokens": ("bench.parts.update", "measure_tokens"),
+    "proxy": ("bench.parts.proxy_cost", "measure"),
+    "overhead": ("bench.parts.overhead", "measure"),
+    "episodes": ("bench.dbbench", "measure_one_by_one"),
 }
 """The module and function of each part, which are imported when it is measured."""
 ON_REQUEST = ("shared", "memory")
@@ -47,7 +47,7 @@ ON_REQUEST = ("shared", "memory")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser(prog="python -m scripts.bench_main_job", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m bench.main_job", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--only",
         metavar="PART,...",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts import bench_long_run as long_run
-from scripts.bench.children import python
+from bench import long_run
+from bench.parts.children import python
 
 
 def test_growth_counts_from_the_end_of_the_warm_steps():

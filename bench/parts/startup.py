@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from scripts.bench.children import started
-from scripts.bench.report import Row
+from bench.parts.children import started
+from bench.parts.report import Row
 
 TIMEOUT_S = 1800.0
 SAMPLE_S = 2.0

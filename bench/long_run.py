@@ -1,6 +1,6 @@
-"""Measures how much the processes of a run grow over 200 steps: `python -m scripts.bench_long_run`; about ten minutes.
+"""Measures how much the processes of a run grow over 200 steps: `python -m bench.long_run`; about ten minutes.
 
-The part `chain` runs everything around verl as in a run, with the store in the command (`scripts.bench.chain`); a
+The part `chain` runs everything around verl as in a run, with the store in the command (`bench.parts.chain`); a
 script replaces the model, so that a step takes a second or two. Two parts run a store alone, outside the command, with
 the requests of runners, LLM proxy and rollout manager, and with spans as long as a 7B model's. The exit status is 1 if
 a process grows that may not.
@@ -25,16 +25,16 @@ from typing import Any
 
 import psutil
 
+from bench.parts import children
+from bench.parts.children import AGL_STORE, answer, python, started
+from bench.parts.overhead import CHAIN_SETTINGS
+from bench.parts.report import Row, facts, finish
 from core.agl_without_litellm import agl
 from core.flags import Parser
 from core.machine import free_port
 from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from scripts.bench import children
-from scripts.bench.children import AGL_STORE, answer, python, started
-from scripts.bench.overhead import CHAIN_SETTINGS
-from scripts.bench.report import Row, facts, finish
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.lightning.store import PatientStore
@@ -63,7 +63,7 @@ def chain(folder: Path, steps: int = STEPS) -> Iterator[Row]:
     environment, seen = worker_environment(load_config(None, settings), cpu=True), []
     with (
         oracle.serve(oracle.app(script())) as url,
-        started(python("scripts.bench.chain"), log, environment, talks=True) as player,
+        started(python("bench.parts.chain"), log, environment, talks=True) as player,
     ):
         tell(player, {**order, "server": url.removesuffix("/v1"), "settings": settings})
         for _ in range(steps):
@@ -97,7 +97,7 @@ PARTS = {"chain": chain, "store_server": store_server, "agl_store": agl_store}
 
 
 def main() -> int:
-    parser = Parser(prog="python -m scripts.bench_long_run", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m bench.long_run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=PARTS, help="one part")
     only, found = parser.parse_args().only, facts()
     with tempfile.TemporaryDirectory(prefix="agentgrpo-bench-") as folder:

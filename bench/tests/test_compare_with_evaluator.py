@@ -1,4 +1,4 @@
-"""`scripts.compare_with_evaluator`: our judges beside the published code, imported or by the verdicts it once gave."""
+"""`bench.compare_with_evaluator`: our judges beside the published code, imported or by the verdicts it once gave."""
 
 import json
 import sqlite3
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.compare_with_evaluator import main, ours, question_pairs
+from bench.compare_with_evaluator import main, ours, question_pairs
 from sql_agent.text_to_sql.environment import TextToSql
 
 GEOGRAPHY = Path(__file__).resolve().parents[3] / "shared" / "text2sql" / "geography"

@@ -1,7 +1,7 @@
 """Measures actor update and log-probs of verl's worker: our settings against the prototype's, one row per rollout
 against one sample per turn, groups that share their first prompt against rows with their own prompts.
 
-Each setting is measured in a fresh process (`scripts.bench.update_worker`). Both sides of a ratio have to compute the
+Each setting is measured in a fresh process (`bench.parts.update_worker`). Both sides of a ratio have to compute the
 same log-probs, or nothing is reported. Seconds are medians over the repetitions.
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bench.parts.children import answer, python, started
+from bench.parts.local_tokens import TARGET_TURNS, TURNS, per_turn, rollouts
+from bench.parts.report import Row
 from core.machine import free_port
 from core.processes import tell
-from scripts.bench.children import answer, python, started
-from scripts.bench.local_tokens import TARGET_TURNS, TURNS, per_turn, rollouts
-from scripts.bench.report import Row
 from sql_agent.config import load_config
 from sql_agent.verl_side.config import worker_environment
 
@@ -150,7 +150,7 @@ def random_groups(*, shared: bool) -> list[UpdateRow]:
 def run_worker(
     batches: Mapping[str, Sequence[UpdateRow]], model: Path, log: Path, setting: Setting, *, repeats: int
 ) -> dict[str, Any]:
-    """Return what `scripts.bench.update_worker` measured on each batch; the group size divides its number of rows."""
+    """Return what `bench.parts.update_worker` measured on each batch; the group size divides its number of rows."""
     overrides = [f"data.train_batch_size={GROUPS}", f"rollout.group_size={GROUP_SIZE}"]
     overrides += [f"engine.train_threads={setting.threads}", f"model={model}", *setting.more]
     spec = {
@@ -166,7 +166,7 @@ def run_worker(
     environment = worker_environment(load_config(None, overrides), cpu=True)
     if setting.upstream:
         environment["VERL_ENGINE_DEVICE"] = "cuda"  # verl's own engine has this name and runs on a CPU too
-    with started(python("scripts.bench.update_worker"), log, environment, talks=True) as worker:
+    with started(python("bench.parts.update_worker"), log, environment, talks=True) as worker:
         tell(worker, spec)
         return answer(worker, log)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts.bench.report import Row
+from bench.parts.report import Row
 from sql_agent.rollouts.stitch import Trajectory
 
 TURNS = (2, 4, 8)

@@ -1,4 +1,4 @@
-"""Measures the cost of DB-Bench: `python -m scripts.bench_dbbench [--output FILE]`; two minutes on two idle cores.
+"""Measures the cost of DB-Bench: `python -m bench.dbbench [--output FILE]`; two minutes on two idle cores.
 
 One episode makes a database with a table of 30 rows, runs three statements (two SELECTs and a change), commits, and
 calls the strict judge, which makes a second database for the reference; then both are dropped. No statement is
@@ -25,12 +25,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.parts.report import Row, add_json, facts, finish
 from core.flags import Parser
 from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.protocols.fc import FcEpisode
-from scripts.bench.report import Row, add_json, facts, finish
 
 NUM_ROWS = 30
 NUM_ANSWERS = 10_000
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m scripts.bench_dbbench", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m bench.dbbench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--backend",
         action="append",
@@ -160,7 +160,7 @@ def run_share(spec: str, numbers: range, threads: int) -> Share:
 
 
 def measure_one_by_one(_model: Path, _folder: Path) -> list[Row]:
-    """Measure an episode on either backend with nothing else running: a part of `scripts.bench_main_job`."""
+    """Measure an episode on either backend with nothing else running: a part of `bench.main_job`."""
     return [row for spec in TARGET_MS for row in _one_by_one(spec)]
 
 

@@ -1,6 +1,6 @@
 """Serves scores in the obvious way, for comparison: `async def`, one forward pass per request, on the event loop.
 
-`python -m scripts.bench.reward_baseline MODEL --port PORT` starts it. Its faults are intended: while one request is
+`python -m bench.parts.reward_baseline MODEL --port PORT` starts it. Its faults are intended: while one request is
 scored, nothing else is answered, and nothing is computed together.
 """
 

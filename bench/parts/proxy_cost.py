@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.parts.children import Server, answer, cpu_s, oracle, python, started, store
+from bench.parts.proxy_calls import Order, call_all
+from bench.parts.report import Row
 from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from scripts.bench.children import Server, answer, cpu_s, oracle, python, started, store
-from scripts.bench.proxy_calls import Order, call_all
-from scripts.bench.report import Row
 from sql_agent.model_address.request_guard import give_token
 
 AT_ONCE = 16
@@ -87,7 +87,7 @@ def measure(_model: Path, folder: Path) -> list[Row]:
             routes = [f"{url}/{{rollout}}/v1" for url in urls]
             costs[OURS] = cost(routes, "policy-0", 1, {"proxy": pid, "store": kept.pid})
             costs[LITELLM] = cost([f"{url}/v1" for url in urls], "policy-0", 0, {"proxy": pid})
-        with _proxies("scripts.bench.default_proxy", kept, [slow, fast], log) as (urls, pid):
+        with _proxies("bench.parts.default_proxy", kept, [slow, fast], log) as (urls, pid):
             routes = [f"{url}/{{rollout}}/v1" for url in urls]
             costs[DEFAULT] = cost(routes, "policy-0", DEFAULT_SPANS, {"proxy": pid, "store": kept.pid})
     return proxy_rows(costs)

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from scripts.bench import reward_load
-from scripts.bench.reward_workload import GROUP, conversations
-from scripts.bench_reward_service import parse_args
+from bench.parts import reward_load
+from bench.parts.reward_workload import GROUP, conversations
+from bench.reward_service import parse_args
 
 
 def texts(count, **how):

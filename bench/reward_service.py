@@ -1,7 +1,7 @@
-"""Measures the scoring service under load: `python -m scripts.bench_reward_service`; five minutes on two idle cores.
+"""Measures the scoring service under load: `python -m bench.reward_service`; five minutes on two idle cores.
 
 The soak test takes additional time (`--soak-s 600`). The command makes the model, the same each time: a random Qwen3
-classifier of 6 layers, 256 wide. The baseline is `scripts/bench/reward_baseline.py`, which scores one request at a time
+classifier of 6 layers, 256 wide. The baseline is `bench/parts/reward_baseline.py`, which scores one request at a time
 with the same model inside an `async def`. Servers and clients are separate processes, on loopback. Leaves out GPUs.
 """
 
@@ -27,11 +27,11 @@ from typing import Any
 
 import psutil
 
+from bench.parts.children import ROOT, Server, python, serving
+from bench.parts.report import Row, add_options, check_options, facts, finish
+from bench.parts.reward_load import Job, play
+from bench.parts.reward_workload import GROUP, HIDDEN, LAYERS, conversations, make_reward_model
 from core.flags import Parser
-from scripts.bench.children import ROOT, Server, python, serving
-from scripts.bench.report import Row, add_options, check_options, facts, finish
-from scripts.bench.reward_load import Job, play
-from scripts.bench.reward_workload import GROUP, HIDDEN, LAYERS, conversations, make_reward_model
 
 PARTS = ("speed", "crowd", "hostile")
 CLIENTS, CROWD = 32, 256
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m scripts.bench_reward_service", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m bench.reward_service", description=(__doc__ or "").splitlines()[0])
     add_options(parser, PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each measurement, default %(default)s")
     parser.add_argument("--crowd-s", type=float, default=60.0, help="seconds with 256 clients, default %(default)s")
@@ -96,7 +96,7 @@ def service(folder: Path) -> AbstractContextManager[Server]:
 
 
 def baseline(folder: Path) -> AbstractContextManager[Server]:
-    command = python("scripts.bench.reward_baseline", str(folder / "model"))
+    command = python("bench.parts.reward_baseline", str(folder / "model"))
     return serving(command, "/livez", folder / "servers.log", ENVIRONMENT)
 
 

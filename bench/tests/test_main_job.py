@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from scripts import bench_main_job
-from scripts.bench import overhead, proxy_cost, startup, update
-from scripts.bench.report import BEGIN, END, Row, markdown, replace_figures, table
+from bench import main_job
+from bench.parts import overhead, proxy_cost, startup, update
+from bench.parts.report import BEGIN, END, Row, markdown, replace_figures, table
 
 FACTS = {
     "commit": "abc1234",
@@ -176,5 +176,5 @@ def test_the_added_time_is_split_into_inside_and_around_the_rollout_per_call():
 )
 def test_a_command_that_cannot_work_says_what_would(arguments, words, capsys):
     with pytest.raises(SystemExit):
-        bench_main_job.parse_args(arguments)
+        main_job.parse_args(arguments)
     assert words in capsys.readouterr().err

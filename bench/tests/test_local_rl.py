@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from bench.local_rl import MODEL, parse_args
+from bench.parts import local_memory, local_sampling
+from bench.parts.children import ROOT
+from bench.parts.local_memory import SIZES, config_of
+from bench.parts.local_tokens import per_turn
 from core.printed_commands import python_command
-from scripts.bench import local_memory, local_sampling
-from scripts.bench.children import ROOT
-from scripts.bench.local_memory import SIZES, config_of
-from scripts.bench.local_tokens import per_turn
-from scripts.bench_local_rl import MODEL, parse_args
 from sql_agent.local.memory import Estimate, shape_of
 from sql_agent.rollouts.stitch import Trajectory
 
@@ -23,7 +23,7 @@ def test_a_rollout_is_cut_into_one_sample_per_turn():
 
 @pytest.mark.slow
 def test_rollouts_have_the_turns_asked_for_and_both_ways_of_training_them_give_one_gradient():
-    from scripts.bench.local_tokens import compare, rollouts
+    from bench.parts.local_tokens import compare, rollouts
     from sql_agent.local.config import AdapterConfig
     from sql_agent.local.policy import load_policy
     from sql_agent.tiny_policy.make import make_tiny_policy

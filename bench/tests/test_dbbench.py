@@ -5,9 +5,9 @@ import statistics
 
 import pytest
 
+from bench import dbbench
+from bench.dbbench import Share, backend_rows, bench_task, episode_times, parse_args
 from dbbench_adapter.backends import BackendUnavailable, open_backend
-from scripts import bench_dbbench
-from scripts.bench_dbbench import Share, backend_rows, bench_task, episode_times, parse_args
 
 
 @pytest.mark.parametrize(("spec", "limit_ms"), [("sqlite", 10), ("mariadb", 40)])
@@ -38,7 +38,7 @@ def test_the_rate_is_over_the_time_in_which_any_process_played():
 
 def test_it_writes_what_it_prints(tmp_path, capsys):
     file = tmp_path / "figures.json"
-    bench_dbbench.main(
+    dbbench.main(
         ["--backend", "sqlite", "--episodes", "40", "--processes", "1", "--concurrency", "4", "--json", str(file)]
     )
     printed, written = capsys.readouterr().out, json.loads(file.read_text())

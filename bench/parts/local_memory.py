@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from scripts.bench.report import Row
+from bench.parts.report import Row
 from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.memory import Estimate, estimate, give_back_freed_memory, shape_of
 
