@@ -9,7 +9,7 @@ apart. Spider's code needs the package sqlparse. No pair writes, and the publish
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -34,7 +34,7 @@ from typing import Any
 
 from rich.progress import track
 
-from core.flags import Parser
+from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import Rows
 from sql_agent.datatypes import AgentConfig
 from sql_agent.text_to_sql.databases import Databases

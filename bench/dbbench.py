@@ -8,7 +8,7 @@ the agent.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgrpo.flags import Parser
 from bench.parts.report import Row, add_json, facts, finish
-from core.flags import Parser
 from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task

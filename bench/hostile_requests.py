@@ -9,7 +9,7 @@ server's memory grows.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -29,10 +29,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 
+from agentgrpo.flags import Parser
+from agentgrpo.processes import tell
 from bench.parts.children import Server, answer, python, started, store
 from bench.parts.report import Row, add_json, facts, finish
-from core.flags import Parser
-from core.processes import tell
 from sql_agent import oracle
 from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, give_token

@@ -1,17 +1,13 @@
 """Measures speed and memory of local training: `python -m bench.local_rl`; 13 minutes on two idle cores.
 
 It compares sampling a group together with sampling one reply at a time, training a rollout as one sequence with one
-sample per turn, and peak memory with its estimate. It needs models/tiny-sql (`python -m scripts.make_tiny_policy`);
+sample per turn, and peak memory with its estimate. It needs models/tiny-sql (`agentgrpo tiny-policy`);
 larger models are random and made by the command. The exit status is 1 if a target is missed. Leaves out GPUs.
 """
 
 import os
-import sys
 
-if __package__ in (None, ""):
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
-
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,9 +18,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentgrpo.flags import Parser
+from agentgrpo.printed_commands import agentgrpo_command
 from bench.parts.report import Row, add_options, check_options, facts, finish
-from core.flags import Parser
-from core.printed_commands import python_command
 
 PARTS = ("sampling", "tokens", "memory")
 """`measure` of `bench.parts.local_PART` measures each part."""
@@ -59,7 +55,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     check_options(parser, args, PARTS)
     if not (args.model / "config.json").is_file():
-        make = python_command("scripts.make_tiny_policy")
+        make = agentgrpo_command("tiny-policy")
         parser.error(f"--model {args.model}: no model there; make it with `{make}`")
     return args
 

@@ -8,7 +8,7 @@ a process grows that may not.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -25,14 +25,14 @@ from typing import Any
 
 import psutil
 
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.flags import Parser
+from agentgrpo.machine import free_port
+from agentgrpo.processes import tell
 from bench.parts import children
 from bench.parts.children import AGL_STORE, answer, python, started
 from bench.parts.overhead import CHAIN_SETTINGS
 from bench.parts.report import Row, facts, finish
-from core.agl_without_litellm import agl
-from core.flags import Parser
-from core.machine import free_port
-from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from sql_agent import oracle

@@ -6,7 +6,7 @@ page also says how each part is measured. Everything stays on loopback; every pr
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.flags import Parser
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.processes import RUN_ID, end_run, ends_in_order
 from bench.parts import report
 from bench.parts.children import ROOT
 from bench.parts.report import Row
-from core.flags import Parser
-from core.printed_commands import python_command
-from core.processes import RUN_ID, end_run, ends_in_order
 
 MODEL = ROOT / "models" / "tiny-sql"
 PAGE, DATA = ROOT / "doc" / "benchmarks.md", ROOT / "doc" / "benchmarks.json"
@@ -65,7 +65,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.write_doc and args.only:
         parser.error("--write-doc: the page's figures come from one run of all parts; drop --only")
     if not (args.model / "config.json").is_file():
-        make = python_command("scripts.make_tiny_policy")
+        make = agentgrpo_command("tiny-policy")
         parser.error(f"--model: no model in {args.model}; `{make}` makes models/tiny-sql")
     return args
 

@@ -2,11 +2,11 @@
 
     python -m bench.plot_local_rl --greedy RUN_DIR ... --single-skill RUN_DIR ... --output doc/local_rl.png
 
-It reads the metrics.jsonl of runs of `scripts.run_dbbench_greedy_grpo` with --eval-tasks and of
-`scripts.run_experiment` with training_callback.evaluate_every.
+It reads the metrics.jsonl of runs of `sql_agent.commands.greedy_grpo` with --eval-tasks and of
+`sql_agent.commands.single_skill` with training_callback.evaluate_every.
 """
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.flags import Parser
+from agentgrpo.flags import Parser
 
 Curve = list[tuple[int, float]]
 """Pairs of episodes or train steps so far and a share in percent."""

@@ -5,7 +5,7 @@
 It reads each run's metrics.jsonl: held-out success per validation, and the share of groups without spread per step.
 """
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.flags import Parser
 from bench.plot_local_rl import Curve, save, summary
-from core.flags import Parser
 from sql_agent.report.reading import read_metrics
 
 PANELS = {

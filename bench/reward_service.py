@@ -7,7 +7,7 @@ with the same model inside an `async def`. Servers and clients are separate proc
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -27,11 +27,11 @@ from typing import Any
 
 import psutil
 
+from agentgrpo.flags import Parser
 from bench.parts.children import ROOT, Server, python, serving
 from bench.parts.report import Row, add_options, check_options, facts, finish
 from bench.parts.reward_load import Job, play
 from bench.parts.reward_workload import GROUP, HIDDEN, LAYERS, conversations, make_reward_model
-from core.flags import Parser
 
 PARTS = ("speed", "crowd", "hostile")
 CLIENTS, CROWD = 32, 256

@@ -12,7 +12,7 @@ because the replies ended before the episode. `sql_run` holds the model's statem
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,8 +22,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from core.flags import Parser
-from core.json_lines import serve
+from agentgrpo.flags import Parser
+from agentgrpo.json_lines import serve
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
 from dbbench_adapter.judges import JudgeName

@@ -1,7 +1,7 @@
 """Write tasks as the rows that trainers read: verl's parquet and agent-lightning's rollout inputs.
 
-    python -m dbbench_adapter.export --input FILE... --format verl --output train.parquet
-    python -m dbbench_adapter.export --input FILE... --format agl --output train.jsonl
+    agentgrpo tasks export --input FILE... --format verl --output train.parquet
+    agentgrpo tasks export --input FILE... --format agl --output train.jsonl
 
 The gold is only in fields that no model reads: `extra_info.task` of a verl row, and the input of an agent-lightning
 rollout. `dbbench_adapter.rllm.data` writes rLLM's rows.
@@ -9,7 +9,7 @@ rollout. `dbbench_adapter.rllm.data` writes rLLM's rows.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core.flags import Parser
-from core.outputs import OutputError, check_output, written
+from agentgrpo.flags import Parser
+from agentgrpo.outputs import OutputError, check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
@@ -69,9 +69,7 @@ FORMATS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m dbbench_adapter.export", description="Write tasks as rows for verl or agent-lightning."
-    )
+    parser = Parser(prog="agentgrpo tasks export", description="Write tasks as rows for verl or agent-lightning.")
     parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files")
     parser.add_argument("--format", choices=sorted(FORMATS), required=True)
     parser.add_argument("--output", type=Path, required=True, help=".parquet for verl, .jsonl for agl")

@@ -10,7 +10,7 @@ of texts by order are left out; `dbbench_adapter.generate` makes larger tasks wi
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from core.flags import Parser
+from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
 from dbbench_adapter.generate.phrasebook import (
     COMPARISONS,

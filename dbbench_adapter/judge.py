@@ -11,7 +11,7 @@ of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter.episo
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
-from core.flags import Parser
-from core.json_lines import serve
+from agentgrpo.flags import Parser
+from agentgrpo.json_lines import serve
 from dbbench_adapter.datatypes import Rows
 from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
 

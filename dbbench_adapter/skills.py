@@ -1,13 +1,13 @@
 """Compare the skills that a task file states with those that its reference statements show.
 
-    python -m dbbench_adapter.skills FILE
+    agentgrpo tasks skills FILE
 
 It prints precision and recall per skill. `dbbench_adapter.sql_skills` recognises the skills of one statement.
 """
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.flags import Parser
+from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.sql_skills import SKILLS, NotOneStatementError, recognise_skills
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks
@@ -69,7 +69,7 @@ def _table_lines(agreements: Iterable[Agreement]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m dbbench_adapter.skills", description="Compare labelled with recognised skills.")
+    parser = Parser(prog="agentgrpo tasks skills", description="Compare labelled with recognised skills.")
     parser.add_argument("file", type=Path, help="a task file with skills, e.g. LifelongAgentBench's entry_dict.json")
     path = parser.parse_args(argv).file
     try:

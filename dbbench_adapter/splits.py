@@ -1,6 +1,6 @@
 """Split a set of tasks into parts that share no table; the same inputs, seed and fractions give the same bytes.
 
-    python -m dbbench_adapter.splits --input FILE... --output DIR --fractions 0.8,0.1,0.1 --seed 0
+    agentgrpo tasks split --input FILE... --output DIR --fractions 0.8,0.1,0.1 --seed 0
 
 The command writes train.jsonl, validation.jsonl, test.jsonl and manifest.json (inputs and parts with their SHA-256,
 counts, seed, fractions, versions). Tasks over the same tables stay together, and every kind of task is in every part if
@@ -9,7 +9,7 @@ its tables allow it. The numbers of kinds or skills are not balanced; the manife
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -26,9 +26,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from core.flags import Parser
-from core.outputs import check_output, written
-from core.signed import file_sha256
+from agentgrpo.flags import Parser
+from agentgrpo.outputs import check_output, written
+from agentgrpo.signed import file_sha256
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
 
@@ -235,7 +235,7 @@ def _fractions(text: str) -> tuple[float, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m dbbench_adapter.splits", description="Split tasks into parts that share no table.")
+    parser = Parser(prog="agentgrpo tasks split", description="Split tasks into parts that share no table.")
     parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files, split as one set")
     parser.add_argument("--output", "--output-dir", type=Path, required=True)
     parser.add_argument("--fractions", type=_fractions, default="0.8,0.1,0.1", help="train,validation,test")

@@ -11,7 +11,7 @@ with MySQL it is null for a single table without rows, and if a table or column 
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -24,8 +24,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from core.flags import Parser
-from core.json_lines import serve
+from agentgrpo.flags import Parser
+from agentgrpo.json_lines import serve
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Row, Table, Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName

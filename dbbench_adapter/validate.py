@@ -1,6 +1,6 @@
 """Check task files: name what they hold, and everything that is wrong with them, by file, row and field.
 
-    python -m dbbench_adapter.validate FILE [FILE...] [--replay sqlite|mariadb]
+    agentgrpo tasks validate FILE [FILE...] [--replay sqlite|mariadb]
 
 `load_tasks` stops at the first bad row; this command names all of them. It also finds tables that no database accepts,
 golds that no judge can use, and prompts that occur twice. `--replay` runs every reference statement and compares its
@@ -10,7 +10,7 @@ run, since their labels come from the source question sets, not from these queri
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from core.flags import Parser
+from agentgrpo.flags import Parser
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Rows, Task
@@ -239,9 +239,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m dbbench_adapter.validate", description="Check task files; exit status 1 when one is wrong."
-    )
+    parser = Parser(prog="agentgrpo tasks validate", description="Check task files; exit status 1 when one is wrong.")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--replay", metavar="BACKEND", help="run every reference on sqlite, mariadb or mysql://...")
     args = parser.parse_args(argv)

@@ -16,10 +16,10 @@ from trl.scripts.utils import TrlParser
 from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 
-from core.cpu_features import uses_bfloat16
-from core.flags import Parser
-from core.trackers import usable_trackers
-from core.training_run import TrainingError
+from agentgrpo.cpu_features import uses_bfloat16
+from agentgrpo.flags import Parser
+from agentgrpo.trackers import usable_trackers
+from agentgrpo.training_run import TrainingError
 
 OUTPUT = "outputs/reward-model"
 OTHER_NAMES = {

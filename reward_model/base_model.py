@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from core.hub import ModelError
-from core.model_kinds import other_kind
-from core.weights import FETCH, HEAD, LANGUAGE_HEADS, misfit, weight_files
+from agentgrpo.hub import ModelError
+from agentgrpo.model_kinds import other_kind
+from agentgrpo.weights import FETCH, HEAD, LANGUAGE_HEADS, misfit, weight_files
 
 
 def refuse_other_kind(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Calls a scoring service, also as a command: `python -m reward_model.client --prompt TEXT --response TEXT`.
+"""Calls a scoring service, also as a command: `agentgrpo reward score --prompt TEXT --response TEXT`.
 
 It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runner pooling`, which both answer `POST
 /classify` with the raw logit. `sql_agent.rewards` decides what a score is worth.
@@ -6,7 +6,7 @@ It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runn
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from core.flags import Parser
-from core.messages import Message
+from agentgrpo.flags import Parser
+from agentgrpo.messages import Message
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m reward_model.client",
+        prog="agentgrpo reward score",
         description="Score one answer, compare two, or score a file of preferences; print one JSON object per line.",
         epilog=f"A service that wants a token reads it from {TOKEN_VARIABLE}, and so does this command.",
     )

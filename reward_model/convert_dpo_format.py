@@ -1,17 +1,13 @@
-"""Converts preference data of common forms: `python reward_model/convert_dpo_format.py --input=raw.jsonl --output=X`.
+"""Converts preference data of common forms: `agentgrpo reward convert --input=raw.jsonl --output=X`.
 
 It writes TRL's conversational form, one `Preference` per line. A row that cannot be converted goes to a side file with
 the reason; each kind of change or omission is counted by name. JSON Lines and parquet are streamed, and the output
 appears once it is complete. `reward_model.data.shapes` holds the forms, and doc/reward_model.md shows them.
 """
 
-import os
 import sys
 
-if __package__ in (None, ""):
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
-
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -26,11 +22,11 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from core.conversations import RowError
-from core.disk_errors import OutputError, in_words
-from core.flags import Parser
-from core.outputs import check_output, written
-from core.row_files import NotReadOn
+from agentgrpo.conversations import RowError
+from agentgrpo.disk_errors import OutputError, in_words
+from agentgrpo.flags import Parser
+from agentgrpo.outputs import check_output, written
+from agentgrpo.row_files import NotReadOn
 from reward_model.data.files import Numbered, raw_rows
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.shapes import FORMS, Converter

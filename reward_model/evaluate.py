@@ -1,4 +1,4 @@
-"""Measures a reward model on held-out pairs: `python -m reward_model.evaluate --model OUT --data pairs.held_out.jsonl`.
+"""Measures a reward model on held-out pairs: `agentgrpo reward evaluate --model OUT --data pairs.held_out.jsonl`.
 
 It prints pair accuracy beside single-feature rules, calibration, the influence of length, and how often bad answers
 beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. It does not judge the preferences.
@@ -6,7 +6,7 @@ beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. It 
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core.flags import Parser
-from core.messages import Message
-from core.outputs import OutputError, check_output, written
+from agentgrpo.flags import Parser
+from agentgrpo.messages import Message
+from agentgrpo.outputs import OutputError, check_output, written
 from reward_model.adversarial import adversarial_sides, neighbours
 from reward_model.baselines import FEATURES, wins
 from reward_model.datatypes import Preference, prompt_key
@@ -83,7 +83,7 @@ def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]
 def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
     """Return the mean of `won` (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap interval over
     prompts. The latter is None for a single prompt, which says nothing about other prompts."""
-    from core.stats import cluster_interval, wilson_interval
+    from agentgrpo.stats import cluster_interval, wilson_interval
 
     return {
         "value": sum(won) / len(won),
@@ -116,7 +116,7 @@ def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str
     """Return the accuracy in bins of about equal size, by tokens of the chosen minus tokens of the rejected side."""
     import numpy as np
 
-    from core.stats import wilson_interval
+    from agentgrpo.stats import wilson_interval
 
     edges = np.unique(np.quantile(differences, np.linspace(0, 1, LENGTH_BINS + 1)))
     index = np.clip(np.searchsorted(edges, differences, side="right") - 1, 0, max(len(edges) - 2, 0))
@@ -254,7 +254,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m reward_model.evaluate", description="Measure a reward model on held-out pairs.")
+    parser = Parser(prog="agentgrpo reward evaluate", description="Measure a reward model on held-out pairs.")
     parser.add_argument(
         "--model",
         type=Path,
@@ -266,10 +266,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from core.hub import TRAIN, ModelError, model_folder
-    from core.machine import git_commit
-    from core.signed import file_sha256
-    from core.training_run import versions
+    from agentgrpo.hub import TRAIN, ModelError, model_folder
+    from agentgrpo.machine import git_commit
+    from agentgrpo.signed import file_sha256
+    from agentgrpo.training_run import versions
     from reward_model.data.preferences import PreferenceFileError, read_preferences
     from reward_model.scorer import Scorer
 

@@ -1,4 +1,4 @@
-"""Serves scores: `python reward_model/inference_api.py --model ./merged_model`, then `POST /score`.
+"""Serves scores: `agentgrpo reward serve --model ./merged_model`, then `POST /score`.
 
 It listens on this machine only, unless a token is given. It answers at once, and is ready when the model is loaded and
 its warm-up scores matched. After SIGTERM it answers the requests that it has accepted and exits with 0. The parts of
@@ -8,10 +8,7 @@ the service are in `reward_model/service`; doc/reward_test.md shows requests and
 import os
 import sys
 
-if __package__ in (None, ""):
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
-
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -27,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.flags import DEVICES, Parser, torch_device
-from core.hub import TRAIN, go_offline, model_folder
-from core.machine import git_commit, port_number
+from agentgrpo.flags import DEVICES, Parser, torch_device
+from agentgrpo.hub import TRAIN, go_offline, model_folder
+from agentgrpo.machine import git_commit, port_number
 from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
 from reward_model.service.request_queue import RequestQueue
 from reward_model.service.schemas import MAX_ITEMS
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python reward_model/inference_api.py", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="agentgrpo reward serve", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--model",
         "--model-path",
@@ -122,7 +119,7 @@ def check_model(path: Path) -> None:
     if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise ValueError(
             f"--model {path}: no config.json or adapter_config.json there; expected what "
-            "reward_model/reward_modeling.py or python -m reward_model.merge wrote"
+            "reward_model/reward_modeling.py or agentgrpo reward merge wrote"
         )
 
 

@@ -1,4 +1,4 @@
-"""Merges a trained adapter into its base: `python -m reward_model.merge --adapter OUT --output MERGED`.
+"""Merges a trained adapter into its base: `agentgrpo reward merge --adapter OUT --output MERGED`.
 
 The result is a plain Hugging Face folder in float32, which `Scorer.load`, the scoring service and vLLM can load. The
 scores of the written model are compared on real rows with those before merging; if they differ by more than the bound,
@@ -8,7 +8,7 @@ Leaves out quantised bases.
 
 from __future__ import annotations
 
-from core.commands import execute, interruptible, starting
+from agentgrpo.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
     starting()
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core.flags import Parser
-from core.json_text import parse_json
-from core.messages import Message
-from core.outputs import OutputError, check_output, failures_of_the_disk
+from agentgrpo.flags import Parser
+from agentgrpo.json_text import parse_json
+from agentgrpo.messages import Message
+from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk
 from reward_model.datatypes import RECORD
 
 BOUND = 1e-4
@@ -61,7 +61,7 @@ def merge(
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from core.weights import weights_sha256
+    from agentgrpo.weights import weights_sha256
     from reward_model.data.preferences import read_preferences
     from reward_model.evaluate import score_sides
     from reward_model.scorer import Scorer, length_limit
@@ -151,7 +151,7 @@ def read_record(adapter: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m reward_model.merge", description="Merge an adapter into its base.")
+    parser = Parser(prog="agentgrpo reward merge", description="Merge an adapter into its base.")
     parser.add_argument("--adapter", type=Path, required=True, help="output of reward_modeling.py")
     parser.add_argument("--output", type=Path, required=True, help="the folder to write, which must not exist yet")
     parser.add_argument(
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from core.hub import ModelError, model_folder
+    from agentgrpo.hub import ModelError, model_folder
     from reward_model.data.preferences import PreferenceFileError
 
     disable_progress_bar()

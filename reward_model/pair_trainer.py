@@ -6,9 +6,9 @@ from typing import Any
 
 from trl.trainer.reward_trainer import RewardTrainer
 
-from core.micro_batches import micro_batch_tokens
-from core.pair_training import PairMicroBatches, metrics_line, rename
-from core.training_run import RunLog
+from agentgrpo.micro_batches import micro_batch_tokens
+from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
+from agentgrpo.training_run import RunLog
 from reward_model.datatypes import RECORD
 
 

@@ -1,6 +1,6 @@
-"""Makes preferences from the agent's own trajectories: `python -m reward_model.pairs_from_rollouts --rollouts DIR`.
+"""Makes preferences from the agent's own trajectories: `agentgrpo reward pairs --rollouts DIR`.
 
-It reads the files of `python -m sql_agent.evaluate` and of training (RUN_DIR/trajectories), and pairs right with wrong
+It reads the files of `agentgrpo evaluate` and of training (RUN_DIR/trajectories), and pairs right with wrong
 rollouts of the same task. Both sides have the same distribution of lengths, of numbers of tool calls and of having an
 answer, so that none of these shows which side is better. The hash of a prompt decides which of the two files gets it,
 so it stays there when rollouts are added. The texts contain no verdicts. Leaves out rollouts that were not judged, were
@@ -9,7 +9,7 @@ lost, or belong to a run's validation; they are counted.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -24,13 +24,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from core.conversations import RowError, legal, read_conversation, read_tools
-from core.file_kinds import RowFileError
-from core.flags import Parser
-from core.messages import Message, num_chars, num_tool_calls
-from core.outputs import OutputError, check_output
-from core.printed_commands import python_command
-from core.row_files import read_rows
+from agentgrpo.conversations import RowError, legal, read_conversation, read_tools
+from agentgrpo.file_kinds import RowFileError
+from agentgrpo.flags import Parser
+from agentgrpo.messages import Message, num_chars, num_tool_calls
+from agentgrpo.outputs import OutputError, check_output
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.row_files import read_rows
 from reward_model.baselines import has_answer
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent
@@ -146,7 +146,7 @@ def read_rollouts(folder: Path) -> Read:
         except RowFileError as error:
             raise PreferenceFileError(str(error)) from None
     if not read.files:
-        evaluate = python_command("sql_agent.evaluate", "--output")
+        evaluate = agentgrpo_command("evaluate", "--output")
         raise PreferenceFileError(f"{folder} holds no *.jsonl; `{evaluate} FILE` writes such files")
     return read
 
@@ -336,7 +336,7 @@ def rules(pairs: Sequence[Candidate]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
-        prog="python -m reward_model.pairs_from_rollouts",
+        prog="agentgrpo reward pairs",
         description="Make preferences out of right and wrong rollouts of the same task, with balanced sizes.",
     )
     parser.add_argument(
@@ -353,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--with-tools",
         action="store_true",
-        help="write the schemas of the agent's tools, too, as scripts/train_dpo.py needs them; a reward model is asked "
+        help="write the schemas of the agent's tools, too, as agentgrpo dpo needs them; a reward model is asked "
         "without them",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the two files if they exist")

@@ -26,18 +26,15 @@ from __future__ import annotations
 import os
 import sys
 
-if __package__ in (None, ""):
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
-
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
 
 from collections.abc import Sequence
 
-from core.hub import ModelError, go_offline
-from core.signed import NotOursError
+from agentgrpo.hub import ModelError, go_offline
+from agentgrpo.signed import NotOursError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import yaml
 
-    from core.training_run import TrainingError
+    from agentgrpo.training_run import TrainingError
     from reward_model.arguments import parse
     from reward_model.data.preferences import PreferenceFileError
     from reward_model.training import train

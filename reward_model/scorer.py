@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from core.chat_tokenizer import endless_template, read_tokenizer
-from core.hub import ModelError
-from core.json_text import parse_json
-from core.messages import Message
-from core.printed_commands import python_command
-from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weights_sha256
+from agentgrpo.chat_tokenizer import endless_template, read_tokenizer
+from agentgrpo.hub import ModelError
+from agentgrpo.json_text import parse_json
+from agentgrpo.messages import Message
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weights_sha256
 from reward_model.datatypes import RECORD, Encoded, RewardScore
 
 DEFAULT_MAX_LENGTH = 1024
@@ -115,7 +115,7 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
 
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
     if not base or not Path(base).is_dir():
-        merge = python_command("reward_model.merge", "--adapter", path)
+        merge = agentgrpo_command("reward merge", "--adapter", path)
         raise ModelError(
             f"{path} is an adapter of {base}, which is not on this machine; "
             f"merge it where the base is, with `{merge} --output MERGED`"

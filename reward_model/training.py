@@ -19,14 +19,14 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer.utils import get_peft_config, get_quantization_config
 
-from core import signed
-from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
-from core.hub import model_folder
-from core.json_text import parse_json
-from core.machine import git_commit
-from core.outputs import OutputError, failures_of_the_disk
-from core.processes import ends_in_order
-from core.training_run import (
+from agentgrpo import signed
+from agentgrpo.chat_tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.hub import model_folder
+from agentgrpo.json_text import parse_json
+from agentgrpo.machine import git_commit
+from agentgrpo.outputs import OutputError, failures_of_the_disk
+from agentgrpo.processes import ends_in_order
+from agentgrpo.training_run import (
     TrainingError,
     check_same_run,
     checkpoints,
@@ -36,7 +36,7 @@ from core.training_run import (
     versions,
     write_record,
 )
-from core.weights import weights_sha256
+from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
 from reward_model.base_model import check_base, num_parameters, refuse_other_kind
 from reward_model.data.preferences import PreferenceFileError, read_preferences

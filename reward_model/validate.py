@@ -1,4 +1,4 @@
-"""Describes a converted file and lists everything that is wrong with it: `python -m reward_model.validate FILE`.
+"""Describes a converted file and lists everything that is wrong with it: `agentgrpo reward validate FILE`.
 
 `read_preferences` stops at the first bad row; this command names all of them, and finds pairs that teach nothing. The
 exit status is 1 if anything is wrong. Pairs that occur twice, or in both orders, are named but are not a fault, because
@@ -7,7 +7,7 @@ several people's judgements contain them. It cannot tell whether a preference is
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from core.conversations import RowError, legal
-from core.flags import Parser
+from agentgrpo.conversations import RowError, legal
+from agentgrpo.flags import Parser
 from reward_model.data.preferences import PreferenceFileError, describe_faults, numbered_lines
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
@@ -94,7 +94,7 @@ def _side_faults(preference: Preference, name: str) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
-        prog="python -m reward_model.validate", description="Check converted files; exit status 1 when one is wrong."
+        prog="agentgrpo reward validate", description="Check converted files; exit status 1 when one is wrong."
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     args = parser.parse_args(argv)

@@ -32,7 +32,7 @@ if [[ ${1:-} != --tasks && -n ${DBBENCH_DATA:-} ]]; then
     [[ -n $file ]] || die "no entry_dict.json (LifelongAgentBench) under DBBENCH_DATA=$DBBENCH_DATA; give one file with: bash scripts/demo.sh --tasks FILE"
 fi
 if [[ ${1:-} == --pretrained ]]; then
-    [[ -n $file ]] || die "DBBENCH_DATA has to name the folder of LifelongAgentBench's entry_dict.json. $python scripts/download_huggingface_data.py --output data/lifelong fetches it; then DBBENCH_DATA=data/lifelong make demo-pretrained"
+    [[ -n $file ]] || die "DBBENCH_DATA has to name the folder of LifelongAgentBench's entry_dict.json. .venv/bin/agentgrpo tasks download --output data/lifelong fetches it; then DBBENCH_DATA=data/lifelong make demo-pretrained"
     config=sql_agent/configs/pretrained.yaml
     of=$(sha256sum "$file" | cut -c1-8) # other tasks, another split and another SFT
     model=models/smollm2-135m-sft-$of
@@ -76,8 +76,8 @@ run() {
 # Serves a model folder as `policy` until `stop_serving`, in the precision that the run will sample in.
 serve() {
     local dtype
-    dtype=$("$python" -c "from core.cpu_features import bfloat16_pays; print('bfloat16' if bfloat16_pays() else 'float32')")
-    serve_port=$("$python" -c "from core.machine import free_port; print(free_port())")
+    dtype=$("$python" -c "from agentgrpo.cpu_features import bfloat16_pays; print('bfloat16' if bfloat16_pays() else 'float32')")
+    serve_port=$("$python" -c "from agentgrpo.machine import free_port; print(free_port())")
     mkdir -p "$run_dir"
     VLLM_CPU_KVCACHE_SPACE=1 "${child[@]}" .venv/bin/vllm serve "$1" --served-model-name policy --host 127.0.0.1 --port "$serve_port" \
         --dtype "$dtype" --enforce-eager --max-model-len 2048 --max-num-seqs 64 --generation-config vllm \
@@ -91,15 +91,15 @@ serve() {
     die "vLLM did not answer within five minutes; its log is $run_dir/vllm.log"
 }
 
-run "$python" -m scripts.doctor --port "$port"
+run "$python" -m agentgrpo doctor --port "$port"
 if [[ -n ${split:-} ]]; then
-    run "$python" -m scripts.make_pretrained_policy
-    [[ -f $split/manifest.json ]] || run "$python" -m dbbench_adapter.splits --input "$file" --output "$split" --fractions 0.66,0.04,0.3
+    run "$python" -m agentgrpo pretrained-policy
+    [[ -f $split/manifest.json ]] || run "$python" -m agentgrpo tasks split --input "$file" --output "$split" --fractions 0.66,0.04,0.3
     if [[ ! -f $model/sft.json ]]; then
         say "SFT on the oracle's episodes of $split/train.jsonl"
         resume=()
         [[ -d $model/checkpoints ]] && resume=(--resume)
-        run "$python" scripts/train_sft.py --model models/smollm2-135m-instruct --dataset dbbench --train-file "$split/train.jsonl" --val-file "$split/test.jsonl" \
+        run "$python" -m agentgrpo sft --model models/smollm2-135m-instruct --dataset dbbench --train-file "$split/train.jsonl" --val-file "$split/test.jsonl" \
             --lora-rank 0 --learning-rate 5e-4 --num-epochs 1 --batch-size 8 --save-every 8 --run-dir "$model" "${resume[@]}"
     fi
     # GRPO learns from groups in which a rollout is right: 241 of 350 tasks had none among some six rollouts of each
@@ -108,13 +108,13 @@ if [[ -n ${split:-} ]]; then
         say "which training tasks does it solve at times? four rollouts of each at temperature 1"
         serve "$model"
         rm -f "$split/train.rollouts.jsonl"
-        run "$python" -m sql_agent.evaluate --base-url "http://127.0.0.1:$serve_port/v1" --model policy --tasks "$split/train.jsonl" --split all \
+        run "$python" -m agentgrpo evaluate --base-url "http://127.0.0.1:$serve_port/v1" --model policy --tasks "$split/train.jsonl" --split all \
             --samples 4 --temperature 1 --max-tokens 384 --concurrency 48 --output "$split/train.rollouts.jsonl" --solved-tasks "$solved"
         stop_serving
     fi
     tasks=(--train-file "$solved" --val-file "$split/test.jsonl")
 else
-    run "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 --flawed # it sorts the wrong way, and solves about half
+    run "$python" -m agentgrpo tiny-policy --output "$model" --steps 320 --flawed # it sorts the wrong way, and solves about half
 fi
 
 mkdir -p "$run_dir"
@@ -128,8 +128,8 @@ for _ in $(seq 240); do
 done
 
 say "training: $config"
-AGL_MANAGED_STORE=0 run "$python" sql_agent/train_sql_agent.py --llm-proxy \
+AGL_MANAGED_STORE=0 run "$python" -m agentgrpo train --llm-proxy \
     --external-store-address "http://127.0.0.1:$port" --config "$config" --model "$model" --run-dir "$run_dir" "${tasks[@]}" --set "seed=$seed"
 
 say "done"
-run "$python" -m scripts.report "$run_dir"
+run "$python" -m agentgrpo report "$run_dir"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Qwen2.5-7B-Instruct on single skills, REINFORCE with LoRA: looks first, makes missing data, then trains.
 #
-#   bash scripts/run_rl_training_qwen25_7b.sh [arguments of scripts.run_experiment, e.g. --set seed=1 or --resume RUN_DIR]
+#   bash scripts/run_rl_training_qwen25_7b.sh [arguments of agentgrpo single-skill, e.g. --set seed=1 or --resume RUN_DIR]
 #
 #   MODEL=FOLDER or name in the Hugging Face cache; unset: what the experiment names
 #   CONFIG=FILE; unset: sql_agent/configs/single_skill/experiments/qwen25_7b.yaml of this repository
@@ -14,7 +14,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 python=$root/.venv/bin/python
-experiment=("$root/scripts/run_experiment.py")
+experiment=(-m agentgrpo single-skill)
 experiment+=(--config "${CONFIG:-$root/sql_agent/configs/single_skill/experiments/qwen25_7b.yaml}")
 [[ -z ${MODEL:-} ]] || experiment+=(--set "language_model.model_path=$MODEL")
 

@@ -13,7 +13,7 @@ flock 9 # a second setup waits here, then finds everything done
 
 python=.venv/bin/python
 stamp=.venv/.setup-stamp
-inputs=(requirements.txt scripts/overrides.txt scripts/vllm_alias/pyproject.toml)
+inputs=(requirements.txt scripts/overrides.txt scripts/vllm_alias/pyproject.toml pyproject.toml)
 
 case ${1:-} in "" | --extras) ;; *) echo "usage: bash scripts/setup.sh [--extras]" >&2 && exit 2 ;; esac
 
@@ -86,6 +86,12 @@ install_vllm_alias() {
     rm -r "$copy"
 }
 
+# The command `agentgrpo`; what is edited here is what runs.
+install_project() {
+    "$uv" pip install --quiet --python "$python" --no-deps --no-build-isolation --editable . ||
+        die "the command agentgrpo could not be installed; see the message above"
+}
+
 # Installs a package of the distribution where it may: $1 package, $2 what it is, $3 what there is without it. It never
 # stops the setup.
 install_package() {
@@ -127,7 +133,7 @@ sys.exit(not all(map(u.find_spec, needed)))'
     "$python" -c "$needed" && return
     say "installing the extras of pyproject.toml"
     "$(find_uv)" pip install --quiet --python "$python" --override scripts/overrides.txt --constraint requirements.txt \
-        -r pyproject.toml --all-extras ||
+        -r pyproject.toml --extra apo --extra langgraph --extra mongo --extra swanlab ||
         die "the extras could not be installed; see the message above"
 }
 
@@ -148,7 +154,8 @@ make_venv
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} # seconds of silence; uv's 30 is short for torch on a slow line
 install_packages
 install_vllm_alias
+install_project
 "$python" -c 'import torch, vllm' || die "torch or vllm does not import; see the message above, then run this again"
 [[ ${1:-} == --extras ]] && install_extras
 echo "$wanted" >"$stamp"
-say "done; next: $python -m scripts.doctor"
+say "done; next: .venv/bin/agentgrpo doctor"

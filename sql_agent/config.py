@@ -13,10 +13,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from core.cpu_features import LARGE
-from core.nearest import did_you_mean
-from core.passwords import BackendSpec, DatabaseSpec, masked
-from core.settings import Settings, merged, parse_yaml, read_settings
+from agentgrpo.cpu_features import LARGE
+from agentgrpo.nearest import did_you_mean
+from agentgrpo.passwords import BackendSpec, DatabaseSpec, masked
+from agentgrpo.settings import Settings, merged, parse_yaml, read_settings
 from sql_agent.datatypes import (
     AgentConfig,
     DataConfig,

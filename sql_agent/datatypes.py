@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from core.settings import Settings
+from agentgrpo.settings import Settings
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.comparison import Comparison
@@ -150,9 +150,9 @@ class RewardModelConfig(Settings):
     weight: float = Field(default=0.2, ge=0, le=0.2)
     """Most that the score adds to the reward of a correct rollout, or takes from it; 0 only logs it."""
     center: float = 0.0
-    """Score that counts as neither good nor bad; `python -m reward_model.evaluate` prints it."""
+    """Score that counts as neither good nor bad; `agentgrpo reward evaluate` prints it."""
     scale: float = Field(default=1.0, gt=0)
-    """Distance from the centre at which tanh has 76 % of its bound; `python -m reward_model.evaluate` prints it."""
+    """Distance from the centre at which tanh has 76 % of its bound; `agentgrpo reward evaluate` prints it."""
     timeout_s: float = Field(default=30.0, gt=0)
     """How long a rollout waits for its score, retries included."""
     give_up_s: float = Field(default=120.0, gt=0)

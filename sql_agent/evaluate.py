@@ -1,4 +1,4 @@
-"""Evaluates a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
+"""Evaluates a model on a task file: `agentgrpo evaluate --base-url URL --model NAME --tasks FILE`.
 
 It prints success per question type with its confidence interval, and writes every trajectory as soon as it ends.
 `--env` takes any environment, or your own (FILE.py:NAME), whose tasks are the rows of the file; `--agent` takes your
@@ -8,7 +8,7 @@ the answers.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -31,11 +31,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from core.flags import Parser
-from core.outputs import named_path, written
-from core.passwords import hidden, named_database
-from core.processes import ends_in_order
-from core.stats import cluster_interval
+from agentgrpo.flags import Parser
+from agentgrpo.outputs import named_path, written
+from agentgrpo.passwords import hidden, named_database
+from agentgrpo.processes import ends_in_order
+from agentgrpo.stats import cluster_interval
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
@@ -487,7 +487,7 @@ def _load(environment: Environment, path: Path, split: str | None) -> list[Envir
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     tokens = AgentConfig().max_tokens
-    parser = Parser(prog="python -m sql_agent.evaluate", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="agentgrpo evaluate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint up to and including /v1")
     parser.add_argument("--model", required=True, help="name under which it serves the model")
     parser.add_argument(

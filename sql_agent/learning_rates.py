@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from core.cpu_features import LARGE
+from agentgrpo.cpu_features import LARGE
 
 BILLION = 1_000_000_000
 USUAL: dict[tuple[Literal["grpo", "sft"], bool], tuple[float, float, float]] = {

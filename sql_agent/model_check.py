@@ -15,19 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.forked import LimitError, forked
-from core.json_text import parse_json
-from core.model_kinds import other_kind, safetensors_header
-from core.printed_commands import program_command, python_command
+from agentgrpo.checkout import HOME
+from agentgrpo.forked import LimitError, forked
+from agentgrpo.json_text import parse_json
+from agentgrpo.model_kinds import other_kind, safetensors_header
+from agentgrpo.printed_commands import agentgrpo_command, program_command
 from sql_agent import exact_continuation
 from sql_agent.exact_continuation import Continuity, Message
 
-if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken packages
+if TYPE_CHECKING:  # `agentgrpo doctor` uses this module on machines with broken packages
     from tokenizers import Tokenizer
 
     from dbbench_adapter.protocols import ProtocolName
 
-TINY_POLICY = Path(__file__).resolve().parents[1] / "models" / "tiny-sql"
+TINY_POLICY = HOME / "models" / "tiny-sql"
 """The small policy, which commands take, and make first, if no model is named."""
 SETUP = "bash scripts/setup.sh"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -62,7 +63,7 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
         protocol: the run's; `fc` for every environment that offers tools.
     """
     if not path.exists():
-        make = f"make a small policy with `{python_command('scripts.make_tiny_policy')}`"
+        make = f"make a small policy with `{agentgrpo_command('tiny-policy')}`"
         fetch = f"fetch a model with `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`"
         return [Problem(f"model folder {path} does not exist", f"{make}, or {fetch}")]
     if other := other_kind(path):
@@ -451,7 +452,7 @@ def check_fit(path: Path) -> list[Problem]:
     """
 
     def fault() -> str | None:
-        from core.weights import misfit, wrong_head
+        from agentgrpo.weights import misfit, wrong_head
 
         return wrong_head(path) or misfit(path, "ForCausalLM")
 

@@ -8,7 +8,7 @@ than `/v1/models` and `/v1/chat/completions`.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -30,9 +30,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from core.flags import Parser
-from core.http_protocol import GuardedHttpProtocol, LimitedHttpProtocol
-from core.machine import port_number
+from agentgrpo.flags import Parser
+from agentgrpo.http_protocol import GuardedHttpProtocol, LimitedHttpProtocol
+from agentgrpo.machine import port_number
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.protocols.solution import call, calls, solution

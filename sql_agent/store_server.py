@@ -11,7 +11,7 @@ Leaves out backends other than memory.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -27,10 +27,10 @@ from typing import Any
 import psutil
 from pydantic import BaseModel
 
-from core.agl_without_litellm import agl
-from core.flags import Parser
-from core.http_protocol import guard_upstreams_servers
-from core.machine import memory_limits, port_number
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.flags import Parser
+from agentgrpo.http_protocol import guard_upstreams_servers
+from agentgrpo.machine import memory_limits, port_number
 from sql_agent.model_address.request_guard import STORE_TOKEN, RequestGuard, is_loopback
 
 UNSET = agl.store.base.UNSET  # importing it from agentlightning would load LiteLLM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.stats import wilson_interval
+from agentgrpo.stats import wilson_interval
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Trains a SQL agent with GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
 With `--algorithm apo` it rewrites the instructions of an agent whose model is served already (doc/apo.md).
 
-    python sql_agent/train_sql_agent.py --ci-fast
-    AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py --llm-proxy --model MODEL
+    agentgrpo train --ci-fast
+    AGL_MANAGED_STORE=0 agentgrpo train --llm-proxy --model MODEL
 
 The second command uses the store of `agl store --port 9999`; --external-store-address names another.
 """
@@ -10,11 +10,7 @@ The second command uses the store of `agl store --port 9999`; --external-store-a
 import os
 import sys
 
-if __package__ in (None, ""):
-    # For a script, Python puts this folder first in the path, and not the one that holds the packages.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -26,10 +22,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from core.disk_errors import in_words
-from core.model_size import count_weights
-from core.passwords import masked, revealed
-from core.settings import describe_faults
+from agentgrpo.disk_errors import in_words
+from agentgrpo.model_size import count_weights
+from agentgrpo.passwords import masked, revealed
+from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import make_environment

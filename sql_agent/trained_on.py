@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from core.hub import ModelError, model_folder
-from core.json_text import parse_json
-from core.model_kinds import ADAPTER_FILE
-from core.outputs import written
+from agentgrpo.hub import ModelError, model_folder
+from agentgrpo.json_text import parse_json
+from agentgrpo.model_kinds import ADAPTER_FILE
+from agentgrpo.outputs import written
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment
 from sql_agent.environments.registry import ENVIRONMENTS

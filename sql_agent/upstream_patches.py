@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from core.printed_commands import python_command
+from agentgrpo.printed_commands import agentgrpo_command
 
 Process = Literal["driver", "trainer", "server", "own"]
 """Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
@@ -213,7 +213,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        "core.http_protocol",
+        "agentgrpo.http_protocol",
         "uvicorn.config",
         ("HTTP_PROTOCOLS.auto",),
         "slow or huge headers, and connections without a token, cost store and LLM proxy nothing",
@@ -221,7 +221,7 @@ PATCHES = (
     # private methods that our classes override, and a module that ours replaces
     Patch(
         "own",
-        "core.agl_without_litellm",
+        "agentgrpo.agl_without_litellm",
         "agentlightning.llm_proxy",
         ("LLMProxy",),
         "processes without an LLM proxy do not import LiteLLM",
@@ -367,7 +367,7 @@ _wanted: set[Patch] = set()
 
 def install(*, cpu: bool) -> None:
     """Make the plugin's changes, in imported modules now and in others right after their import."""
-    from core.import_hook import after_import
+    from agentgrpo.import_hook import after_import
 
     _wanted.update(patch for patch in PATCHES if patch.process != "own" and (cpu or not patch.cpu))
     for patch in PATCHES:
@@ -433,6 +433,6 @@ def _missing(patch: Patch, name: str) -> PatchError:
         installed = "none"
     return PatchError(
         f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
-        f"installed), so {patch.by} cannot replace it: {patch.why}. `{python_command('scripts.doctor')}` says how to "
+        f"installed), so {patch.by} cannot replace it: {patch.why}. `{agentgrpo_command('doctor')}` says how to "
         "install what is pinned; for another version adapt that code and sql_agent/upstream_patches.py"
     )

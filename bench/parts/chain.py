@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, tell
 from bench.parts.children import answer, cpu_s
 from bench.parts.overhead import AT_ONCE, ROUNDS
-from core.agl_without_litellm import agl
-from core.processes import RUN_ID, Events, end_run, end_with_parent, tell
 from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent

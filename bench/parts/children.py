@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from core.machine import free_port
+from agentgrpo.machine import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0

@@ -16,8 +16,8 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 import agentlightning as agl
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
-from core.machine import free_port
-from core.processes import Events, end_with_parent
+from agentgrpo.machine import free_port
+from agentgrpo.processes import Events, end_with_parent
 from sql_agent.lightning.llm_proxy import model_list
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from core.processes import Events
+from agentgrpo.processes import Events
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import ModelServerGuard
 

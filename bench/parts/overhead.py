@@ -20,9 +20,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgrpo.processes import tell
 from bench.parts.children import Server, answer, oracle, python, serving, started, store
 from bench.parts.report import Row
-from core.processes import tell
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import load_tasks, write_tasks

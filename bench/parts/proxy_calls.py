@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from core.agl_without_litellm import agl
+from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc
 from sql_agent.lightning.runner import turn_fields

@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgrpo.processes import tell
 from bench.parts.children import Server, answer, cpu_s, oracle, python, started, store
 from bench.parts.proxy_calls import Order, call_all
 from bench.parts.report import Row
-from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from sql_agent.model_address.request_guard import give_token

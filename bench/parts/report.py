@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from core.machine import git_commit
+from agentgrpo.machine import git_commit
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 PACKAGES = ("torch", "vllm", "verl", "agentlightning", "openai-agents", "transformers", "ray", "litellm")

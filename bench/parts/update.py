@@ -16,11 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agentgrpo.machine import free_port
+from agentgrpo.processes import tell
 from bench.parts.children import answer, python, started
 from bench.parts.local_tokens import TARGET_TURNS, TURNS, per_turn, rollouts
 from bench.parts.report import Row
-from core.machine import free_port
-from core.processes import tell
 from sql_agent.config import load_config
 from sql_agent.verl_side.config import worker_environment
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from core.processes import Events, end_with_parent
+from agentgrpo.processes import Events, end_with_parent
 from sql_agent.config import load_config
 from sql_agent.verl_side.config import Files, compose, to_verl
 

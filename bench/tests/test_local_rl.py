@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from agentgrpo.printed_commands import agentgrpo_command
 from bench.local_rl import MODEL, parse_args
 from bench.parts import local_memory, local_sampling
 from bench.parts.children import ROOT
 from bench.parts.local_memory import SIZES, config_of
 from bench.parts.local_tokens import per_turn
-from core.printed_commands import python_command
 from sql_agent.local.memory import Estimate, shape_of
 from sql_agent.rollouts.stitch import Trajectory
 
@@ -70,7 +70,7 @@ def test_an_estimate_is_off_by_its_distance_to_the_measurement():
 def test_wrong_options_are_named_with_what_would_do(capsys, tmp_path):
     for given, said in (
         (["--only", "tokens,colour"], "--only colour: known are sampling, tokens, memory"),
-        (["--model", str(tmp_path)], f"make it with `{python_command('scripts.make_tiny_policy')}`"),
+        (["--model", str(tmp_path)], f"make it with `{agentgrpo_command('tiny-policy')}`"),
     ):
         with pytest.raises(SystemExit):
             parse_args(given)

@@ -171,7 +171,7 @@ def test_the_added_time_is_split_into_inside_and_around_the_rollout_per_call():
     [
         (["--only", "startup,speed"], "no part speed; known: startup, update, shared, memory, tokens, proxy, "),
         (["--only", "startup", "--write-doc"], "one run of all parts"),
-        (["--model", "nowhere"], "make_tiny_policy"),
+        (["--model", "nowhere"], "agentgrpo tiny-policy"),
     ],
 )
 def test_a_command_that_cannot_work_says_what_would(arguments, words, capsys):

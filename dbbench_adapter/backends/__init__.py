@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
-from core.commands import interruptible
-from core.passwords import hidden, revealed
+from agentgrpo.commands import interruptible
+from agentgrpo.passwords import hidden, revealed
 from dbbench_adapter.backends.base import (
     Backend,
     BackendUnavailable,

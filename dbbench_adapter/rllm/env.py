@@ -12,7 +12,7 @@ import threading
 from contextlib import ExitStack
 from typing import Any, Literal
 
-from core.printed_commands import python_command
+from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.datatypes import Task
@@ -118,7 +118,7 @@ class DBBenchEnv(BaseEnv):
                     raise UnjudgedError(
                         score.reason,
                         f"task {self.task.id!r} could not be judged by {self.judge!r}: {score.reason}; "
-                        f"`{python_command('dbbench_adapter.validate', 'FILE', '--replay', 'sqlite')}` finds such "
+                        f"`{agentgrpo_command('tasks validate', 'FILE', '--replay', 'sqlite')}` finds such "
                         "tasks, leave them out",
                     )
             except BaseException:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from core.printed_commands import python_command
+from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.rllm.data import rllm_rows
 from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError
@@ -47,7 +47,7 @@ def register_tasks(name: str, tasks: Sequence[Task], split: str, **env_args: Any
     if not judged:
         raise ValueError(
             f"none of the {len(tasks)} tasks of split {split!r} can be judged ({lost or 'it has no tasks'}); "
-            f"`{python_command('dbbench_adapter.validate', 'FILE', '--replay', 'sqlite')}` says what is wrong with each"
+            f"`{agentgrpo_command('tasks validate', 'FILE', '--replay', 'sqlite')}` says what is wrong with each"
         )
     if lost:
         logger.warning(

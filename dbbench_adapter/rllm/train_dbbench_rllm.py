@@ -10,7 +10,7 @@ this command, which needs a GPU and rLLM's pins of verl and vLLM, was not run.
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -40,7 +40,7 @@ class Settings(BaseModel):
     train_file: Path
     """Tasks to train on, in any form that `load_tasks` reads."""
     val_file: Path
-    """Held-out tasks; `python -m dbbench_adapter.splits` makes both."""
+    """Held-out tasks; `agentgrpo tasks split` makes both."""
     backend: str = "sqlite"
     protocol: Literal["lab", "text"] = "lab"
     judge: JudgeName = "strict"

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from core.conversations import RowError
-from core.file_kinds import RowFileError, is_parquet
-from core.nearest import did_you_mean
-from core.outputs import written
-from core.row_files import read_rows
+from agentgrpo.conversations import RowError
+from agentgrpo.file_kinds import RowFileError, is_parquet
+from agentgrpo.nearest import did_you_mean
+from agentgrpo.outputs import written
+from agentgrpo.row_files import read_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.literals import parse_literal
 from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record

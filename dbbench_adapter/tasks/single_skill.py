@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.outputs import written
-from core.printed_commands import python_command
-from core.row_files import read_rows
+from agentgrpo.outputs import written
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.row_files import read_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.generate.plans import has_room
@@ -79,7 +79,7 @@ def read_single_skill(path: Path) -> dict[str, list[Task]]:
     except (ValueError, TypeError) as error:
         raise TaskFileError(
             f"{path}: a record is no task ({str(error)[:200]}); make the file again with "
-            f"`{python_command('scripts/prepare_single_skill_data.py')}`"
+            f"`{agentgrpo_command('tasks single-skill')}`"
         ) from None
 
 

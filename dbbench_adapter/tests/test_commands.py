@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.json_lines import answered
+from agentgrpo.json_lines import answered
 from dbbench_adapter import episode, judge
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.table_hash import hash_after

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.printed_commands import python_command, remedy_of
+from agentgrpo.printed_commands import agentgrpo_command, remedy_of
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.rllm import env as env_module
@@ -120,7 +120,7 @@ WITHOUT_GOLD = Task("x", "?", "SELECT", (TABLE,), Gold())
 
 
 def test_what_nobody_can_judge_is_no_reward_of_zero():
-    find = python_command("dbbench_adapter.validate", "FILE", "--replay", "sqlite")
+    find = agentgrpo_command("tasks validate", "FILE", "--replay", "sqlite")
     words = f"task 'x' could not be judged by 'strict': no_gold; `{find}` finds such tasks"
     with pytest.raises(UnjudgedError, match=re.escape(words)):
         run(WITHOUT_GOLD, [RIGHT])

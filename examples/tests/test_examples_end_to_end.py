@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.gsm8k.environment import RULES
-from examples.gsm8k.generator import generate_problems
-from examples.gsm8k.problems import final_answer, final_number
+from sql_agent.gsm8k.environment import RULES
+from sql_agent.gsm8k.generator import generate_problems
+from sql_agent.gsm8k.problems import final_answer, final_number
 from sql_agent.tests.conftest import train_small_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -29,7 +29,7 @@ OURS = {"--ci-fast": 0, "--device": 1, "--run-dir": 1}
 def flags_of(example):
     """The flags of the page's training command that say what is trained."""
     page = (ROOT / "examples" / example / "README.md").read_text()
-    words = iter(shlex.split(re.findall(r"train_sql_agent\.py ((?:.*\\\n)*.*)\n", page)[0].replace("\\\n", " ")))
+    words = iter(shlex.split(re.findall(r"agentgrpo train ((?:.*\\\n)*.*)\n", page)[0].replace("\\\n", " ")))
     kept = []
     for word in words:
         if word in OURS:

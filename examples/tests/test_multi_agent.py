@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.own_files import find
+from agentgrpo.own_files import find
 from sql_agent import oracle
 from sql_agent.evaluate import main
 

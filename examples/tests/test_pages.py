@@ -31,7 +31,7 @@ def test_the_examples_are_those_that_are_promised():
 def test_a_page_is_short_and_names_the_file_to_read_and_the_minutes(folder):
     page = (EXAMPLES / folder / "README.md").read_text()
     assert len(page.splitlines()) <= 40
-    [file] = re.findall(r"`(\w+\.py)` is the file to read", page)
+    [file] = re.findall(r"([\w./]+\.py)[`)] is the file to read", page)
     assert (EXAMPLES / folder / file).is_file()
     assert re.search(r"(minutes?|seconds) on two cores", page)
 
@@ -40,5 +40,5 @@ def test_a_page_is_short_and_names_the_file_to_read_and_the_minutes(folder):
 def test_the_flags_of_its_training_command_are_understood(folder, monkeypatch):
     monkeypatch.chdir(EXAMPLES.parent)
     page = (EXAMPLES / folder / "README.md").read_text()
-    [command, *_] = re.findall(r"train_sql_agent\.py ((?:.*\\\n)*.*)\n", page)
+    [command, *_] = re.findall(r"agentgrpo train ((?:.*\\\n)*.*)\n", page)
     assert resolve(parse_args(shlex.split(command.replace("\\\n", " ")))).run_dir.parts[0] == "runs"

@@ -1,4 +1,4 @@
-"""Reads the rows of a file of preferences with `core.row_files`, and counts what is ignored to read them."""
+"""Reads the rows of a file of preferences with `agentgrpo.row_files`, and counts what is ignored to read them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from core.conversations import RowError
-from core.file_kinds import RowFileError, is_parquet
-from core.row_files import Row, read_rows
+from agentgrpo.conversations import RowError
+from agentgrpo.file_kinds import RowFileError, is_parquet
+from agentgrpo.row_files import Row, read_rows
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from core.file_kinds import RowFileError, check_kind
-from core.outputs import written
-from core.printed_commands import python_command
+from agentgrpo.file_kinds import RowFileError, check_kind
+from agentgrpo.outputs import written
+from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.datatypes import Preference
 
 _FIRST_LOOK_BYTES = 8_000_000
@@ -37,7 +37,7 @@ def read_preferences(path: Path) -> list[Preference]:
         except ValidationError as error:
             raise PreferenceFileError(
                 f"{path}, row {number}, {describe_faults(error)[0]}; reward_model/convert_dpo_format.py converts other "
-                f"forms, `{python_command('reward_model.validate', path)}` lists every fault"
+                f"forms, `{agentgrpo_command('reward validate', path)}` lists every fault"
             ) from None
         if (fault := row.rendered_part) is not None:
             raise PreferenceFileError(f"{path}, row {number}, {fault[0]}: {fault[1]}")

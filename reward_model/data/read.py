@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.conversations import RowError
-from core.training_run import TrainingError
+from agentgrpo.conversations import RowError
+from agentgrpo.training_run import TrainingError
 from reward_model.data.files import raw_rows
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import Converter

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from core.call_arguments import mended_calls
-from core.column_names import unread_prompt
-from core.conversations import (
+from agentgrpo.call_arguments import mended_calls
+from agentgrpo.column_names import unread_prompt
+from agentgrpo.conversations import (
     RowError,
     in_text,
     legal,
@@ -29,8 +29,8 @@ from core.conversations import (
     short_repr,
     without_tools,
 )
-from core.loss_marks import is_context, left_out_by, take_mark
-from core.messages import Message
+from agentgrpo.loss_marks import is_context, left_out_by, take_mark
+from agentgrpo.messages import Message
 from reward_model.datatypes import ROLLOUTS, Preference, rendered_part
 
 Row = dict[str, Any]

@@ -1,8 +1,8 @@
-"""Counts the connections that the HTTP protocol refuses before any request (`core.http_protocol`)."""
+"""Counts the connections that the HTTP protocol refuses before any request (`agentgrpo.http_protocol`)."""
 
 from __future__ import annotations
 
-from core.http_protocol import GuardedHttpProtocol
+from agentgrpo.http_protocol import GuardedHttpProtocol
 from reward_model.service import metrics
 
 

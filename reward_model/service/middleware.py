@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from core.http_protocol import trust
+from agentgrpo.http_protocol import trust
 from reward_model.service import metrics
 
 log = logging.getLogger(__name__)

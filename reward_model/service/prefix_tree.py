@@ -55,7 +55,7 @@ def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int
 def make_micro_batches(lengths: Sequence[int], max_tokens: int, max_padding: int) -> list[list[int]]:
     """Put rows of similar length together: return lists of indices, the longest rows first.
 
-    `core.micro_batches` limits memory alone; here padding is limited too, since it takes time.
+    `agentgrpo.micro_batches` limits memory alone; here padding is limited too, since it takes time.
 
     Args:
         max_tokens: the tokens of one micro-batch, padding included; a longer row goes alone.

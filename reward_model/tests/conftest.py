@@ -9,8 +9,8 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from core.messages import Message
-from core.weights import weights_sha256
+from agentgrpo.messages import Message
+from agentgrpo.weights import weights_sha256
 from reward_model.data.preferences import write_preferences
 from reward_model.datatypes import Preference
 from reward_model.scorer import RECORD

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from core.chat_tokenizer import load_tokenizer
-from core.hub import ModelError
-from core.printed_commands import python_command
-from core.weights import weight_files, weights_sha256
+from agentgrpo.chat_tokenizer import load_tokenizer
+from agentgrpo.hub import ModelError
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.weights import weight_files, weights_sha256
 from reward_model.base_model import check_base, refuse_other_kind
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
@@ -97,8 +97,7 @@ def remove_weights(folder):
         ),
         pytest.param(
             make_adapter_of_it,
-            "holds an adapter, expected a whole model; merge it by "
-            f"`{python_command('scripts.merge_policy', '--adapter')} ",
+            f"holds an adapter, expected a whole model; merge it by `{agentgrpo_command('merge', '--adapter')} ",
             id="make_adapter_of_it",
         ),
         (three_labels, "is a classifier with 3 labels (Qwen3ForSequenceClassification); a reward model has one output"),

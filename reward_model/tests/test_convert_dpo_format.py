@@ -185,7 +185,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_finished(tmp_path, monke
     assert all(file.suffix == ".part" for file in tmp_path.iterdir() if file.name != "raw.jsonl")
 
 
-@pytest.mark.parametrize("command", [["reward_model/convert_dpo_format.py"], ["-m", "reward_model.convert_dpo_format"]])
+@pytest.mark.parametrize("command", [["reward_model/convert_dpo_format.py"], ["-m", "agentgrpo", "reward", "convert"]])
 def test_both_ways_to_call_it_work(tmp_path, command):
     (tmp_path / "raw.jsonl").write_text(lines(GOOD))
     arguments = [*command, f"--input={tmp_path / 'raw.jsonl'}", f"--output={tmp_path / 'new' / 'out.jsonl'}"]

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from core.weights import weights_sha256
+from agentgrpo.weights import weights_sha256
 from reward_model.data.preferences import read_preferences
 from reward_model.merge import PROBE, main, merge
 from reward_model.scorer import RECORD, Scorer

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import uvicorn
 
-from core import http_protocol
+from agentgrpo import http_protocol
 from reward_model.service import middleware
 from reward_model.service.http_protocol import CountedHttpProtocol
 from reward_model.service.middleware import RequestMiddleware

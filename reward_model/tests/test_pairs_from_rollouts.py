@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.messages import Message, num_chars
-from core.printed_commands import python_command
+from agentgrpo.messages import Message, num_chars
+from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Score
 from reward_model.data.preferences import read_preferences
 from reward_model.datatypes import ROLLOUTS
@@ -300,7 +300,7 @@ def test_rollouts_of_training_are_read_from_folders_below(tmp_path):
         pytest.param([], "rollouts is not a folder; give the one with the *.jsonl", id="no_folder"),
         pytest.param(
             ["rollouts/a.txt"],
-            f"holds no *.jsonl; `{python_command('sql_agent.evaluate', '--output')} FILE` writes such files",
+            f"holds no *.jsonl; `{agentgrpo_command('evaluate', '--output')} FILE` writes such files",
             id="no_file",
         ),
         pytest.param(["rollouts/a.jsonl", "p.held_out.jsonl"], "is there already; give --overwrite", id="held_out"),

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from core.stats import wilson_interval
+from agentgrpo.stats import wilson_interval
 from reward_model.adversarial import FLUENT
 from reward_model.datatypes import Encoded, Preference, RewardScore
 from reward_model.evaluate import baselines, by_length, evaluate, main, percent, score_sides, share

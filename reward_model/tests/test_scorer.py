@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from core.hub import ModelError
-from core.messages import FunctionCall, Message, ToolCall
-from core.printed_commands import python_command
+from agentgrpo.hub import ModelError
+from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.datatypes import Encoded, RewardScore
 from reward_model.scorer import RECORD, Scorer, encode_conversation
 from reward_model.tests.conftest import assistant, user
@@ -146,7 +146,7 @@ def adapter_of_nothing(folder):
         pytest.param(
             adapter_of_nothing,
             "is an adapter of gone, which is not on this machine; merge it where the base is, with "
-            f"`{python_command('reward_model.merge', '--adapter')} ",
+            f"`{agentgrpo_command('reward merge', '--adapter')} ",
             id="adapter_of_nothing",
         ),
     ],

@@ -9,10 +9,10 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
-from core import signed
-from core.messages import FunctionCall, Message, ToolCall
-from core.pair_training import metrics_line, rename
-from core.training_run import METRICS, TrainingError
+from agentgrpo import signed
+from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.pair_training import metrics_line, rename
+from agentgrpo.training_run import METRICS, TrainingError
 from reward_model.arguments import TrainingArguments
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.read import split_by_prompt
@@ -249,7 +249,9 @@ def test_a_checkpoint_that_this_user_did_not_sign_is_refused(tmp_path, resume):
     folder = tmp_path / "checkpoint-2"
     (folder / RECORD).write_text(json.dumps(RUN))
     named = arguments(tmp_path, "auto" if resume == "auto" else folder)
-    with pytest.raises(signed.NotOursError, match=r"checkpoint-2/reward_model.json is not signed.*scripts.accept_run"):
+    with pytest.raises(
+        signed.NotOursError, match=r"checkpoint-2/reward_model.json is not signed.*agentgrpo accept"
+    ):
         checkpoint_to_resume(named, RUN)
 
 
@@ -302,7 +304,7 @@ def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(ba
     ],
 )
 def test_a_cpu_trains_in_bfloat16_where_that_pays(monkeypatch, tmp_path, given, parameters, pays, expected):
-    monkeypatch.setattr("core.cpu_features.bfloat16_pays", lambda: pays)
+    monkeypatch.setattr("agentgrpo.cpu_features.bfloat16_pays", lambda: pays)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
     args.suit(parameters)
     assert (args.bf16, args.mixed_precision) == (expected, "bf16" if expected else "no")

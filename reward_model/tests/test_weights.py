@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from core.chat_tokenizer import load_tokenizer
-from core.hub import ModelError
-from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
+from agentgrpo.chat_tokenizer import load_tokenizer
+from agentgrpo.hub import ModelError
+from agentgrpo.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
 from reward_model.base_model import check_base
 from reward_model.scorer import Scorer
 

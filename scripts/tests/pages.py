@@ -25,10 +25,10 @@ FULL = {
     r"tiny_cpu\.yaml": "It trains for a minute, as tests of that command do.",
     r"scripts/demo\.sh": "It takes seven minutes.",
     r"^README.*(?:--num-tasks (?:10|5) |gsm8k_grpo)": "Tests of these commands run them.",
-    r"train_sql_agent\.py(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",
+    r"(?:agentgrpo train|train_sql_agent\.py)(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",
     r"agl store --host|--base-url URL": "It serves a train step, or asks a server that starts in a minute.",
     r"MODEL --d": "It trains for minutes, or reads what was trained.",
-    r"pretrained_policy|smollm2|runs/shop": "The model is fetched, 93 MB, and trained for a quarter of an hour.",
+    r"pretrained-policy|smollm2|runs/shop": "The model is fetched, 93 MB, and trained for a quarter of an hour.",
     r"^doc/predecessors.md: (?:CUDA.* accelerate|python -m reward_model|python infer)": "It repeats the README's.",
     r"^README\.zh-CN\.md": "It repeats those of the other pages.",
 }
@@ -45,7 +45,7 @@ REPLACED = {
 }
 """What is typed for a name that stands for something of the reader's. CLONE is the clone's folder."""
 
-ONE_STEP = re.compile(r"train_sql_agent\.py(?!.*(?:--ci-fast|--config|--dry-run|trainer\.steps))")
+ONE_STEP = re.compile(r"(?:agentgrpo train|train_sql_agent\.py)(?!.*(?:--ci-fast|--config|--dry-run|trainer\.steps))")
 """What trains 20 steps is typed with `--ci-fast`, which trains one."""
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from core.commands import execute, interruptible, starting
+from agentgrpo import main
+from agentgrpo.commands import execute, interruptible, starting
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("bench", "core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
+PACKAGES = ("agentgrpo", "bench", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 CHILDREN = {
-    "core.commands",
+    "agentgrpo.commands",
     "sql_agent.lightning.llm_proxy",
-    "core.processes",
+    "agentgrpo.processes",
     "sql_agent.verl_side.driver",
 }
 """Modules that commands start, which are told to end by them."""
@@ -28,26 +29,48 @@ def commands() -> list[str]:
             name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             if "tests" in file.parts or "bench/parts/" in str(file) or name in CHILDREN:
                 continue
-            if 'if __name__ == "__main__":' in file.read_text():
+            if "    execute(main)" in file.read_text():
                 found.append(name)
     return found
 
 
-COMMANDS = commands()
+MODULES = commands()
+"""Modules that can be started by their own name."""
+COMMANDS = [*(f"agentgrpo {name}" for name in main.COMMANDS), *MODULES]
 
 
 def test_the_commands_are_found():
-    assert {"sql_agent.train_sql_agent", "scripts.train_sft", "reward_model.convert_dpo_format"} <= {*COMMANDS}
+    assert {"sql_agent.train_sql_agent", "agentgrpo sft", "reward_model.convert_dpo_format"} <= {*COMMANDS}
     assert len(COMMANDS) > 40
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_ready_for_ctrl_c_before_it_imports_anything_large(name):
-    """Its statements: the path of a script, `starting()`, the other imports, ..., `execute(main)`."""
+def test_an_earlier_script_starts_the_command_that_it_names():
+    ends = {
+        file.stem: ast.unparse(ast.parse(file.read_text()).body[-1])
+        for file in (ROOT / "scripts").glob("*.py")
+        if file.name not in ("__init__.py", "conftest.py")
+    }
+    names = {
+        "download_huggingface_data": "tasks download",
+        "generate_db_bench_data": "tasks generate",
+        "prepare_single_skill_data": "tasks single-skill",
+        "run_dbbench_greedy_grpo": "greedy-grpo",
+        "run_experiment": "single-skill",
+        "test_interactive": "interactive",
+        "train_dpo": "dpo",
+        "train_gsm8k_agent": "gsm8k",
+        "train_sft": "sft",
+    }
+    assert ends == {file: f"if __name__ == '__main__':\n    script('{name}')" for file, name in names.items()}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_ready_for_ctrl_c_before_it_imports_anything_large(name):
+    """Its statements: `starting()`, the other imports, ..., `execute(main)`."""
     body = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text()).body
     at = next(i for i, part in enumerate(body) if "starting()" in ast.unparse(part) and isinstance(part, ast.If))
     before = [alias for part in body[:at] for alias in _imported(part)]
-    assert {*before} <= {"__future__", "os", "sys", "core.commands"}
+    assert {*before} <= {"__future__", "os", "sys", "agentgrpo.commands"}
     assert ast.unparse(body[-1]) == "if __name__ == '__main__':\n    execute(main)"
 
 
@@ -65,17 +88,16 @@ class Interrupter:
         if name == AT:
             os.kill(os.getpid(), signal.SIGINT)
 
-AT, module, *arguments = sys.argv[1:]
+AT, *sys.argv = sys.argv[1:]
 sys.meta_path.insert(0, Interrupter())
-sys.argv = [module, *arguments]
-runpy.run_module(module, run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-def interrupted(module: str, at: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def interrupted(command: str, at: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, interrupted when it looks for the module `at`."""
-    command = [sys.executable, "-c", INTERRUPTER, at, module, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    started = [sys.executable, "-c", INTERRUPTER, at, *command.split(), *arguments]
+    return subprocess.run(started, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 SFT = ("--model_path", "models/none", "--dataset", "dbbench")
@@ -83,14 +105,14 @@ SFT = ("--model_path", "models/none", "--dataset", "dbbench")
 
 @pytest.mark.usefixtures("heard_signals")
 @pytest.mark.parametrize(
-    ("module", "at", "arguments"),
+    ("command", "at", "arguments"),
     [
-        ("scripts.generate_db_bench_data", "dbbench_adapter.generate", ()),
-        ("scripts.doctor", "tomllib", ()),
+        ("agentgrpo tasks generate", "dbbench_adapter.generate", ()),
+        ("agentgrpo doctor", "tomllib", ()),
         ("sql_agent.train_sql_agent", "pydantic", ()),
         ("reward_model.convert_dpo_format", "tqdm", ()),
         *(
-            pytest.param("scripts.train_sft", at, SFT, marks=pytest.mark.slow)
+            pytest.param("agentgrpo sft", at, SFT, marks=pytest.mark.slow)
             for at in ("pydantic", "numpy", "numpy.random", "torch", "torch.nn", "transformers", "datasets", "peft")
         ),
         *(
@@ -98,39 +120,38 @@ SFT = ("--model_path", "models/none", "--dataset", "dbbench")
             for at in ("yaml", "torch._C", "trl", "trl.scripts.utils", "accelerate")
         ),
         *(
-            pytest.param("scripts.report", at, ("runs/none",), marks=pytest.mark.slow)
+            pytest.param("agentgrpo report", at, ("runs/none",), marks=pytest.mark.slow)
             for at in ("pydantic_core", "yaml", "sql_agent.config")
         ),
         pytest.param("sql_agent.evaluate", "openai", (), marks=pytest.mark.slow),
         pytest.param("reward_model.evaluate", "torch", ("--model", "x", "--data", "x"), marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_during_imports_is_130_and_no_traceback(module, at, arguments):
-    done = interrupted(module, at, *arguments)
+def test_ctrl_c_during_imports_is_130_and_no_traceback(command, at, arguments):
+    done = interrupted(command, at, *arguments)
     assert (done.returncode, done.stderr.strip()) == (130, "stopped")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("heard_signals")
-@pytest.mark.parametrize("module", COMMANDS)
-def test_ctrl_c_at_the_first_own_import_is_130_for_every_command(module):
-    command = [sys.executable, "-c", AT_FIRST, module]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_at_the_first_own_import_is_130_for_every_command(command):
+    started = [sys.executable, "-c", AT_FIRST, *command.split()]
+    done = subprocess.run(started, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr.strip()) == (130, "stopped")
 
 
 AT_FIRST = """
 import os, runpy, signal, sys
-import core.commands as commands
+import agentgrpo.commands as commands
 
 ready = commands.starting
 def starting():
     ready()
     os.kill(os.getpid(), signal.SIGINT)  # while the line after it would import
 commands.starting = starting
-module = sys.argv[1]
-sys.argv = [module]
-runpy.run_module(module, run_name="__main__", alter_sys=True)
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
@@ -165,7 +186,8 @@ def test_a_command_ends_with_its_status_or_in_one_line(capsys):
 def test_what_a_library_makes_of_the_interrupt_is_no_fault_of_ours(becomes):
     script = f"""
 import os, signal
-from core.commands import execute, interruptible, starting
+from agentgrpo import main
+from agentgrpo.commands import execute, interruptible, starting
 starting()
 def main():
     with interruptible():
@@ -181,7 +203,7 @@ execute(main)
 
 
 def test_a_reader_that_has_read_enough_is_no_fault():
-    script = "from core.commands import execute; execute(lambda: [print('x' * 999) for _ in range(999)] and 0)"
+    script = "from agentgrpo.commands import execute; execute(lambda: [print('x' * 999) for _ in range(999)] and 0)"
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -193,7 +215,7 @@ def test_a_reader_that_has_read_enough_is_no_fault():
 def test_what_was_started_deaf_to_ctrl_c_stays_so():
     script = """
 import signal
-from core.commands import interruptible, starting
+from agentgrpo.commands import interruptible, starting
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 starting()
 with interruptible():

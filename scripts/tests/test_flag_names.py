@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from core.flags import Parser
+from agentgrpo import main
+from agentgrpo.flags import Parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "doc" / "predecessors.md").read_text()
 READS_FLAGS = re.compile(r"[^.]\bParser\(|parse_args\(|import parse$", re.MULTILINE)
 COMMANDS = sorted(
-    ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    for folder in ("dbbench_adapter", "reward_model", "scripts", "sql_agent")
-    for file in (ROOT / folder).rglob("*.py")
-    if "tests" not in file.parts and "    execute(main)" in (text := file.read_text()) and READS_FLAGS.search(text)
+    {module for module, _ in main.COMMANDS.values()}
+    | {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for folder in ("dbbench_adapter", "reward_model", "sql_agent")
+        for file in (ROOT / folder).rglob("*.py")
+        if "tests" not in file.parts and "    execute(main)" in (text := file.read_text()) and READS_FLAGS.search(text)
+    }
 )
 
 
@@ -56,7 +60,7 @@ def shown_names(parser: Parser) -> list[str]:
 
 
 def test_the_commands_are_found():
-    assert {"sql_agent.train_sql_agent", "scripts.train_sft", "reward_model.reward_modeling"} < set(COMMANDS)
+    assert {"sql_agent.train_sql_agent", "sql_agent.commands.sft", "reward_model.reward_modeling"} < set(COMMANDS)
     assert len(COMMANDS) > 40
 
 
@@ -71,7 +75,7 @@ def test_a_flag_is_shown_once_and_with_dashes_and_its_earlier_names_reach_it(com
 
 
 OWN_MEANING = {
-    ("--beta", "scripts.train_dpo"),  # DPO's, which is no weight of a KL term
+    ("--beta", "sql_agent.commands.dpo"),  # DPO's, which is no weight of a KL term
     ("--data", "reward_model.evaluate"),  # preferences
     ("--data", "reward_model.merge"),
     *((name, "reward_model.reward_modeling") for name in ("--output-dir", "--lora-r", "--save-steps")),  # TRL's
@@ -109,31 +113,31 @@ def test_no_command_shows_the_earlier_name_of_another_ones_flag():
         ),
         ("reward_model.inference_api", "--model_path ./merged_model", {"model": Path("merged_model")}),
         (
-            "scripts.generate_db_bench_data",
+            "sql_agent.commands.generate",
             "--num_samples 100 --output_path ./data/entry_dict.json",
             {"num_tasks": 100, "output": Path("data/entry_dict.json")},
         ),
         (
-            "scripts.prepare_single_skill_data",
+            "sql_agent.commands.single_skill_data",
             "--input_data_path a.json --output_path b.json --min_tasks_per_skill 1",
             {"input": Path("a.json"), "output": Path("b.json"), "min_tasks_per_skill": 1},
         ),
-        ("scripts.download_huggingface_data", "--output_dir ./data/hf", {"output": Path("data/hf")}),
-        ("scripts.run_experiment", "--config_path a.yaml", {"config": Path("a.yaml")}),
+        ("sql_agent.commands.download", "--output_dir ./data/hf", {"output": Path("data/hf")}),
+        ("sql_agent.commands.single_skill", "--config_path a.yaml", {"config": Path("a.yaml")}),
         (
-            "scripts.train_sft",
+            "sql_agent.commands.sft",
             "--model_path Qwen/Qwen2.5-0.5B --dataset gsm8k --num_epochs 3 --output_dir ./outputs/sft",
             {"model_path": "Qwen/Qwen2.5-0.5B", "dataset": "gsm8k", "num_epochs": "3", "output_dir": "./outputs/sft"},
         ),
         (
-            "scripts.train_gsm8k_agent",
+            "sql_agent.commands.gsm8k",
             "--model_path m --dataset a --samples_per_prompt 4 --max_new_tokens 256 --total_epochs 3 --output_dir o",
             {"model_path": "m", "dataset": "a", "group_size": "4", "max_new_tokens": "256", "num_epochs": "3",
              "run_dir": "o"},
         ),
-        ("scripts.train_gsm8k_agent", "--max_samples 5 --total_epochs 1", {"max_samples": "5", "num_epochs": "1"}),
-        ("scripts.test_interactive", "--model_path ./outputs/rl/epoch_3", {"model_path": "./outputs/rl/epoch_3"}),
-        ("scripts.merge_policy", "--local_dir a --target_dir b", {"checkpoint": Path("a"), "output": Path("b")}),
+        ("sql_agent.commands.gsm8k", "--max_samples 5 --total_epochs 1", {"max_samples": "5", "num_epochs": "1"}),
+        ("sql_agent.commands.interactive", "--model_path ./outputs/rl/epoch_3", {"model_path": "./outputs/rl/epoch_3"}),
+        ("sql_agent.commands.merge", "--local_dir a --target_dir b", {"checkpoint": Path("a"), "output": Path("b")}),
     ],
 )  # fmt: skip
 def test_what_the_predecessors_users_type_means_the_same(command, typed, flags):
@@ -145,14 +149,14 @@ def test_what_the_predecessors_users_type_means_the_same(command, typed, flags):
     ("command", "typed", "flags"),
     [
         (
-            "scripts.train_sft",
+            "sql_agent.commands.sft",
             "--model m --run-dir r --train-file t --lora-rank 4 --save-every 5",
             {"model_path": "m", "output_dir": "r", "tasks": "t", "lora_r": "4", "save_steps": "5"},
         ),
-        ("scripts.train_dpo", "--train-file a --val_file b", {"dataset": "a", "eval_dataset": "b"}),
-        ("scripts.test_interactive", "--train-file a --task gsm8k", {"data": "a", "env": "gsm8k"}),
-        ("scripts.doctor", "--tasks a", {"train_file": Path("a")}),
-        ("scripts.train_dpo", "--dataset a --device gpu", {"device": "cuda"}),
+        ("sql_agent.commands.dpo", "--train-file a --val_file b", {"dataset": "a", "eval_dataset": "b"}),
+        ("sql_agent.commands.interactive", "--train-file a --task gsm8k", {"data": "a", "env": "gsm8k"}),
+        ("sql_agent.commands.doctor", "--tasks a", {"train_file": Path("a")}),
+        ("sql_agent.commands.dpo", "--dataset a --device gpu", {"device": "cuda"}),
         ("sql_agent.train_sql_agent", "--device cuda", {"device": "gpu"}),
         ("reward_model.reward_modeling", "--model m --train-file a --run-dir r",
          {"model_name_or_path": "m", "dataset_name": "a", "output_dir": "r"}),
@@ -168,5 +172,7 @@ def test_the_commands_of_the_predecessors_page_are_read_whole():
     lines = [found for text in re.findall(r"```[a-z]*\n(.*?)```", PAGE, re.DOTALL) for found in block.findall(text)]
     assert len(lines) > 5
     for script, words in lines:
-        command = script.removesuffix(".py").replace("/", ".")
+        file = ROOT / f"{script.removesuffix('.py').replace('.', '/')}.py"
+        earlier = re.search(r'script\("(.+)"\)', file.read_text())
+        command = main.COMMANDS[earlier[1]][0] if earlier else ".".join(file.relative_to(ROOT).with_suffix("").parts)
         assert parsed(command, *shlex.split(words, comments=True)).parser.prog

@@ -16,7 +16,7 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from reward_model.convert_dpo_format import main as convert
 from reward_model.tests.conftest import counting_pairs, make_base
-from scripts.merge_policy import MergeError
+from sql_agent.commands.merge import MergeError
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.model_check import fetch_again
 from sql_agent.sft.config import SftConfig
@@ -50,7 +50,7 @@ def says(done: subprocess.CompletedProcess[str], words: str) -> None:
 
 def test_tasks_that_do_not_fit_leave_the_earlier_file(tmp_path):
     file = tmp_path / "tasks" / "entry_dict.json"
-    command = ("-m", "scripts.generate_db_bench_data", "--output_path", file, "--overwrite")
+    command = ("-m", "agentgrpo", "tasks", "generate", "--output_path", file, "--overwrite")
     assert run(*command, "--num_samples", 1).returncode == 0
     before = tree(tmp_path)
     says(run(*command, "--num_samples", 40, file_bytes=20_000), f"error: {file} {ROOM}")
@@ -62,7 +62,7 @@ def test_splits_and_exports_that_do_not_fit_leave_nothing(tmp_path):
     write_tasks(tasks, generate_tasks(60, seed=0))
     for form, name in (("verl", "a.parquet"), ("agl", "a.jsonl")):
         out = tmp_path / name
-        command = ("-m", "dbbench_adapter.export", "--input", tasks, "--format", form, "--output", out)
+        command = ("-m", "agentgrpo", "tasks", "export", "--input", tasks, "--format", form, "--output", out)
         says(run(*command, file_bytes=3_000), f"error: {out} {ROOM}")
     assert [*tree(tmp_path)] == ["tasks.jsonl"]
 
@@ -115,14 +115,14 @@ def test_a_report_that_does_not_fit_leaves_the_earlier_one(tmp_path, kept):
     folder = finished_run(tmp_path / "run")
     (folder / kept).write_text("earlier")
     before = tree(folder)
-    says(run("-m", "scripts.report", folder, file_bytes=5_000), f"{folder}/curve.png {ROOM}")
+    says(run("-m", "agentgrpo", "report", folder, file_bytes=5_000), f"{folder}/curve.png {ROOM}")
     assert tree(folder) == before
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "run.json"])
 @pytest.mark.parametrize("content", [bytes(range(256)), b"\x00" * 99, b"[1]\n", b"\xff\xfe"])
 def test_a_report_of_binary_files_is_refused_with_their_name(tmp_path, name, content):
-    from scripts.report import main as report
+    from sql_agent.commands.report import main as report
 
     folder = finished_run(tmp_path / "run")
     (folder / name).write_bytes(content)
@@ -162,7 +162,7 @@ def conversations(file: Path) -> Path:
 def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path):
     """The adapter fits, its optimiser does not."""
     rows, output = conversations(tmp_path / "rows.jsonl"), tmp_path / "out"
-    command = ("scripts/train_sft.py", "--model_path", base, "--dataset", rows, "--output_dir", output, "--device",
+    command = ("-m", "agentgrpo", "sft", "--model_path", base, "--dataset", rows, "--output_dir", output, "--device",
                "cpu", "--max_length", 256, "--num_epochs", 1, "--save_steps", 1)  # fmt: skip
     done = run(*command, file_bytes=30_000)
     says(done, "make room on its disk, then start the same command again; with --resume, since no checkpoint was whole")

@@ -10,12 +10,10 @@ from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "core",
+    "agentgrpo",
     "dbbench_adapter",
     "reward_model",
     "sql_agent",
-    "examples/gsm8k",
-    "examples/medical",
     "bench",
     "scripts",
 )

@@ -11,12 +11,16 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from core.machine import free_port
+from agentgrpo.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from scripts import merge_policy, run_dbbench_greedy_grpo, run_experiment, train_gsm8k_agent, train_local_grpo
 from sql_agent import evaluate, oracle, train_sql_agent
 from sql_agent.apo import launch as apo
+from sql_agent.commands import greedy_grpo as run_dbbench_greedy_grpo
+from sql_agent.commands import gsm8k as train_gsm8k_agent
+from sql_agent.commands import local as train_local_grpo
+from sql_agent.commands import merge as merge_policy
+from sql_agent.commands import single_skill as run_experiment
 from sql_agent.config import load_config
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import make_environment
@@ -216,7 +220,7 @@ def test_a_single_skill_run_refuses_to_measure_what_its_model_has_learnt(learnt,
 
 
 def test_word_problems_that_were_learnt_are_not_measured(random_policy_folder, tmp_path, capsys):  # noqa: F811
-    from examples.gsm8k.problems import load_problems
+    from sql_agent.gsm8k.problems import load_problems
 
     file, settings = tmp_path / "problems.jsonl", EnvironmentSettings("gsm8k")
     file.write_text("".join(json.dumps(row) + "\n" for row in load_problems("generated", limit=60)))
@@ -265,7 +269,7 @@ def test_what_a_model_learnt_is_known_after_training_further_and_merging(
     tmp_path,
     capsys,
 ):
-    from scripts import train_sft
+    from sql_agent.commands import sft as train_sft
 
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     rows = json.loads((shop / "questions.json").read_text())

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 RECIPE = [
     each.text
     for each in commands("README.md")
-    if re.search(r"make_pretrained_policy|questions\.json|/mine\b|--model mine", each.text)
+    if re.search(r"pretrained-policy|questions\.json|/mine\b|--model mine", each.text)
 ]
 SHORTER = {
     "models/smollm2-135m-instruct": "models/tiny-sql",
@@ -48,12 +48,12 @@ def said(tmp_path_factory, request):
     serve = ""
     for text in RECIPE:
         if not full:
-            if "make_pretrained_policy" in text:
+            if "pretrained-policy" in text:
                 continue
             for stands, typed in SHORTER.items():
                 text = text.replace(stands, typed)
         text = text.replace("FILE.sqlite", database.name).replace("questions.json", questions.name)
-        program = re.search(r"bin/(?:python (?:-m )?)?(?:\w+[/.])?(\w+)", text)[1]
+        program = re.search(r"bin/(?:agentgrpo )?([\w-]+)", text)[1]
         if program == "vllm":
             serve = text
             continue
@@ -84,12 +84,12 @@ def record_of(folder: Path) -> dict:
 @pytest.mark.timeout(7200)
 def test_every_command_of_the_recipe_ends_well(said):
     shown, clone = said
-    assert {*shown} - {"make_pretrained_policy"} == {
-        "doctor", "train_sft", "train_sql_agent", "report", "test_interactive", "evaluate",
+    assert {*shown} - {"pretrained-policy"} == {
+        "doctor", "sft", "train", "report", "interactive", "evaluate",
     }  # fmt: skip
     assert "a run can start" in shown["doctor"]
     assert "60 questions" in shown["doctor"]
-    assert "12 held out (the same ones that training and evaluate hold out" in shown["train_sft"]
+    assert "12 held out (the same ones that training and evaluate hold out" in shown["sft"]
     assert "held-out success before" in shown["report"]
     assert (clone / "runs" / "mine" / "report.html").is_file()
 
@@ -127,5 +127,5 @@ def test_training_and_evaluate_have_one_prompt_of_the_length_that_doctor_says(sa
         if other["num_turns"] == 1:
             assert row["first_prompt_tokens"] == other["prompt_tokens"]
     limits = {name: re.search(r"limit ([\d,]+)", text)[1] for name, text in shown.items() if "first prompts:" in text}
-    assert {*limits} >= {"doctor", "train_sft", "train_sql_agent", "evaluate", "test_interactive"}
+    assert {*limits} >= {"doctor", "sft", "train", "evaluate", "interactive"}
     assert len({*limits.values()}) == 1

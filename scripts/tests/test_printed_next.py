@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from core.printed_commands import ROOT, install_extra, program_command, python_command
-from scripts.train_local_grpo import next_command
+from agentgrpo.printed_commands import ROOT, agentgrpo_command, install_extra, program_command
+from sql_agent.commands.local import next_command
 from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.run import next_commands as after_dpo
 from sql_agent.local.config import LocalGrpoConfig
@@ -32,7 +32,7 @@ def printed() -> list[str]:
     sft = [after_sft(SftConfig(model_path="m", output_dir=OUT, **flags), is_adapter=True) for flags in SFT]
     dpo = after_dpo(DpoConfig(model_path="m", dataset=Path("pairs.jsonl"), output_dir=OUT), is_adapter=True)
     local = next_command(LocalGrpoConfig(run_dir=OUT, env="mine.py:Shop", train_file=Path("rows.jsonl")))
-    report = python_command("scripts.report", OUT)
+    report = agentgrpo_command("report", OUT)
     return sorted({line for lines in (*sft, dpo, [local, report]) for line in lines})
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from scripts.report import main
 from scripts.tests.browser import CHROMIUM, MISSING, browser
 from scripts.tests.report_run import AFTER, HOSTILE, make_run
+from sql_agent.commands.report import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 DESKTOP, PHONE = 1280, 390

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.report import main
 from scripts.tests.report_run import AFTER, BEFORE, HOSTILE, make_run
+from sql_agent.commands.report import main
 from sql_agent.report.compare import Pair, same_tasks, settings_that_differ
 from sql_agent.report.questions import question, side_by_side, validations
 from sql_agent.report.reading import read_run

@@ -22,7 +22,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from core.flags import dashed
+from agentgrpo import main
+from agentgrpo.flags import dashed
 from scripts.tests.pages import (
     FULL,
     NOT_TYPED,
@@ -110,6 +111,10 @@ def test_a_command_that_is_not_typed_names_what_is_there(parsed):
         assert f"\n{words[0]}:" in (ROOT / "Makefile").read_text()
     elif program == "bash":
         assert (ROOT / words[0]).is_file()
+    elif program.endswith("agentgrpo"):
+        name = next(name for name in (" ".join(words[:2]), words[0]) if name in main.COMMANDS)
+        flags = [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
+        assert not flags or unknown(("-m", "agentgrpo", *name.split()), flags) == []
     elif program.endswith(("python", "python3")):
         what = words[:2] if words[0] == "-m" else [str(Path(parsed.folder) / words[0])]
         file = what[-1].replace(".", "/") + ".py" if words[0] == "-m" else what[-1]
@@ -137,7 +142,7 @@ def clone(tmp_path_factory):
         "examples/own_database/make_shop.py shop",
         "scripts/generate_db_bench_data.py --num_samples 64 --output_path brought.json",
     ):
-        subprocess.run([sys.executable, *maker.split()], cwd=clone, check=True)
+        subprocess.run([sys.executable, *maker.split()], cwd=clone, env=os.environ | {"PYTHONPATH": clone}, check=True)
     questions = json.loads((clone / "shop" / "train.json").read_text())
     for name, rows in {"train": questions[::30], "questions": questions[::30], "test": questions[1::60]}.items():
         (clone / f"{name}.json").write_text(json.dumps(rows))
@@ -155,6 +160,7 @@ def started(text: str, folder: Path, log: Path) -> Iterator[subprocess.Popen]:
     """Start a command as a shell does, with its output in `log`; nothing of it is left afterwards."""
     clone = log.parent
     env = {**os.environ, "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    env["PYTHONPATH"] = str(clone)  # the environment is the one of this checkout
     with log.open("w") as out:
         process = subprocess.Popen(
             ["bash", "-c", text], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,

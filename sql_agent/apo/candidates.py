@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from core.outputs import written
+from agentgrpo.outputs import written
 from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.success import Rate
 

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from core.machine import git_commit
-from core.outputs import written
-from core.printed_commands import install_extra
-from core.processes import ends_in_order, own_run
+from agentgrpo.machine import git_commit
+from agentgrpo.outputs import written
+from agentgrpo.printed_commands import install_extra
+from agentgrpo.processes import ends_in_order, own_run
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import Environment, Split, make_environment

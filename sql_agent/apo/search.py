@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.agl_without_litellm import agl  # first, or agent-lightning would be imported with LiteLLM
+from agentgrpo.agl_without_litellm import agl  # first, or agent-lightning would be imported with LiteLLM
 
 # isort: split
 from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, VersionedPromptTemplate
 from openai import AsyncOpenAI, OpenAIError
 
-from core.outputs import written
+from agentgrpo.outputs import written
 from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without_key
 from sql_agent.apo.lit_agent import INSTRUCTIONS
 from sql_agent.config import TrainConfig

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from core.flags import FlagName
+from agentgrpo.flags import FlagName
 from sql_agent.sft.config import FineTuningConfig
 
 
 class DpoConfig(FineTuningConfig):
-    """Holds the flags of `scripts/train_dpo.py` with their defaults."""
+    """Holds the flags of `agentgrpo dpo` with their defaults."""
 
     dataset: Path = Field(validation_alias="train_file")
     """Pairs to train on: a file that `pairs_from_rollouts` or `convert_dpo_format.py` wrote, or one that the latter

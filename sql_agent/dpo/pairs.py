@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from core.messages import Message
-from core.training_run import TrainingError
+from agentgrpo.messages import Message
+from agentgrpo.training_run import TrainingError
 from reward_model.datatypes import Preference, place_of
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation

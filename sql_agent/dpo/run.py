@@ -1,6 +1,6 @@
 """Runs DPO: checks everything, makes tokens, trains and saves.
 
-Leaves out reading the pairs, which `scripts.train_dpo` does with the reward model's readers, the loop
+Leaves out reading the pairs, which `sql_agent.commands.dpo` does with the reward model's readers, the loop
 (`sql_agent.dpo.trainer`), and what it shares with fine-tuning (`sql_agent.sft.fine_tuning`).
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.outputs import failures_of_the_disk
-from core.printed_commands import program_command, python_command
+from agentgrpo.outputs import failures_of_the_disk
+from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.datatypes import Preference
 from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
@@ -113,10 +113,10 @@ def next_commands(cfg: DpoConfig, *, is_adapter: bool) -> list[str]:
     merged = f"{output}-merged" if is_adapter else output
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--generation-config", "vllm")
     served = ("--base-url", "http://127.0.0.1:8000/v1", "--model", "dpo")
-    merge = python_command("scripts.merge_policy", "--adapter", output, "--output", merged)
+    merge = agentgrpo_command("merge", "--adapter", output, "--output", merged)
     return [
         *([merge] if is_adapter else []),
         program_command("vllm", "serve", merged, "--served-model-name", "dpo", *flags, "--host", "127.0.0.1"),
-        python_command("sql_agent.evaluate", *served, "--tasks", "HELD_OUT_TASKS"),
-        python_command("sql_agent/train_sql_agent.py", "--model", merged, "--train-file", "TASKS"),
+        agentgrpo_command("evaluate", *served, "--tasks", "HELD_OUT_TASKS"),
+        agentgrpo_command("train", "--model", merged, "--train-file", "TASKS"),
     ]

@@ -17,9 +17,9 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from core.micro_batches import micro_batch_tokens
-from core.pair_training import PairMicroBatches, metrics_line, rename
-from core.training_run import RunLog
+from agentgrpo.micro_batches import micro_batch_tokens
+from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
+from agentgrpo.training_run import RunLog
 from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.pairs import EncodedPair
 from sql_agent.sft.fine_tuning import Lora, training_arguments

@@ -290,7 +290,7 @@ class Environment(Playable, ABC):
         raise ValueError("this environment takes no questions of your own; ask its tasks, :task N")
 
     def read_tasks(self, file: Path) -> list[Any]:
-        """Read every task of a file, in the form of `python -m sql_agent.evaluate --tasks`.
+        """Read every task of a file, in the form of `agentgrpo evaluate --tasks`.
 
         Raises:
             ValueError: the file is missing, or a row does not parse; the message names it.

@@ -1,6 +1,6 @@
 """Finds the class of a user's own environment, and the tools of a class in TRL's form.
 
-Every message names file, line and remedy. Leaves out the import of the file (`core.own_files`) and the use of the
+Every message names file, line and remedy. Leaves out the import of the file (`agentgrpo.own_files`) and the use of the
 class (`own`).
 """
 
@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from core.own_files import OwnFileError, Source, find, place
+from agentgrpo.own_files import OwnFileError, Source, find, place
 from sql_agent.environments.registry import ENVIRONMENTS, installed
 
 NO_TOOLS = frozenset({"reset", "get_reward"})

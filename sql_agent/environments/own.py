@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from core.own_files import OwnFileError, place
+from agentgrpo.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings

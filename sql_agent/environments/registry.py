@@ -7,12 +7,12 @@ this is instant.
 
 from __future__ import annotations
 
-from core.nearest import did_you_mean
+from agentgrpo.nearest import did_you_mean
 
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
-    "medical": "examples.medical.environment:Medical",
-    "gsm8k": "examples.gsm8k.environment:Gsm8k",
+    "medical": "sql_agent.medical.environment:Medical",
+    "gsm8k": "sql_agent.gsm8k.environment:Gsm8k",
     "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
     "agent": "sql_agent.own_agents.tasks:AgentTasks",
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.nearest import did_you_mean
+from agentgrpo.nearest import did_you_mean
 from dbbench_adapter.protocols import Message
 from dbbench_adapter.tasks.load import raw_records
 from dbbench_adapter.tasks.records import Fault

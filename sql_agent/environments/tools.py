@@ -108,7 +108,7 @@ class ToolEnvironment:
 
     @classmethod
     def typed(cls, question: str) -> dict[str, Any] | None:
-        """Return the row of a question that a person types in `scripts/test_interactive.py`; None: it takes none."""
+        """Return the row of a question that a person types in `agentgrpo interactive`; None: it takes none."""
         return None
 
     def reset(self, **row: Any) -> str | None:

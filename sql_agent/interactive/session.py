@@ -1,7 +1,7 @@
 """Lets a person talk with a trained agent: typed questions, or the tasks of a file, in one continued conversation.
 
 The agent's turns are those of training, with the same `Conversation` and `Rollout`, and the sampled ids are continued
-unchanged. Leaves out the terminal (`scripts.test_interactive`) and the layout (`.transcript`).
+unchanged. Leaves out the terminal (`sql_agent.commands.interactive`) and the layout (`.transcript`).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from typing import Any
 
 import aiohttp
 
-from core.agl_without_litellm import agl
-from core.processes import tell
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.processes import tell
 from sql_agent.config import TrainConfig
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED

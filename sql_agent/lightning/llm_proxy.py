@@ -24,10 +24,10 @@ from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from core.flags import Parser
-from core.http_protocol import guard_upstreams_servers
-from core.machine import free_port, port_number
-from core.processes import Events, end_with_parent
+from agentgrpo.flags import Parser
+from agentgrpo.http_protocol import guard_upstreams_servers
+from agentgrpo.machine import free_port, port_number
+from agentgrpo.processes import Events, end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()  # before the imports below, which take ten seconds

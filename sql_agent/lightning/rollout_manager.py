@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDict
 from verl import DataProto
 
-from core.agl_without_litellm import agl
+from agentgrpo.agl_without_litellm import agl
 from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.rollouts import run_context
 from sql_agent.rollouts.advantages import masked_group_advantages

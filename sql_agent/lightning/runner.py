@@ -21,8 +21,8 @@ from typing import Any
 
 import aiohttp
 
-from core.agl_without_litellm import agl
-from core.processes import RUN_ID
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig

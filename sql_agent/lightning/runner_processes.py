@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.agl_without_litellm import agl
-from core.processes import end_with_parent, wear_name
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.processes import end_with_parent, wear_name
 from sql_agent.store_server import StoreServer
 
 logger = logging.getLogger(__name__)

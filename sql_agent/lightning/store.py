@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from core.agl_without_litellm import agl
+from agentgrpo.agl_without_litellm import agl
 from sql_agent.comparison import Comparison
 from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
 from sql_agent.store_server import READ

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, the progress of the
 loop and the lengths of the run's line files (`state.json`), and a signed manifest of sizes and hashes. Only checkpoints
-that this user wrote are loaded (`core.signed`), because `training.pt` is a pickle.
+that this user wrote are loaded (`agentgrpo.signed`), because `training.pt` is a pickle.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from core import signed
-from core.json_text import parse_json
-from core.outputs import sync, written
+from agentgrpo import signed
+from agentgrpo.json_text import parse_json
+from agentgrpo.outputs import sync, written
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
-from core.flags import FlagName
-from core.passwords import BackendSpec, DatabaseSpec
-from core.printed_commands import python_command
-from core.settings import Settings
+from agentgrpo.flags import FlagName
+from agentgrpo.passwords import BackendSpec, DatabaseSpec
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.settings import Settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import EnvConfig
@@ -109,7 +109,7 @@ def check_environment(name: str, database: Path | str | None, call_timeout_s: fl
     if name == "agent":
         raise ValueError(
             "--env agent: an agent of your own calls the policy over HTTP, which only the main job serves; train "
-            f"it with `{python_command('sql_agent/train_sql_agent.py', '--agent', 'FILE.py:NAME')}`, or give its tools "
+            f"it with `{agentgrpo_command('train', '--agent', 'FILE.py:NAME')}`, or give its tools "
             "as a class, --env FILE.py:NAME (doc/own_environment.md)"
         )
     try:
@@ -214,7 +214,7 @@ def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig, file: Path | None) -
 
 
 class GreedyGrpoConfig(GrpoConfig):
-    """Holds the flags of `scripts/run_dbbench_greedy_grpo.py` with their defaults."""
+    """Holds the flags of `agentgrpo greedy-grpo` with their defaults."""
 
     data: Annotated[Path | None, FlagName("train-file")] = None
     """Task file, in any known form of DB-Bench tasks; none: `num_tasks` are generated."""
@@ -282,7 +282,7 @@ class BatchGrpoConfig(GrpoConfig):
 
 
 class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
-    """Holds the flags of `scripts/train_local_grpo.py` with their defaults."""
+    """Holds the flags of `agentgrpo local` with their defaults."""
 
     train_file: Path | None = Field(default=None)
     """Tasks to train on, in the form that the environment reads; none: generated, if the environment makes tasks."""
@@ -320,7 +320,7 @@ class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
 
 
 class Gsm8kGrpoConfig(BatchGrpoConfig):
-    """Holds the flags of `scripts/train_gsm8k_agent.py` with their defaults."""
+    """Holds the flags of `agentgrpo gsm8k` with their defaults."""
 
     dataset: str = "generated"
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
@@ -346,7 +346,7 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
 
 
 class InteractiveConfig(Settings):
-    """Holds the flags of `scripts/test_interactive.py` with their defaults."""
+    """Holds the flags of `agentgrpo interactive` with their defaults."""
 
     model: ModelConfig = ModelConfig()
     env: str = also("task", "dbbench")

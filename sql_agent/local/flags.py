@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from core.flags import DEVICES, FlagName, Parser, dashed, torch_device
-from core.passwords import masked
+from agentgrpo.flags import DEVICES, FlagName, Parser, dashed, torch_device
+from agentgrpo.passwords import masked
 
 Config = TypeVar("Config", bound=BaseModel)
 

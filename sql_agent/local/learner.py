@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from core.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed
+from agentgrpo.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed
 from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights

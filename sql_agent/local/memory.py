@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from core.cpu_features import uses_bfloat16
-from core.hub import model_folder
-from core.machine import memory_limits
-from core.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
+from agentgrpo.cpu_features import uses_bfloat16
+from agentgrpo.hub import model_folder
+from agentgrpo.machine import memory_limits
+from agentgrpo.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, CpuPrecision, ModelConfig, OptimConfig

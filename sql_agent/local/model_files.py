@@ -9,8 +9,8 @@ import importlib.util
 import os
 from pathlib import Path
 
-from core.hub import ModelNotFoundError, go_offline, model_folder
-from core.model_kinds import ADAPTER_FILE, adapter_fault, other_kind
+from agentgrpo.hub import ModelNotFoundError, go_offline, model_folder
+from agentgrpo.model_kinds import ADAPTER_FILE, adapter_fault, other_kind
 from sql_agent.model_check import (
     OF_ONE_MODEL,
     ModelFileError,
@@ -50,7 +50,7 @@ def check_fit(path: str) -> None:
     Raises:
         StartError: weights do not fit; the message names them.
     """
-    from core.weights import adapter_misfit, misfit, wrong_head
+    from agentgrpo.weights import adapter_misfit, misfit, wrong_head
 
     folder = model_folder(path, fetch=False)
     base = base_folder(folder)

@@ -14,7 +14,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from core.micro_batches import MOST_ATTENDED, micro_batches
+from agentgrpo.micro_batches import MOST_ATTENDED, micro_batches
 from sql_agent.shared_prefix import PackedRows, Segment, shared_beginning, shared_prefix_attention
 
 NAME = "sdpa"
@@ -102,7 +102,7 @@ def micro_batches_of(base: Any, rows: Sequence[list[int]], max_tokens: int) -> l
 
     If the model `packs`, rows that begin alike come into one group, and what they share counts once, while the rows
     together have at most `MOST_ATTENDED` times `max_tokens`; else padding counts. The largest groups come first, as in
-    `core.micro_batches`.
+    `agentgrpo.micro_batches`.
 
     Args:
         base: a causal LM of transformers, without a PEFT model around it.

@@ -27,7 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from core.cpu_features import uses_bfloat16
+from agentgrpo.cpu_features import uses_bfloat16
 from sql_agent.local.config import AdapterConfig, CpuPrecision
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens

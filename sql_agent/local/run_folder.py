@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from core.json_text import parse_json
-from core.outputs import append_line, failures_of_the_disk, written
-from core.signed import user_key
+from agentgrpo.json_text import parse_json
+from agentgrpo.outputs import append_line, failures_of_the_disk, written
+from agentgrpo.signed import user_key
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from core.nearest import did_you_mean
-from core.passwords import BackendSpec, masked
-from core.settings import Settings, did_you_mean_setting, parse_yaml, read_settings
+from agentgrpo.nearest import did_you_mean
+from agentgrpo.passwords import BackendSpec, masked
+from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
@@ -72,7 +72,7 @@ class RewardsConfig(Settings):
 
 class TaskConfig(Settings):
     data: Path | None = None
-    """Task file in any known form, also one from scripts/prepare_single_skill_data.py; null: tasks are generated."""
+    """Task file in any known form, also one from agentgrpo tasks single-skill; null: tasks are generated."""
     held_out_data: Path | None = None
     """Task file for the evaluation, whose tasks are never trained on; null: a share of the tables of `data`."""
     generate_missing: int = Field(default=0, ge=0)
@@ -128,7 +128,7 @@ class TrainingCallbackConfig(Settings):
 
 
 class ExperimentConfig(Settings):
-    """Holds the settings of `scripts/run_experiment.py`: one file, most of it imported from others."""
+    """Holds the settings of `agentgrpo single-skill`: one file, most of it imported from others."""
 
     language_model: LanguageModelConfig
     agent: SamplingAgentConfig = SamplingAgentConfig()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.json_text import parse_json
+from agentgrpo.json_text import parse_json
 from sql_agent.success import Rate
 
 BINS = 10

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from core.commands import INTERRUPTED
-from core.disk_errors import in_words
+from agentgrpo.commands import INTERRUPTED
+from agentgrpo.disk_errors import in_words
 from sql_agent.local.config import AdapterConfig, ModelConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.local.memory import Workload, choose_pass, give_back_freed_memory
@@ -72,7 +72,7 @@ def load_conversation(model_path: str, tools: Sequence[dict[str, Any]]) -> tuple
     """
     from transformers import AutoTokenizer
 
-    from core.chat_tokenizer import endless_template
+    from agentgrpo.chat_tokenizer import endless_template
     from sql_agent.local.conversation import Conversation
 
     tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.commands import say
-from core.hub import model_folder
-from core.printed_commands import python_command
+from agentgrpo.commands import say
+from agentgrpo.hub import model_folder
+from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import Environment, Split, make_environment
@@ -53,7 +53,7 @@ def check_judged(environment: Environment, name: str) -> None:
         raise ValueError(
             f"nobody can tell right from wrong in environment {name}, and local training has no reward model; give "
             "the class a `get_reward` or a `judge` (doc/own_environment.md), or train with "
-            f"`{python_command('sql_agent/train_sql_agent.py')}` and --reward-model-url or --reward FILE.py:NAME"
+            f"`{agentgrpo_command('train')}` and --reward-model-url or --reward FILE.py:NAME"
         )
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from core.commands import say
-from core.disk_space import DiskNeed, disk_warning
-from core.durations import left
-from core.hub import model_folder
-from core.model_size import count_adapter_weights, count_weights
+from agentgrpo.commands import say
+from agentgrpo.disk_space import DiskNeed, disk_warning
+from agentgrpo.durations import left
+from agentgrpo.hub import model_folder
+from agentgrpo.model_size import count_adapter_weights, count_weights
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import KEPT

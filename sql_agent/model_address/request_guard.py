@@ -4,7 +4,8 @@ Store, LLM proxy and model servers listen on loopback, which every process of th
 other users and browsers. A web page can reach them under its own host name (DNS rebinding), so unknown host names are
 refused. Requests that a foreign page may send without permission (a form, text, an embedded resource) are refused too.
 No answer allows other pages to read it. Connections whose requests were all refused are limited in number
-(`core.http_protocol`), and a model server reads no chat completion that could not fit its context (`request_limits`).
+(`agentgrpo.http_protocol`), and a model server reads no chat completion that could not fit its context
+(`request_limits`).
 Leaves out TLS: whoever can read loopback packets can also read the environment.
 """
 
@@ -19,7 +20,7 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
-from core.http_protocol import trust
+from agentgrpo.http_protocol import trust
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits, error_body
 
 RUN_TOKEN = "AGENTGRPO_TOKEN"

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from core.json_text import parse_json
+from agentgrpo.json_text import parse_json
 from sql_agent.model_servers.histories import TOO_LARGE
 
 CONTEXT_TOKENS = "AGENTGRPO_CONTEXT_TOKENS"

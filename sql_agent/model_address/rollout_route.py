@@ -26,7 +26,7 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from core.json_text import parse_json
+from agentgrpo.json_text import parse_json
 from sql_agent.model_address.call_counter import KEPT, CallCounter
 from sql_agent.model_address.call_log import CallLog
 from sql_agent.model_address.policy_request import policy_request, stream_of

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from core.json_text import parse_json
+from agentgrpo.json_text import parse_json
 
 Json = dict[str, Any]
 

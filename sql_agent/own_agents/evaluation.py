@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from core.agl_without_litellm import agl
+from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord
 from sql_agent.environments.rows import RowTask

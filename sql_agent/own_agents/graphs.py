@@ -13,7 +13,7 @@ from typing import Any
 
 from agents import UserError
 
-from core.own_files import OwnFileError
+from agentgrpo.own_files import OwnFileError
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
 from sql_agent.own_agents.policy_client import asking, every_client
 

@@ -14,8 +14,8 @@ from typing import Any
 from agentlightning.tracer.base import get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
 
-from core.agl_without_litellm import agl
-from core.own_files import OwnFileError, place
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.own_files import OwnFileError, place
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
 from sql_agent.own_agents.default_client import install_default_client
 from sql_agent.own_agents.loop import AgentLoop, in_thread

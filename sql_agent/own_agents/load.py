@@ -1,4 +1,4 @@
-"""Finds a user's own agent and wraps it for its framework. Leaves out the import (`core.own_files`)."""
+"""Finds a user's own agent and wraps it for its framework. Leaves out the import (`agentgrpo.own_files`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from core.own_files import OwnFileError, find, place
+from agentgrpo.own_files import OwnFileError, find, place
 from sql_agent.environments.rows import short
 from sql_agent.own_agents.datatypes import OwnAgent, Policy
 
@@ -19,7 +19,7 @@ def load_agent(name: str) -> OwnAgent:
     """
     from agents import Agent  # takes a second and a half
 
-    from core.agl_without_litellm import agl
+    from agentgrpo.agl_without_litellm import agl
     from sql_agent.own_agents.graphs import check_graph, is_graph
     from sql_agent.own_agents.lit_agents import LightningAgent
     from sql_agent.own_agents.objects import ObjectAgent

@@ -12,7 +12,7 @@ from typing import Any
 from agents import Agent
 from agents.result import RunResultBase
 
-from core.own_files import OwnFileError, place
+from agentgrpo.own_files import OwnFileError, place
 from sql_agent.environments.rows import as_messages
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
 from sql_agent.own_agents.default_client import install_default_client

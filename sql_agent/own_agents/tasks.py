@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from core.own_files import OwnFileError
+from agentgrpo.own_files import OwnFileError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings

@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.signed import file_sha256
-
-ROOT = Path(__file__).resolve().parents[2]
+from agentgrpo.checkout import ROOT
+from agentgrpo.signed import file_sha256
 
 
 class SourceError(RuntimeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from core.stats import wilson_interval
+from agentgrpo.stats import wilson_interval
 from sql_agent.report.reading import Row, held_out
 
 Points = list[tuple[int, float]]

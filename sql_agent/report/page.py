@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from core.passwords import masked
+from agentgrpo.passwords import masked
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
 from sql_agent.report.questions import messages, question, side_by_side, validations

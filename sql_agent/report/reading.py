@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from core.json_text import parse_json
-from core.stats import wilson_interval
+from agentgrpo.json_text import parse_json
+from agentgrpo.stats import wilson_interval
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import success_of

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from core.json_text import parse_json
+from agentgrpo.json_text import parse_json
 from sql_agent.datatypes import JudgeConfig
 from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable

@@ -1,6 +1,6 @@
 """Finds reward functions before a run, and refuses those that cannot be called with a record.
 
-Every error names the file, the line if there is one, and what to do. Leaves out the import (`core.own_files`) and
+Every error names the file, the line if there is one, and what to do. Leaves out the import (`agentgrpo.own_files`) and
 the calls (`ask`).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from core.own_files import OwnFileError, Source, find, place
+from agentgrpo.own_files import OwnFileError, Source, find, place
 from sql_agent.config import TrainConfig
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.judge import judge_function

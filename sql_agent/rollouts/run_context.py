@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.outputs import append_line
+from agentgrpo.outputs import append_line
 from sql_agent.config import TrainConfig
 from sql_agent.rollouts.datatypes import RolloutResult
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from core.conversations import RowError, legal, read_conversation
-from core.messages import Message
-from core.printed_commands import python_command
+from agentgrpo.conversations import RowError, legal, read_conversation
+from agentgrpo.messages import Message
+from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
 from sql_agent.rewards import NO_JUDGE, answered
@@ -78,7 +78,7 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
 def start_command(url: str) -> str:
     """Return the command that starts a scoring service at the port of `url`."""
     port = urlsplit(url).port or 8008
-    return python_command("reward_model/inference_api.py", "--model", "MERGED", "--port", str(port))
+    return agentgrpo_command("reward serve", "--model", "MERGED", "--port", str(port))
 
 
 async def check_scorer(cfg: RewardModelConfig) -> None:

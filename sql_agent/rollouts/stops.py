@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from core.printed_commands import python_command
+from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.datatypes import RewardModelConfig
 from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.metrics import SCORER_LOST
@@ -22,7 +22,7 @@ STEPS = 3
 
 _BREAK_ADVICE = {
     "template": "The history itself changed: "
-    f"`{python_command('scripts.doctor', '--model', 'MODEL', '--protocol', 'PROTOCOL')}` tries the model's chat "
+    f"`{agentgrpo_command('doctor', '--model', 'MODEL', '--protocol', 'PROTOCOL')}` tries the model's chat "
     "template; protocol text also cuts histories that are longer than AgentBench's limit.",
     "other": "The model server did not continue from the ids that it sampled: logs/driver.log in the run directory "
     "says whether it loaded sql_agent.verl_side.plugin.",
@@ -32,7 +32,7 @@ _LOST_ADVICE = {
     "rollout_failed": "The runner's log in the run directory has the exception.",
     "missing_spans": "The LLM proxy did not write its spans; its log is in the run directory.",
     "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
-    "db_unavailable": f"Is the database server up? `{python_command('scripts.doctor')}` checks it.",
+    "db_unavailable": f"Is the database server up? `{agentgrpo_command('doctor')}` checks it.",
     "model_deadline": "The model server was too slow for agent.rollout_timeout_s; raise it, or play fewer at once "
     "(rollout.n_runners, rollout.runner_concurrency).",
     "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
@@ -61,7 +61,7 @@ _LOST_ADVICE = {
     **dict.fromkeys(
         ("reset_error", "reset_deadline", "tool_error", "tool_deadline", "get_reward_error", "judge_error"),
         "The environment's own code raised or hung; each rollout in trajectories/ has the traceback as its `error`; "
-        f"`{python_command('scripts.check_env', 'FILE.py:NAME')}` finds such faults without a model.",
+        f"`{agentgrpo_command('check-env', 'FILE.py:NAME')}` finds such faults without a model.",
     ),
     "other": "The logs are in the run directory.",
 }

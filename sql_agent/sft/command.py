@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from core.processes import ends_in_order
+from agentgrpo.processes import ends_in_order
 
 Run = TypeVar("Run")
 
@@ -29,7 +29,7 @@ def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], output
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    from core.training_run import TrainingError  # imports torch
+    from agentgrpo.training_run import TrainingError  # imports torch
 
     try:
         with ends_in_order():

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from core.flags import FlagName
-from core.passwords import DatabaseSpec
-from core.settings import Settings
+from agentgrpo.flags import FlagName
+from agentgrpo.passwords import DatabaseSpec
+from agentgrpo.settings import Settings
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.config import CpuPrecision, check_environment
@@ -21,7 +21,7 @@ GENERATED = 512
 
 
 class FineTuningConfig(Settings):
-    """Holds the flags that `scripts/train_sft.py` and `scripts/train_dpo.py` share."""
+    """Holds the flags that `agentgrpo sft` and `agentgrpo dpo` share."""
 
     model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
     """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME. The small
@@ -62,7 +62,7 @@ class FineTuningConfig(Settings):
 
 
 class SftConfig(FineTuningConfig):
-    """Holds the flags of `scripts/train_sft.py` with their defaults."""
+    """Holds the flags of `agentgrpo sft` with their defaults."""
 
     dataset: str | None = None
     """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of

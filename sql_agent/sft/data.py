@@ -19,15 +19,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
-from core.call_arguments import mended_calls
-from core.chat_markers import why_rendered
-from core.column_names import unread_prompt
-from core.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
-from core.conversations import short_repr as shown
-from core.file_kinds import RowFileError
-from core.loss_marks import is_context, left_out_by, take_mark
-from core.nearest import did_you_mean
-from core.row_files import read_rows
+from agentgrpo.call_arguments import mended_calls
+from agentgrpo.chat_markers import why_rendered
+from agentgrpo.column_names import unread_prompt
+from agentgrpo.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
+from agentgrpo.conversations import short_repr as shown
+from agentgrpo.file_kinds import RowFileError
+from agentgrpo.loss_marks import is_context, left_out_by, take_mark
+from agentgrpo.nearest import did_you_mean
+from agentgrpo.row_files import read_rows
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode

@@ -18,16 +18,24 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from core import signed
-from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
-from core.cpu_features import uses_bfloat16
-from core.disk_space import DiskNeed, disk_warning
-from core.hub import model_folder
-from core.machine import git_commit
-from core.model_size import count_adapter_weights, count_weights
-from core.outputs import OutputError, check_output, failures_of_the_disk
-from core.training_run import TrainingError, check_same_run, newest_whole, publish, remove_torn, versions, write_record
-from core.weights import weights_sha256
+from agentgrpo import signed
+from agentgrpo.chat_tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.cpu_features import uses_bfloat16
+from agentgrpo.disk_space import DiskNeed, disk_warning
+from agentgrpo.hub import model_folder
+from agentgrpo.machine import git_commit
+from agentgrpo.model_size import count_adapter_weights, count_weights
+from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk
+from agentgrpo.training_run import (
+    TrainingError,
+    check_same_run,
+    newest_whole,
+    publish,
+    remove_torn,
+    versions,
+    write_record,
+)
+from agentgrpo.weights import weights_sha256
 from sql_agent.local.model_files import base_folder, base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.prompts.limit import context_of

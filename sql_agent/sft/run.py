@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from core.flags import dashed
-from core.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
-from core.model_size import count_weights
-from core.outputs import failures_of_the_disk
-from core.printed_commands import python_command
-from core.training_run import TrainingError
+from agentgrpo.flags import dashed
+from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
+from agentgrpo.model_size import count_weights
+from agentgrpo.outputs import failures_of_the_disk
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.training_run import TrainingError
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.datatypes import DataConfig
@@ -135,22 +135,22 @@ def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
     """Return the commands that talk with the model and train it further; the main job takes whole models."""
     output = cfg.output_dir
     model = ("--model", output)
-    talk = python_command("scripts/test_interactive.py", *model)
+    talk = agentgrpo_command("interactive", *model)
     if cfg.source == "gsm8k":
-        return [talk, python_command("scripts/train_gsm8k_agent.py", *model, "--dataset", cfg.data_name)]
+        return [talk, agentgrpo_command("gsm8k", *model, "--dataset", cfg.data_name)]
     rows, same = rows_again(cfg), settings_again(cfg)
     flags = [word for name, value in same.items() for word in (f"--{dashed(name)}", str(value))]
     if cfg.source == "environment":
         settings = ["--set", *(f"data.{name}={value}" for name, value in same.items())] if same else []
         whole = f"{output}-merged" if is_adapter else output
-        merge = python_command("scripts.merge_policy", "--adapter", output, "--output", whole)
+        merge = agentgrpo_command("merge", "--adapter", output, "--output", whole)
         return [
-            python_command("scripts/train_local_grpo.py", *model, *rows, *flags),
+            agentgrpo_command("local", *model, *rows, *flags),
             *([merge] if is_adapter else []),
-            python_command("sql_agent/train_sql_agent.py", "--model", whole, *rows, *settings),
+            agentgrpo_command("train", "--model", whole, *rows, *settings),
         ]
     how = () if cfg.protocol == "fc" else ("--protocol", cfg.protocol)
-    train = python_command("scripts.run_dbbench_greedy_grpo", *model, *how, *rows, *flags)
+    train = agentgrpo_command("greedy-grpo", *model, *how, *rows, *flags)
     return [talk, train] if cfg.source == "dbbench" else [talk]
 
 

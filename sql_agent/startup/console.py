@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from core.durations import in_words
-from core.printed_commands import python_command
+from agentgrpo.durations import in_words
+from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.config import TrainConfig
 from sql_agent.rollouts.reward_hacking_alarm import WINDOW
 from sql_agent.startup.progress import Progress
@@ -59,7 +59,7 @@ class Console:
                 self._step(event["step"], event["metrics"])
             case "finished":
                 self._say("done")
-                report = python_command("scripts.report", self.cfg.run_dir)
+                report = agentgrpo_command("report", self.cfg.run_dir)
                 self._print(f"rollouts: {self.cfg.run_dir}/trajectories; all of it on one page:\nnext: {report}")
             case "failed":
                 progress.end()

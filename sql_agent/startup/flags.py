@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from core.flags import Parser
-from core.outputs import named_path
-from core.passwords import named_database
+from agentgrpo.flags import Parser
+from agentgrpo.outputs import named_path
+from agentgrpo.passwords import named_database
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.rewards import weights_of

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from core.machine import free_port, git_commit
-from core.outputs import written
+from agentgrpo.machine import free_port, git_commit
+from agentgrpo.outputs import written
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.startup.preflight import UsageError, protocol_of
 from sql_agent.startup.resume import own_files, refuse_other_tasks
@@ -26,7 +26,7 @@ from sql_agent.verl_side.config import Files, compose, precision, to_verl, worke
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
-    from core.processes import ends_in_order, own_run
+    from agentgrpo.processes import ends_in_order, own_run
     from sql_agent.lightning.runner import SqlLitAgent
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
@@ -67,7 +67,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     """Do everything that can fail early (model, tasks, parquet, verl's config) and return the driver's order."""
     from omegaconf import OmegaConf
 
-    from core.trackers import usable_trackers
+    from agentgrpo.trackers import usable_trackers
     from dbbench_adapter.export import write_rows
     from sql_agent.model_check import chat_template
     from sql_agent.startup.data import describe_out_of_reach, kinds_of
@@ -118,7 +118,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
 
 def fit(cfg: TrainConfig, algorithm: Any, agent: Any, *, debug: bool) -> None:
     """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
-    from core.agl_without_litellm import agl
+    from agentgrpo.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
     from sql_agent.lightning.runner_processes import LastingRunners
     from sql_agent.lightning.store import PatientStore

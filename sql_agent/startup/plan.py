@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.disk_space import DiskNeed, describe_disk, disk_warning, folder_bytes
-from core.model_size import count_weights
-from core.nearest import did_you_mean
+from agentgrpo.disk_space import DiskNeed, describe_disk, disk_warning, folder_bytes
+from agentgrpo.model_size import count_weights
+from agentgrpo.nearest import did_you_mean
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import UNKNOWN_PROMPT_TOKENS
 from sql_agent.environments.base import Environment, Split, make_environment

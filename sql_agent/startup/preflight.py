@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from core.hub import ModelNotFoundError, may_be_id, model_folder
-from core.outputs import check_output
-from core.printed_commands import program_command, python_command
+from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
+from agentgrpo.outputs import check_output
+from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import make_environment
@@ -26,7 +26,6 @@ from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.rewards import functions
 
-ROOT = Path(__file__).resolve().parents[2]
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
 
@@ -191,7 +190,7 @@ def check_judged(cfg: TrainConfig) -> None:
                 f"nobody can tell what a rollout of {cfg.env.agent} is worth: give a function of its record, --reward "
                 "FILE.py:NAME, or an LLM as judge, --judge-url (doc/own_agent.md)"
             )
-        serve = python_command("reward_model/inference_api.py", "--model", "MERGED", "--port", "8008")
+        serve = agentgrpo_command("reward serve", "--model", "MERGED", "--port", "8008")
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             f"Start one with `{serve}` and give its "
@@ -266,7 +265,7 @@ def find_model(model: Path) -> Path:
     """Return the model's folder; for a model id on the hub it is the folder in the cache.
 
     Raises:
-        ModelNotFoundError: see `core.hub.model_folder`.
+        ModelNotFoundError: see `agentgrpo.hub.model_folder`.
     """
     return model if model == TINY_POLICY else model_folder(model)
 

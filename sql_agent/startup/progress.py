@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.durations import in_words
+from agentgrpo.durations import in_words
 from sql_agent.config import TrainConfig
 from sql_agent.startup.time_left import Phase, measured, run_left, step_left, validations_left
 from sql_agent.verl_side.micro_batch_file import MicroBatches

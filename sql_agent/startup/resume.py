@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from core.hub import ModelNotFoundError
-from core.json_text import parse_json
-from core.own_files import find
-from core.printed_commands import python_command
-from core.signed import user_key
+from agentgrpo.hub import ModelNotFoundError
+from agentgrpo.json_text import parse_json
+from agentgrpo.own_files import find
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.signed import user_key
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import JudgeConfig, RewardModelConfig
 from sql_agent.environments.named import named
@@ -39,7 +39,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     """
     workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
     if workers != (1 if cpu else cfg.engine.n_gpus):
-        merge = python_command("scripts.merge_policy", "--checkpoint", cfg.run_dir, "--output")
+        merge = agentgrpo_command("merge", "--checkpoint", cfg.run_dir, "--output")
         raise UsageError(
             f"{checkpoint} was written by {workers} workers, each its share; go on with as many (engine.n_gpus), or "
             f"train from its merged weights: `{merge} MERGED`, then --model MERGED and another --run-dir"

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from core.json_text import parse_json
-from core.outputs import written
-from core.passwords import masked
+from agentgrpo.json_text import parse_json
+from agentgrpo.outputs import written
+from agentgrpo.passwords import masked
 from sql_agent.startup.preflight import UsageError
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, step_of
 from sql_agent.verl_side.tracking import earlier_steps
@@ -45,7 +45,7 @@ def claim(run_dir: Path) -> Iterator[None]:
     Raises:
         UsageError: another run has the lock.
     """
-    from core.processes import LINGER_S, wait_until_gone
+    from agentgrpo.processes import LINGER_S, wait_until_gone
 
     is_new = not run_dir.exists()
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from core import own_files
-from core.machine import free_port
+from agentgrpo import own_files
+from agentgrpo.machine import free_port
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.verl_side.checkpoints import describe, seal

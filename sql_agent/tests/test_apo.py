@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 from starlette.responses import JSONResponse
 
-from core.machine import free_port
-from core.printed_commands import install_extra
-from core.processes import folders_of, processes_of
+from agentgrpo.machine import free_port
+from agentgrpo.printed_commands import install_extra
+from agentgrpo.processes import folders_of, processes_of
 from sql_agent import oracle
 from sql_agent.apo.candidates import without_key
 from sql_agent.config import load_config

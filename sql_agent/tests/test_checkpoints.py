@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.printed_commands import python_command
-from core.signed import NotOursError
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.signed import NotOursError
 from sql_agent.verl_side.checkpoints import (
     CheckpointError,
     checkpoints,
@@ -101,7 +101,7 @@ def test_one_that_another_user_wrote_is_refused_and_not_passed_over(tmp_path):
     manifest = write_checkpoint(tmp_path, 4) / "manifest.json"
     record = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({name: value for name, value in record.items() if name != "signature"}))
-    accept = re.escape(python_command("scripts.accept_run", tmp_path.parent))
+    accept = re.escape(agentgrpo_command("accept", tmp_path.parent))
     with pytest.raises(NotOursError, match=f"global_step_4/manifest.json is not signed.*`{accept}` signs it"):
         newest_whole(tmp_path, print)
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from core.messages import FunctionCall, Message, ToolCall
-from core.training_run import TrainingError
+from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.training_run import TrainingError
 from reward_model.datatypes import Preference
 from reward_model.tests.conftest import assistant, counting_pairs, make_base, user
 from sql_agent.dpo.config import DpoConfig

@@ -22,9 +22,9 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from core.agl_without_litellm import agl
-from core.machine import free_port
-from core.processes import processes_of
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.machine import free_port
+from agentgrpo.processes import processes_of
 from sql_agent.rollouts.stitch import read_outcome, read_turns
 from sql_agent.tests.conftest import wait_for
 from sql_agent.verl_side.checkpoints import checkpoints, fault_of
@@ -388,7 +388,7 @@ def test_a_lora_run_serves_and_saves_whole_weights(model, tmp_path):
     assert any((after[name] != before[name]).any() for name in before)
 
     # the shards beside it, base and adapter apart, come to the same weights
-    from scripts.merge_policy import main
+    from sql_agent.commands.merge import main
 
     assert main(["--checkpoint", str(tmp_path), "--output", str(tmp_path / "merged")]) == 0
     merged = load_file(tmp_path / "merged" / "model.safetensors")

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from core.machine import free_port
+from agentgrpo.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.routing import Route
 
-from core.machine import free_port
+from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.config import load_config

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai import APITimeoutError, NotFoundError, OpenAI
 
-from core.agl_without_litellm import agl
+from agentgrpo.agl_without_litellm import agl
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.rollouts.stitch import TURN_SPAN, Turn, read_turns

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.signed import NotOursError, fault_of_ours
+from agentgrpo.signed import NotOursError, fault_of_ours
 from sql_agent.local.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.local.learner import Learner

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from core.processes import ends_in_order
+from agentgrpo.processes import ends_in_order
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import UnjudgedError
 from sql_agent.local.model_files import StartError, check_device, check_model

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from core.machine import free_port
+from agentgrpo.machine import free_port
 from sql_agent.config import load_config
 from sql_agent.tests.updating_worker import SETTINGS
 from sql_agent.verl_side.config import worker_environment

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from core.processes import RUN_ID, run_folder
+from agentgrpo.processes import RUN_ID, run_folder
 from sql_agent.tests.test_cpu_engine import model, played  # noqa: F401  a fixture
 from sql_agent.verl_side.micro_batch_file import MicroBatches, read, write
 

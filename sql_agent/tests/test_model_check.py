@@ -9,8 +9,8 @@ import pytest
 import trl
 from transformers import AutoTokenizer
 
-from core.forked import forked
-from core.printed_commands import program_command, python_command
+from agentgrpo.forked import forked
+from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.tests.conftest import make_base
 from sql_agent.model_check import (
     OF_ONE_MODEL,
@@ -101,7 +101,7 @@ def test_a_missing_folder_is_the_only_problem(tmp_path: Path):
     assert check_model_dir(path) == [
         Problem(
             f"model folder {path} does not exist",
-            f"make a small policy with `{python_command('scripts.make_tiny_policy')}`, "
+            f"make a small policy with `{agentgrpo_command('tiny-policy')}`, "
             f"or fetch a model with `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`",
         )
     ]
@@ -109,7 +109,7 @@ def test_a_missing_folder_is_the_only_problem(tmp_path: Path):
 
 def test_an_adapter_is_merged_and_not_fetched_again(tmp_path: Path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    merge = python_command("scripts.merge_policy", "--adapter", tmp_path, "--output", f"{tmp_path}-merged")
+    merge = agentgrpo_command("merge", "--adapter", tmp_path, "--output", f"{tmp_path}-merged")
     assert check_model_dir(tmp_path) == [
         Problem(
             f"{tmp_path} holds an adapter, expected a whole model", f"merge it by `{merge}`, and give {tmp_path}-merged"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("bench", "core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
+PACKAGES = ("agentgrpo", "bench", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 FILES = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if "tests" not in file.parts]
 
 
@@ -33,9 +33,9 @@ def test_every_loading_of_a_model_says_that_its_code_is_not_trusted():
 @pytest.mark.parametrize(
     "command",
     [
-        ["-m", "scripts.doctor", "--model"],
+        ["-m", "agentgrpo", "doctor", "--model"],
         ["sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--run-dir", "RUN", "--model"],
-        ["scripts/train_sft.py", "--dataset", "dbbench", "--output_dir", "RUN", "--model_path"],
+        ["-m", "agentgrpo", "sft", "--dataset", "dbbench", "--output_dir", "RUN", "--model_path"],
     ],
     ids=["doctor", "train_sql_agent", "train_sft"],
 )

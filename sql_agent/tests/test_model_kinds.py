@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from core.hub import ModelNotFoundError, model_folder
-from core.model_kinds import other_kind
-from scripts import doctor
+from agentgrpo.hub import ModelNotFoundError, model_folder
+from agentgrpo.model_kinds import other_kind
+from sql_agent.commands import doctor
 from sql_agent.local.model_files import StartError, check_model
 from sql_agent.startup import preflight
 from sql_agent.startup.preflight import UsageError
@@ -41,8 +41,8 @@ FOLDERS = {
     "tensorflow": ({"config.json": "{}", "tf_model.h5": ""}, r"holds weights of TensorFlow \(tf_model\.h5\)"),
     "of_the_authors": ({"params.json": "{}", "consolidated.00.pth": ""}, "in the form of their authors"),
     "deepspeed": ({"mp_rank_00_model_states.pt": ""}, "shards of DeepSpeed"),
-    "verl": ({"model_world_size_2_rank_0.pt": ""}, "shards of verl's training .*scripts.merge_policy --checkpoint"),
-    "run": ({"checkpoints/global_step_8/data.pt": ""}, "the checkpoints of a run .*merge_policy --checkpoint"),
+    "verl": ({"model_world_size_2_rank_0.pt": ""}, "shards of verl's training .*agentgrpo merge --checkpoint"),
+    "run": ({"checkpoints/global_step_8/data.pt": ""}, "the checkpoints of a run .*agentgrpo merge --checkpoint"),
     "one_folder_too_high": ({"qwen/config.json": "{}"}, "holds no model, its subfolder has: qwen; give one of them"),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("bench", "core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
+PACKAGES = ("agentgrpo", "bench", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 FOLDERS = sorted(
     {file.parent for package in PACKAGES for file in (ROOT / package).rglob("*.py")}, key=lambda folder: str(folder)
 )

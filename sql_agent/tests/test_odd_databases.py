@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from scripts.doctor import check_database
+from sql_agent.commands.doctor import check_database
 from sql_agent.datatypes import DataConfig
 from sql_agent.interactive.user_database import read_database
 from sql_agent.text_to_sql.databases import Databases

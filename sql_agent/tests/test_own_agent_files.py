@@ -6,7 +6,7 @@ import math
 import pytest
 from pydantic import BaseModel
 
-from core.own_files import OwnFileError
+from agentgrpo.own_files import OwnFileError
 from sql_agent.own_agents.datatypes import AgentEnd
 from sql_agent.own_agents.play import plain
 from sql_agent.own_agents.tasks import AgentTasks

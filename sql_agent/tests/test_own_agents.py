@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from core.agl_without_litellm import agl
+from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.datatypes import AgentConfig

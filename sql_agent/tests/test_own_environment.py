@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.own_files import OwnFileError
+from agentgrpo.own_files import OwnFileError
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.agent import run_rollout
@@ -537,5 +537,5 @@ def test_a_sqlite_connection_of_the_class_would_refuse_another_thread():
 
 def test_a_class_of_the_interface_itself_is_taken_as_it_is(own, tmp_path):
     (tmp_path / "rows.jsonl").touch()
-    name = f"{Path(__file__).parents[2]}/examples/medical/environment.py:Medical"
+    name = f"{Path(__file__).parents[2]}/sql_agent/medical/environment.py:Medical"
     assert make_environment(EnvironmentSettings(name)).tools[0]["function"]["name"] == "query_database_by_sql"

@@ -9,7 +9,7 @@ import openai
 import pytest
 from agents import UserError
 
-from core.own_files import OwnFileError
+from agentgrpo.own_files import OwnFileError
 from sql_agent import oracle
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.rows import RowTask

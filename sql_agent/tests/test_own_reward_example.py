@@ -29,7 +29,7 @@ def typed_in_the_clone(monkeypatch):
 
 
 def command():
-    [words] = re.findall(r"train_sql_agent\.py ((?:.*\\\n)+.*)\n", PAGE.read_text())
+    [words] = re.findall(r"agentgrpo train ((?:.*\\\n)+.*)\n", PAGE.read_text())
     return shlex.split(words.replace("\\\n", " "))
 
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from safetensors.numpy import load_file
 
-from core.disk_errors import OutputError
-from core.disk_space import DiskNeed
+from agentgrpo.disk_errors import OutputError
+from agentgrpo.disk_space import DiskNeed
 from sql_agent.config import LoraConfig, TrainerConfig, load_config
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, disk_need, planned
 

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from transformers import AutoTokenizer
 
-from core.machine import free_port
-from scripts import doctor
+from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
+from sql_agent.commands import doctor
 from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Split

@@ -16,8 +16,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from core.agl_without_litellm import agl
-from core.machine import free_port
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.machine import free_port
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.lightning import store

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from core.printed_commands import install_command
+from agentgrpo.printed_commands import install_command
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import FunctionReward

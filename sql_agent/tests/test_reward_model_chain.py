@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from core.machine import free_port
+from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from reward_model.scorer import Scorer
 from sql_agent.datatypes import Reward, RewardModelConfig, RolloutRecord
@@ -70,12 +70,12 @@ async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(tiny_p
     raw.write_text("".join(json.dumps(row) + "\n" for row in raw_rows(64)))
 
     run(sys.executable, "reward_model/convert_dpo_format.py", f"--input={raw}", f"--output={converted}")
-    run(sys.executable, "-m", "reward_model.validate", converted)
+    run(sys.executable, "-m", "agentgrpo", "reward", "validate", converted)
     train = [BIN / "accelerate", "launch", "--cpu", "--num_processes", "1", "reward_model/reward_modeling.py"]
     flags = ["--dataset_name", converted, "--model_name_or_path", tiny_policy, "--output_dir", adapter]
     said = run(*train, *flags, "--max_steps", "20", "--learning_rate", "1e-2", "--lora_dropout", "0")
     assert f"reward model: {adapter}" in said
-    run(sys.executable, "-m", "reward_model.merge", "--adapter", adapter, "--output", merged)
+    run(sys.executable, "-m", "agentgrpo", "reward", "merge", "--adapter", adapter, "--output", merged)
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import requests
 
-from core.agl_without_litellm import agl
-from core.machine import free_port
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.machine import free_port
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols.solution import gold_answers

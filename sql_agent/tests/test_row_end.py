@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import requests
 
-from core.machine import free_port
+from agentgrpo.machine import free_port
 from sql_agent.config import load_config
 from sql_agent.tests.conftest import wait_for
 from sql_agent.verl_side.config import Files, to_verl, worker_environment

@@ -18,12 +18,12 @@ import pytest
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import read_each_once
-from examples.gsm8k.problems import read_problems
-from examples.medical.datatypes import read_questions as read_medical_questions
 from reward_model.data.preferences import read_preferences
 from reward_model.data.read import read_any_form
 from reward_model.pairs_from_rollouts import read_rollouts
 from sql_agent.environments.rows import read_rows as read_environment_rows
+from sql_agent.gsm8k.problems import read_problems
+from sql_agent.medical.datatypes import read_questions as read_medical_questions
 from sql_agent.sft.data import read_messages
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.load import read_questions

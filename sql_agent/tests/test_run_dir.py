@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from core.hub import ModelNotFoundError
+from agentgrpo.hub import ModelNotFoundError
 from dbbench_adapter.export import write_rows
 from sql_agent.config import dump_config, load_config
 from sql_agent.startup.preflight import UsageError, find_model

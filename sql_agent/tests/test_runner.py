@@ -10,13 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.agl_without_litellm import agl
-from core.machine import free_port
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.machine import free_port
 from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
-from examples.medical.datatypes import Question
-from examples.medical.invent import make_database
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
@@ -25,6 +23,8 @@ from sql_agent.environments.rows import RowTask
 from sql_agent.lightning import runner
 from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
+from sql_agent.medical.datatypes import Question
+from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.stitch import OUTCOME, read_outcome, read_turns, stitch

@@ -21,7 +21,7 @@ def test_three_train_steps_in_a_row_above_the_limit_stop_the_run_with_the_cause(
         "75% of the rollouts broke, for 3 train steps in a row more than rollout.max_broken_fraction=0.1 allows"
     )
     assert "'template' (10 times in the last step)" in str(stopped.value)
-    assert "scripts.doctor --model MODEL" in str(stopped.value)
+    assert "agentgrpo doctor --model MODEL" in str(stopped.value)
 
 
 def test_a_step_at_the_limit_begins_the_count_anew():

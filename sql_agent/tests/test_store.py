@@ -5,8 +5,8 @@ import time
 import aiohttp
 import pytest
 
-from core.agl_without_litellm import agl
-from core.machine import free_port
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.machine import free_port
 from sql_agent.lightning import store as module
 from sql_agent.lightning.store import UNFINISHED, PatientStore, StoreUnavailableError
 from sql_agent.tests.faults.proxy import Fault, FaultProxy

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from core.agl_without_litellm import agl
+from agentgrpo.agl_without_litellm import agl
 from sql_agent import store_server as module
 from sql_agent.store_server import READ, BoundedStore, span_bytes
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from core.forked import forked
+from agentgrpo.forked import forked
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.tests.hostile import STATEMENTS

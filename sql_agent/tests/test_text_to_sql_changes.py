@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from core.forked import forked
+from agentgrpo.forked import forked
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.backends.sqlite import copy_on_write, sandbox
 from dbbench_adapter.backends.sqlite.copy_on_write import Change, CopyOnWrite

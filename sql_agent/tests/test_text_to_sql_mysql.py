@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pymysql
 import pytest
 
-from core.passwords import VARIABLE, named_database
+from agentgrpo.passwords import VARIABLE, named_database
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.backends.mysql import read_only
 from dbbench_adapter.backends.mysql.read_only import (
@@ -28,8 +28,9 @@ from dbbench_adapter.backends.mysql.read_only import (
 )
 from dbbench_adapter.backends.mysql.server import PrivateServer
 from dbbench_adapter.tests.hostile import ESCAPE, STATEMENTS
-from scripts import doctor, train_sft
-from scripts.doctor import check_database
+from sql_agent.commands import doctor
+from sql_agent.commands import sft as train_sft
+from sql_agent.commands.doctor import check_database
 from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment

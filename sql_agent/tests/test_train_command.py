@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from core.agl_without_litellm import agl
-from core.machine import free_port
-from core.printed_commands import program_command, python_command
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.machine import free_port
+from agentgrpo.printed_commands import agentgrpo_command, program_command
 from sql_agent import upstream_patches as patches
 from sql_agent.config import dump_config, load_config
 from sql_agent.lightning.algorithm import spawn
@@ -297,10 +297,7 @@ def test_a_store_that_keeps_every_span_is_named_with_the_command_that_starts_one
 def test_a_reward_model_that_is_not_there_is_named_with_the_command_that_starts_it(capsys, tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     error = error_of(capsys, "--run-dir", str(tmp_path), "--reward-model-url", url)
-    assert (
-        f"no reward model is ready at {url}; start one with `{python_command('reward_model/inference_api.py')} "
-        in error
-    )
+    assert f"no reward model is ready at {url}; start one with `{agentgrpo_command('reward serve')} " in error
 
 
 OWN = """
@@ -365,7 +362,7 @@ def test_an_environment_without_a_judge_needs_a_reward_model(capsys, tmp_path):
 def test_a_medical_database_that_is_not_there_is_named_with_the_command_that_makes_one(capsys, tmp_path):
     with serve_scores(lambda _: 0.0) as url:
         flags = ["--env", "medical", "--reward-model-url", url, "--set", f"env.database={tmp_path}/none.db"]
-        assert "make_medical_db.py --output" in error_of(capsys, "--run-dir", str(tmp_path), *flags)
+        assert "agentgrpo tasks medical --output" in error_of(capsys, "--run-dir", str(tmp_path), *flags)
 
 
 def test_a_busy_port_for_the_store_is_named(capsys, tmp_path):
@@ -503,7 +500,7 @@ def test_a_run_that_goes_on_by_its_saved_settings_asks_for_the_password_before_a
 ):
     saved = tmp_path / "config.yaml"
     saved.write_text(dump_config(load_config(None, [f"rollout.backend={ADDRESS}"])))
-    monkeypatch.setattr("core.passwords._passwords", {})  # another process
+    monkeypatch.setattr("agentgrpo.passwords._passwords", {})  # another process
     again = ["--config", str(saved), "--run-dir", str(tmp_path / "run"), "--model", "nowhere"]
     assert "or set AGENTGRPO_DB_PASSWORD in the environment" in error_of(capsys, *again)
     monkeypatch.setenv("AGENTGRPO_DB_PASSWORD", "hunter2")

@@ -69,7 +69,7 @@ def in_trl(file, tmp_path_factory):
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
-    from core.own_files import find
+    from agentgrpo.own_files import find
 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer("<|endoftext|>", "<|im_start|>", "<|im_end|>"),

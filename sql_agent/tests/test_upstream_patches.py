@@ -132,7 +132,7 @@ def test_our_class_overrides_what_the_table_says(patch):
 
 # Nothing beside the table ---------------------------------------------------------------------------------------------
 
-OURS = ("bench", "core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
+OURS = ("agentgrpo", "bench", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 
 
 def assignments(tree: ast.AST) -> set[str]:
@@ -166,11 +166,11 @@ def test_assignments_are_found_however_they_are_written():
 
 
 HARMLESS = {
-    "core/commands.py": {"excepthook"},  # the standard library's, which documents it
-    "core/hub.py": {"HF_HUB_OFFLINE"},  # huggingface_hub reads it before each request; its test asks the hub
-    "core/processes.py": {"tempdir"},  # the standard library's, which documents it
+    "agentgrpo/commands.py": {"excepthook"},  # the standard library's, which documents it
+    "agentgrpo/hub.py": {"HF_HUB_OFFLINE"},  # huggingface_hub reads it before each request; its test asks the hub
+    "agentgrpo/processes.py": {"tempdir"},  # the standard library's, which documents it
     "sql_agent/verl_side/server_list.py": {"remote"},  # of our own actor class
-    "core/agl_without_litellm.py": {"LLMProxy", "__all__"},  # of the module that stands in
+    "agentgrpo/agl_without_litellm.py": {"LLMProxy", "__all__"},  # of the module that stands in
 }
 
 

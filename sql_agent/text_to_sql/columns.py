@@ -13,7 +13,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from core.column_names import unread_prompt, words
+from agentgrpo.column_names import unread_prompt, words
 
 REFERENCE_KEYS = ("query", "SQL", "sql")
 """Columns of the reference; a value that is no text, as Spider's parse, is not read."""

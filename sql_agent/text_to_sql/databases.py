@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from core.nearest import did_you_mean
+from agentgrpo.nearest import did_you_mean
 from dbbench_adapter.backends.mysql.read_only import AccountError, ReadOnlyServer
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from sql_agent.text_to_sql.changes import ChangeableDatabase

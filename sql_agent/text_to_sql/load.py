@@ -20,9 +20,9 @@ import sqlglot
 from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
-from core.file_kinds import RowFileError
-from core.nearest import did_you_mean
-from core.row_files import read_rows
+from agentgrpo.file_kinds import RowFileError
+from agentgrpo.nearest import did_you_mean
+from agentgrpo.row_files import read_rows
 from dbbench_adapter.backends import mysql_lexer
 from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
 from dbbench_adapter.datatypes import Cell, Rows

@@ -1,6 +1,6 @@
 """Makes a Hugging Face folder from the parts of this package: tokenizer, model and warm start.
 
-Leaves out the command line (`scripts.make_tiny_policy`). Importing this module is instant.
+Leaves out the command line (`sql_agent.commands.tiny_policy`). Importing this module is instant.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.commands import interruptible
-from core.outputs import failures_of_the_disk
+from agentgrpo.commands import interruptible
+from agentgrpo.outputs import failures_of_the_disk
 from sql_agent.model_check import TINY_POLICY
 
 if TYPE_CHECKING:

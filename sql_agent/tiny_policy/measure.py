@@ -8,7 +8,7 @@ The episodes are those of the local trainers, with the strict judge: a quick che
 
 from __future__ import annotations
 
-from core.commands import execute, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from core.flags import Parser
+from agentgrpo.flags import Parser
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks

@@ -1,7 +1,7 @@
 """Seals, checks and removes the checkpoints of the main job.
 
 A checkpoint is valid once its manifest is written, and is loaded only if its files still match the manifest and this
-user wrote them (`core.signed`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
+user wrote them (`agentgrpo.signed`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
 `_save_checkpoint`) and then a number into `latest_checkpointed_iteration.txt`; neither shows whether every byte arrived
 or is still there. The manifest, written last, has the size and SHA-256 of every file. Leaves out the contents of the
 files, which verl writes and reads. Several nodes need a run directory that all of them share. Imports nothing heavy.
@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from core import signed
-from core.json_text import parse_json
-from core.outputs import sync
+from agentgrpo import signed
+from agentgrpo.json_text import parse_json
+from agentgrpo.outputs import sync
 
 MANIFEST = "manifest.json"
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from core.cpu_features import uses_bfloat16
-from core.model_size import count_weights
-from core.printed_commands import python_command
-from core.settings import merged
+from agentgrpo.cpu_features import uses_bfloat16
+from agentgrpo.model_size import count_weights
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.settings import merged
 from sql_agent.config import TrainConfig
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
@@ -294,7 +294,7 @@ def compose(overrides: dict[str, Any]) -> Any:
     if unknown:
         raise ValueError(
             f"the installed verl has no key {', '.join(unknown)}; "
-            f"`{python_command('scripts.doctor')}` says how to install the one that requirements.txt pins"
+            f"`{agentgrpo_command('doctor')}` says how to install the one that requirements.txt pins"
         )
     OmegaConf.set_struct(base, False)
     return OmegaConf.merge(base, overrides)

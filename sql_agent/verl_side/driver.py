@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from core.processes import RUN_ID, Events, end_run, end_with_parent
+from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.config import load_config
 from sql_agent.rollouts.run_context import RunContext, enter
 from sql_agent.trained_on import FILE as TRAINED_ON
@@ -43,7 +43,7 @@ def main() -> None:
     from verl.trainer.ppo import ray_trainer
     from verl.utils import tracking
 
-    from core.trackers import usable_trackers
+    from agentgrpo.trackers import usable_trackers
     from sql_agent import upstream_patches as patches
     from sql_agent.verl_side.tracking import make_tracking
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from core.processes import RUN_ID, run_folder
+from agentgrpo.processes import RUN_ID, run_folder
 
 
 class MicroBatches(NamedTuple):

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from core.json_text import parse_json
-from core.outputs import append_line, sync
+from agentgrpo.json_text import parse_json
+from agentgrpo.outputs import append_line, sync
 from sql_agent.rollouts.reward_hacking_alarm import RewardHackingAlarm
 from sql_agent.rollouts.run_context import RunContext
 from sql_agent.verl_side.engine_alarm import engine_alarm

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 import pymysql
 from pymysql.cursors import SSCursor
 
-from core.passwords import hidden, revealed
+from agentgrpo.passwords import hidden, revealed
 from dbbench_adapter.backends.base import BackendUnavailable, Result
 from dbbench_adapter.backends.mysql.allowed_sql import refusal
 from dbbench_adapter.backends.mysql.backend import explosion
@@ -78,7 +78,7 @@ class Address:
 
 
 def parse_address(spec: str) -> Address:
-    """Return the parts of an address, whose password may be hidden (`core.passwords`).
+    """Return the parts of an address, whose password may be hidden (`agentgrpo.passwords`).
 
     Raises:
         ValueError: it is no such address, or its password is not known here. No message shows a password.

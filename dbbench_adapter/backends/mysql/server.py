@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from core.machine import free_port
-from core.processes import end_with_parent
+from agentgrpo.machine import free_port
+from agentgrpo.processes import end_with_parent
 from dbbench_adapter.backends.base import BackendUnavailable
 
 START_TIMEOUT_S = 30.0

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from core.agl_without_litellm import agl
-from core.processes import Events, end_with_parent, own_run
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.processes import Events, end_with_parent, own_run
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from core.agl_without_litellm import agl
-from core.machine import free_port
+from agentgrpo.agl_without_litellm import agl
+from agentgrpo.machine import free_port
 from dbbench_adapter.backends.mysql.server import PrivateServer
 from dbbench_adapter.datatypes import Task
 from sql_agent import oracle

@@ -23,7 +23,7 @@ patches.install(cpu=_CPU)
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if _CPU:
-    from core.import_hook import after_import
+    from agentgrpo.import_hook import after_import
     from sql_agent.verl_side.plugin import cpu_platform
 
     def register_cpu_engine(_: ModuleType) -> None:

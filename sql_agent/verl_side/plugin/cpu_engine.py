@@ -24,7 +24,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import detach_tree
 
-from core.micro_batches import return_freed_memory
+from agentgrpo.micro_batches import return_freed_memory
 from sql_agent.shared_prefix import PackedRows, pack_chains
 
 CHUNK = 256

@@ -43,5 +43,5 @@ def _look_at_answer(module: ModuleType) -> None:
 
 
 def _limit_connections(module: ModuleType) -> None:
-    # as `core.http_protocol.guard_upstreams_servers`, which cannot be imported before uvicorn is
-    module.HTTP_PROTOCOLS["auto"] = "core.http_protocol:GuardedHttpProtocol"
+    # as `agentgrpo.http_protocol.guard_upstreams_servers`, which cannot be imported before uvicorn is
+    module.HTTP_PROTOCOLS["auto"] = "agentgrpo.http_protocol:GuardedHttpProtocol"

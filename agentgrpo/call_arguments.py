@@ -1,0 +1,106 @@
+"""Mends the arguments of tool calls that went through a table before they came here.
+
+Data libraries give every struct of a column the fields of all rows, so that a call of one tool has the parameters of
+the others too, as nulls; and a text of JSON that is encoded once more is a text in quotes. A policy would learn to
+write both. Rollouts of a policy are not mended, because what it wrote is what is scored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from agentgrpo.json_text import parse_json
+from agentgrpo.messages import Message, ToolCall
+
+
+def mended_calls(messages: Sequence[Message], tools: str | None, changes: Counter[str]) -> list[Message]:
+    """Return the messages with arguments as their author wrote them.
+
+    A null goes unless the tool's schema allows it or requires its parameter. Arguments that are mended become the text
+    of an object; others keep their text.
+
+    Args:
+        tools: the schemas as JSON in a text (`agentgrpo.conversations.read_tools`), or None.
+    """
+    functions = [tool["function"] for tool in json.loads(tools or "[]") if isinstance(tool.get("function"), dict)]
+    schemas = {function.get("name"): function.get("parameters") for function in functions}
+    mended = []
+    for message in messages:
+        calls = tuple(_mended(call, schemas.get(call.function.name), changes) for call in message.tool_calls)
+        mended.append(message.model_copy(update={"tool_calls": calls}))
+    return mended
+
+
+def _mended(call: ToolCall, schema: Any, changes: Counter[str]) -> ToolCall:
+    given, times = _decoded(call.function.arguments)
+    if not isinstance(given, dict):
+        return call
+    left_out: Counter[str] = Counter()
+    arguments = _without_nulls(given, schema, left_out)
+    if times > 1:
+        changes["arguments of calls that were encoded twice, decoded"] += 1
+    for name, count in left_out.items():
+        changes[f"null as argument {name!r} of a call left out"] += count
+    if times < 2 and not left_out:
+        return call
+    text = json.dumps(arguments, ensure_ascii=False)
+    return call.model_copy(update={"function": call.function.model_copy(update={"arguments": text})})
+
+
+def _decoded(text: str) -> tuple[Any, int]:
+    """Return the value of a text of JSON, which may be the text of a text, and how often it was encoded."""
+    value: Any = text
+    for times in range(1, 4):
+        try:
+            value = parse_json(value)
+        except ValueError:
+            return None, 0
+        if not isinstance(value, str):
+            return value, times
+    return None, 0
+
+
+def _without_nulls(value: Any, schema: Any, left_out: Counter[str]) -> Any:
+    schema = schema if isinstance(schema, dict) else {}
+    if isinstance(value, list):
+        return [_without_nulls(each, schema.get("items"), left_out) for each in value]
+    if not isinstance(value, dict):
+        return value
+    properties = schema.get("properties") or {}
+    kept = {}
+    for name, held in value.items():
+        if held is None and not (name in (schema.get("required") or ()) or _allows_null(properties.get(name))):
+            left_out[name] += 1
+        else:
+            kept[name] = _without_nulls(held, properties.get(name), left_out)
+    return kept
+
+
+def plain_schemas(value: Any, changes: Counter[str]) -> Any:
+    """Return schemas of tools without nulls, which no schema has but as the default or constant of what may be null."""
+    if isinstance(value, list):
+        return [plain_schemas(each, changes) for each in value]
+    if not isinstance(value, dict):
+        return value
+    own = {"default", "const"} if _allows_null(value) else set()
+    kept = {name: plain_schemas(held, changes) for name, held in value.items() if held is not None or name in own}
+    if len(kept) < len(value):
+        changes["nulls in the schemas of tools left out"] += len(value) - len(kept)
+    return kept
+
+
+def _allows_null(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    kinds = schema.get("type")
+    choices = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return (
+        kinds == "null"
+        or (isinstance(kinds, list) and "null" in kinds)
+        or bool(schema.get("nullable"))
+        or None in (schema.get("enum") or ())
+        or any(map(_allows_null, choices))
+    )

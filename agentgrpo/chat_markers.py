@@ -1,0 +1,42 @@
+"""Finds the marks that a chat template writes, inside a text that is to be one message.
+
+Such a text has been rendered already. A template would render it once more, as one message that holds a whole
+conversation, and the tokenizer of its family makes control tokens of it: a reply with `<|im_end|>` in it teaches to end
+there. So a message with one is refused. Tags that a model writes itself, as in `<think>` or `<tool_call>`, are text.
+Anthropic's transcripts (`\\n\\nHuman:`) have a reader of their own among the forms of pairs; what is refused here is a
+transcript inside a message.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agentgrpo.messages import Message
+
+_MARKERS = (
+    r"<\|[A-Za-z][A-Za-z0-9_]{0,40}\|>",  # ChatML, Llama 3, Phi, GLM, gpt-oss, Granite, Cohere
+    r"<｜[^｜<>\n]{1,40}｜>",  # DeepSeek
+    r"</?(?:start|end)_of_turn>|<(?:bos|eos)>",  # Gemma
+    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>",  # Llama 2, Mistral
+    r"\n\n(?:Human|Assistant):",  # Anthropic's transcripts
+    r"(?<=\n)### (?:Response|Assistant):|\A### (?:Instruction|Human|User):",  # Alpaca, Vicuna 0
+    r"(?:\A|\s)USER: (?=.*\sASSISTANT:)",  # Vicuna
+)
+_MARKER = re.compile("|".join(_MARKERS), re.DOTALL)
+_LAST = re.compile(r"</s>\s*\Z")
+"""The end token of Llama 2 and Mistral; with `<s>` before it, it is HTML."""
+
+
+def marker_in(text: str) -> str | None:
+    """Return the first mark of a chat format in a text, or None."""
+    found = _MARKER.search(text) or (None if "<s>" in text.removeprefix("<s>") else _LAST.search(text))
+    return found and found.group().strip()
+
+
+def why_rendered(message: Message) -> str | None:
+    """Return what is wrong with a message that holds such a mark, and what to do. A tool may say anything."""
+    marker = None if message.role == "tool" else marker_in(message.content)
+    return marker and (
+        f"holds {marker!r}, a mark of a chat format, which the model's template would write once more; give the "
+        "conversation as messages with roles, or remove the mark"
+    )

@@ -1,0 +1,7 @@
+"""Where this project's files are: a clone of the repository, or an installed package without one."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HOME = ROOT if (ROOT / "pyproject.toml").is_file() else Path.cwd()
+"""Here are the folders models/ and data/ that commands make: in the clone, or where the command was started."""

@@ -1,0 +1,105 @@
+"""Ends a command with its result, with one line that says what was wrong, or after Ctrl-C with exit status 130. A
+command never ends with a traceback for something that the user can correct.
+
+    from agentgrpo.commands import execute, starting
+
+    if __name__ == "__main__":
+        starting()
+
+    import torch
+
+    if __name__ == "__main__":
+        execute(main)
+
+Leaves out what Python does before a command's first line. Imports little, so that `starting` can be called early.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, NoReturn
+
+from agentgrpo.disk_errors import OutputError, in_words
+from agentgrpo.printed_commands import remedy_of
+
+INTERRUPTED = 130
+_interrupted = False
+
+
+def starting() -> None:
+    """Let Ctrl-C end the process at once until work begins (`interruptible`), and a package that is not there end it
+    with one line. There is nothing to clean up before that, and an exception in the middle of an import would look like
+    an error of the imported library. Take a script's own folder off the path: its modules would hide packages."""
+    if os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(sys.argv[0])):
+        del sys.path[0]
+    sys.excepthook = _end_with_line
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a shell script may have it ignored
+        signal.signal(signal.SIGINT, _leave)
+
+
+OURS = ("agentgrpo", "bench", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
+
+
+def _end_with_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what a missing package is and how to add it; every other exception that nobody caught has its traceback."""
+    name = (getattr(error, "name", None) or "").split(".")[0]
+    if isinstance(error, ModuleNotFoundError) and name and name not in OURS:
+        print(f"error: the package {name} is not installed; {remedy_of(name)}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _leave(*_: Any) -> None:
+    os.write(2, b"\nstopped\n")
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt inside the block, so that the work can be ended in order."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == _leave:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        if before == _leave:
+            signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(*_: Any) -> None:
+    global _interrupted
+    _interrupted = True
+    raise KeyboardInterrupt
+
+
+def say(line: str) -> None:
+    """Print a line at once, also where the output goes to a file."""
+    print(line, flush=True)
+
+
+def execute(main: Callable[[], int | None]) -> NoReturn:
+    """Run `main` and exit with its status, with 1 if a file could not be read or written, with 130 after Ctrl-C."""
+    try:
+        code = main() or 0
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 1
+    except (OutputError, OSError) as error:
+        print(f"error: {in_words(error)}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        code = INTERRUPTED
+    except Exception:
+        if not _interrupted:
+            raise
+        print("\nstopped", file=sys.stderr)  # a library turned the interrupt into an error of its own
+        code = INTERRUPTED
+    sys.exit(code)

@@ -1,0 +1,304 @@
+"""Reads conversations of users' files into our records: OpenAI's and ShareGPT's forms, every common tool-call spelling.
+
+`legal` checks a whole conversation and gives its tool calls new ids, so that equal conversations compare equal. Every
+change beyond spelling is counted by name in `changes`. Leaves out images and sound: such a message is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentgrpo.call_arguments import plain_schemas
+from agentgrpo.json_text import parse_json
+from agentgrpo.messages import FunctionCall, Message, ToolCall
+
+_ROLES = {
+    "system": ["system", "developer"],
+    "user": ["user", "human"],
+    "assistant": ["assistant", "gpt", "bot", "model", "ai", "chatbot", "function_call"],
+    "tool": ["tool", "function", "observation", "ipython"],
+}
+ROLES: dict[str, Any] = {spelling: role for role, spellings in _ROLES.items() for spelling in spellings}
+_READ = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"}
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""OpenAI, Llama, LangChain and Anthropic give these names to a call's arguments."""
+_CALL_READ = {"id", "type", "name", "function", *_ARGUMENTS}
+_MAX_REPR_CHARS = 60
+
+
+class RowError(ValueError):
+    """Says that a row cannot be used: which field is at fault (dotted), why, and in which form it was read, if any."""
+
+    def __init__(self, field: str, reason: str, form: str | None = None) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason, self.form = field, reason, form
+
+
+def short_repr(value: Any) -> str:
+    """Return the value for an error message, shortened and on one line."""
+    text = repr(value)
+    return text if len(text) <= _MAX_REPR_CHARS else f"{text[:_MAX_REPR_CHARS]}..."
+
+
+def read_text(value: Any, field: str, changes: Counter[str]) -> str:
+    """Return the value as a text that UTF-8 can encode; half of a surrogate pair (a cut emoji) becomes U+FFFD.
+
+    Raises:
+        RowError: the value is not a text.
+    """
+    if not isinstance(value, str):
+        raise RowError(field, f"expected a text, found {short_repr(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        changes["texts with half a surrogate pair, replaced by U+FFFD"] += 1
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Message]:
+    """Read a list of messages, or a single message.
+
+    Raises:
+        RowError: a message cannot be read; the first such message is named.
+    """
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise RowError(field, f"expected a list of messages, found {short_repr(value)}")
+    if not value:
+        raise RowError(field, "expected messages, found an empty list")
+    return [read_message(message, f"{field}.{number}", changes) for number, message in enumerate(value)]
+
+
+def in_text(text: str, field: str) -> list[Any] | None:
+    """Return the messages that the text holds as JSON, as in exported tables; return None for an ordinary text.
+
+    Raises:
+        RowError: the messages are in Python's notation instead of JSON.
+    """
+    if text.lstrip().startswith("[{'") and re.search(r"'(role|from)': ", text):
+        raise RowError(field, "messages in Python's notation; export the table with messages as JSON or as lists")
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) and value and all(map(_has_role, value)) else None
+
+
+def _has_role(message: Any) -> bool:
+    return isinstance(message, dict) and str(message.get("role") or message.get("from")).strip().lower() in ROLES
+
+
+def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
+    """Read one message with `role` and `content`, or `from` and `value`.
+
+    Raises:
+        RowError: the role is unknown, the content is not a text, a call names no function, or two fields disagree.
+    """
+    if isinstance(raw, str):
+        raw = message_in_text(raw, changes)
+    if not isinstance(raw, dict):
+        raise RowError(field, f"expected a message object, found {short_repr(raw)}")
+    role_key, content_key = _filled_key(raw, "role", "from"), _filled_key(raw, "content", "value")
+    said = raw.get(role_key)
+    role = ROLES.get(said.strip().lower()) if isinstance(said, str) else None
+    if role is None:
+        raise RowError(f"{field}.{role_key}", f"unknown role {short_repr(said)}; known are {', '.join(ROLES)}")
+    if role_key == "role" and raw.get("from") and ROLES.get(str(raw["from"]).strip().lower()) != role:
+        raise RowError(f"{field}.from", f"{short_repr(raw['from'])} contradicts role {short_repr(said)}; keep one")
+    if content_key == "content" and raw.get("value") and raw["value"] != raw["content"] and raw["content"]:
+        raise RowError(f"{field}.value", "differs from content; keep one of them")
+    if said != role and role_key == "role":
+        changes[f"role {said!r} read as {role!r}"] += 1
+    for name in raw.keys() - _READ:
+        if raw[name] not in (None, [], {}):
+            changes[f"message field {name!r} left out"] += 1
+    content, calls = raw.get(content_key), _calls(raw, field, changes)
+    if said == "function_call":
+        if calls:
+            raise RowError(f"{field}.{content_key}", "holds a call, and tool_calls holds another; keep one of them")
+        content, calls = "", _calls_in_text(content, f"{field}.{content_key}", changes)
+    text = _content(content, f"{field}.{content_key}", changes)
+    if role in ("user", "system") and not text.strip():
+        raise RowError(f"{field}.{content_key}", f"a {role} message without a text; write one, or leave it out")
+    answered = raw.get("tool_call_id")
+    if answered is not None:
+        answered = read_text(answered, f"{field}.tool_call_id", changes)
+    try:
+        return Message(role=role, content=text, tool_calls=tuple(calls), tool_call_id=answered or None)
+    except ValidationError as error:
+        raise RowError(field, error.errors()[0]["msg"]) from None
+
+
+def message_in_text(text: str, changes: Counter[str]) -> Any:
+    """Return the message that a text holds as JSON; return the text if it is no JSON.
+
+    `datasets` stores messages so (its type `Json`) that have different fields, as with `on_mixed_types="use_json"`.
+    """
+    try:
+        raw = parse_json(text)
+    except ValueError:
+        return text
+    changes["messages that were JSON in a text"] += 1
+    return raw
+
+
+def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
+    """Return the key that has a value. In data sets merged from two schemas the other key exists but is empty."""
+    return next((name for name in (key, other) if raw.get(name)), key if key in raw else other)
+
+
+def _content(content: Any, field: str, changes: Counter[str]) -> str:
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return read_text(content, field, changes)
+    texts = []
+    for number, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(part, dict) and (text is None or not str(part.get("type") or "text").endswith("text")):
+            raise RowError(
+                f"{field}.{number}", f"expected a part with a text, found {short_repr(part.get('type', part))}"
+            )
+        texts.append(read_text(text, f"{field}.{number}", changes))
+    return "".join(texts)
+
+
+# Tool calls -----------------------------------------------------------------------------------------------------------
+
+
+def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolCall]:
+    """Read `tool_calls`, or the single `function_call` of OpenAI's first tool interface."""
+    calls = raw.get("tool_calls") or []
+    if raw.get("function_call"):
+        if calls:
+            raise RowError(f"{field}.function_call", "both function_call and tool_calls are given; keep one of them")
+        calls = [raw["function_call"]]
+    if not isinstance(calls, list):
+        raise RowError(f"{field}.tool_calls", f"expected a list of calls, found {short_repr(calls)}")
+    return [_call(call, f"{field}.tool_calls.{number}", changes) for number, call in enumerate(calls)]
+
+
+def _calls_in_text(content: Any, field: str, changes: Counter[str]) -> list[ToolCall]:
+    """Read a ShareGPT `function_call` message: its text is one call or a list of calls as JSON."""
+    try:
+        calls = json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError):
+        raise RowError(field, f"expected a call as JSON, found {short_repr(content)}") from None
+    return [_call(call, field, changes) for call in (calls if isinstance(calls, list) else [calls])]
+
+
+def _call(raw: Any, field: str, changes: Counter[str]) -> ToolCall:
+    function = raw.get("function", raw) if isinstance(raw, dict) else raw
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise RowError(field, f"expected a call that names a function, found {short_repr(raw)}")
+    arguments = _arguments(raw, function, field, changes)
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    call_id = raw.get("id")
+    return ToolCall(
+        id=read_text(call_id, f"{field}.id", changes) if call_id is not None else "",
+        function=FunctionCall(
+            name=read_text(name, f"{field}.name", changes),
+            arguments=read_text(arguments, f"{field}.arguments", changes),
+        ),
+    )
+
+
+def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, changes: Counter[str]) -> Any:
+    here = [key for key in _ARGUMENTS if key in function]
+    filled = [key for key in here if function[key]]
+    if len(filled) > 1:
+        raise RowError(field, f"{' and '.join(filled)} could both be the arguments; keep one of them")
+    known = _CALL_READ if function is raw else _CALL_READ - set(_ARGUMENTS)
+    left_out = [key for key in raw if key not in known and raw[key]]
+    left_out += [key for key in function if function is not raw and key not in _CALL_READ and function[key]]
+    if left_out and not here:
+        names = ", ".join(map(short_repr, left_out))
+        raise RowError(field, f"expected the arguments as one of {', '.join(_ARGUMENTS)}, found only {names}")
+    for key in left_out:
+        changes[f"field {key!r} of a call left out"] += 1
+    return function[(filled or here)[0]] if here else None
+
+
+def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
+    """Return the tools' schemas as the text of a JSON list, each in OpenAI's wrapping; return None if there are none.
+
+    Raises:
+        RowError: the value is neither a list of objects nor the JSON text of one.
+    """
+    try:
+        tools = json.loads(value) if isinstance(value, str) and value.strip() else value
+    except (ValueError, RecursionError):
+        raise RowError(field, f"expected a JSON list of tools, found {short_repr(value)}") from None
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowError(field, f"expected a list of tools, found {short_repr(value)}")
+    if not isinstance(value, str):
+        tools = plain_schemas(tools, changes)  # a text went through no table
+    wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    return read_text(json.dumps(wrapped, ensure_ascii=False), field, changes)
+
+
+# Whole conversations --------------------------------------------------------------------------------------------------
+
+
+def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -> list[Message]:
+    """Return the conversation with tool calls numbered from 1, and with each tool result under the number of its call.
+
+    A result without an id answers the oldest open call of the reply before it.
+
+    Args:
+        field: the name of the conversation in error messages.
+        num_prompt: the first `num_prompt` messages are called `prompt` in error messages.
+    Raises:
+        RowError: a system message is not the first message, or a tool result answers no call.
+    """
+    numbered: list[Message] = []
+    open_calls: list[tuple[str, str]] = []
+    count = 0
+    for number, message in enumerate(conversation):
+        where = f"prompt.{number}" if number < num_prompt else f"{field}.{number - num_prompt}"
+        if message.role == "system" and number > 0:
+            raise RowError(where, "a system message that is not the first; put it first")
+        if message.tool_calls:
+            # Mistral's chat templates are the strictest: they require nine letters and digits
+            open_calls = [(call.id, f"call{index:05}") for index, call in enumerate(message.tool_calls, count + 1)]
+            new_ids = zip(message.tool_calls, open_calls, strict=True)
+            calls = tuple(call.model_copy(update={"id": new}) for call, (_, new) in new_ids)
+            message = message.model_copy(update={"tool_calls": calls})
+            count += len(calls)
+        elif message.role == "tool":
+            asked = message.tool_call_id
+            answered = next((pair for pair in open_calls if asked in (None, pair[0]) or not pair[0]), None)
+            if answered is None:
+                raise RowError(where, "a tool's result that answers no call; put it after its call, or leave it out")
+            open_calls.remove(answered)
+            message = message.model_copy(update={"tool_call_id": answered[1]})
+        numbered.append(message)
+    return numbered
+
+
+def without_tools(conversation: Sequence[Message], changes: Counter[str]) -> list[Message]:
+    """Remove calls and results; join replies that then follow each other, with a blank line between them."""
+    kept: list[Message] = []
+    for message in conversation:
+        changes["tool calls dropped, on both sides"] += len(message.tool_calls)
+        changes["tool results dropped, on both sides"] += message.role == "tool"
+        bare = message.model_copy(update={"tool_calls": ()})
+        if message.role == "tool" or (message.tool_calls and not message.content.strip()):
+            continue
+        if kept and bare.role == kept[-1].role == "assistant":
+            changes["replies joined, with only dropped tools between them"] += 1
+            bare = bare.model_copy(update={"content": f"{kept.pop().content}\n\n{bare.content}"})
+        kept.append(bare)
+    return kept

@@ -1,0 +1,71 @@
+"""Compares what a run will write with the space that is free, before it starts."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgrpo.disk_errors import OutputError
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """Holds what a run will write into its folder, in bytes."""
+
+    checkpoint: int
+    """One checkpoint, about."""
+    at_once: int
+    """Checkpoints that are there at once: those that are kept, and one more while it is written."""
+    rest: int
+    """Everything else."""
+    there: int = 0
+    """Checkpoints of the run that are on the disk already; the next ones take their place."""
+
+    @property
+    def total(self) -> int:
+        return max(0, self.at_once * self.checkpoint + self.rest - self.there)
+
+
+def describe_disk(folder: Path, need: DiskNeed) -> str:
+    """Return the need and what is free, for a plan."""
+    return (
+        f"disk: {need.at_once} checkpoints of about {_size(need.checkpoint)} at once, {_size(need.rest)} for the rest"
+        f"{f', less {_size(need.there)} that are there' if need.there else ''}; {_size(free_bytes(folder))} are free"
+    )
+
+
+def disk_warning(folder: Path, need: DiskNeed, remedy: str) -> str | None:
+    """Return a warning if the need exceeds what is free in `folder`, which need not exist yet; None if not.
+
+    Args:
+        remedy: what to change so that less is written.
+    Raises:
+        OutputError: not even half a checkpoint fits; sizes are known better than that.
+    """
+    free = free_bytes(folder)
+    if need.at_once and free < need.checkpoint / 2:
+        raise OutputError(
+            f"the disk of {folder} has {_size(free)} left, and one checkpoint takes about {_size(need.checkpoint)}: "
+            f"make room, name a folder on another disk, or {remedy}"
+        )
+    if free < need.total:
+        return (
+            f"the disk of {folder} may become full: {_size(free)} are left, and the run writes up to "
+            f"{_size(need.total)} ({need.at_once} checkpoints of about {_size(need.checkpoint)} at once); make room, "
+            f"or {remedy}"
+        )
+    return None
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the space that is left for this user where the folder is or will be."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.0f} MiB"

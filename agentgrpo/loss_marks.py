@@ -1,0 +1,135 @@
+"""Reads what a row for training says about which of its messages are learnt.
+
+Trainers have many names for it: OpenAI, Mistral and Together write `weight`, ms-swift, XTuner and AgentInstruct `loss`,
+axolotl `train` and `training`, slime `step_loss_mask`, torchtune `masked`. A mark is obeyed where it can mean one thing
+only: 0 or 1 under a known name. Everything else that looks like a mark is refused by its name, because a reply that is
+learnt against its mark shows nowhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from agentgrpo.column_names import plain_name, words
+from agentgrpo.conversations import ROLES, RowError, short_repr
+
+LEARNT = frozenset(map(plain_name, (
+    "weight", "loss", "train", "training", "trainable", "is_trainable", "train_on", "train_on_turn", "should_train",
+    "loss_mask", "loss_scale", "loss_weight", "step_loss_mask", "compute_loss", "calculate_loss", "calc_loss",
+    "has_loss", "use_loss", "learn", "learnable", "supervised", "sample_weight", "training_weight",
+)))  # fmt: skip
+"""Names of which 1 says that a message or row is learnt; case and separators do not count."""
+NOT_LEARNT = frozenset(map(plain_name, (
+    "masked", "is_masked", "loss_masked", "mask_loss", "no_loss", "ignore_loss", "skip_loss", "exclude_loss",
+    "exclude_from_loss", "ignore", "ignored", "skip", "skipped", "exclude", "excluded", "no_train", "untrained",
+    "frozen",
+)))  # fmt: skip
+"""Names of which 1 says that a message or row is not learnt."""
+MARK_WORDS = frozenset((
+    "loss", "losses", "mask", "masks", "masked", "masking", "train", "trained", "training", "trainable", "weight",
+    "weights", "learn", "learned", "learnt", "learnable", "supervise", "supervised", "supervision", "grad",
+    "gradient", "backprop",
+))  # fmt: skip
+"""A message's field whose name has one of these words looks like a mark, whatever else the name says."""
+OF_ROWS = frozenset(map(plain_name, (
+    "mask", "train_detail", "train_on_input", "train_on_inputs", "train_on_prompt", "mask_history", "mask_prompt",
+    "mask_input", "mask_inputs", "roles_to_train",
+)))  # fmt: skip
+"""Names of switches of a whole row; a list of numbers under a name with a word of a mark is refused as well."""
+_WRITE_WEIGHT = "write `weight` 0 or 1 into the assistant's messages instead, or remove it"
+
+
+@dataclass(frozen=True)
+class Mark:
+    name: str
+    learnt: bool
+
+
+def take_mark(raw: Any, field: str) -> tuple[Any, Mark | None]:
+    """Return a message of a file without its marks, and what they say.
+
+    Raises:
+        RowError: a mark's meaning is not certain, or two of them disagree.
+    """
+    if not isinstance(raw, dict):
+        return raw, None
+    if (place := _marked_part(raw)) is not None:
+        raise RowError(f"{field}.{place}", f"marks a part of a message; {_WRITE_WEIGHT}")
+    marks = [_mark(name, value, f"{field}.{name}") for name, value in raw.items() if _is_mark(name, value)]
+    other = next((mark for mark in marks if mark.learnt != marks[0].learnt), None)
+    if other is not None:
+        raise RowError(f"{field}.{other.name}", f"contradicts {marks[0].name}; keep one of them")
+    names = {mark.name for mark in marks}
+    return {name: value for name, value in raw.items() if name not in names}, marks[0] if marks else None
+
+
+def _marked_part(raw: dict[str, Any]) -> str | None:
+    """Return the place of the first mark inside a content in parts, `content.1.train`."""
+    for key in ("content", "value"):
+        parts: Any = raw.get(key)
+        for number, part in enumerate(parts if isinstance(parts, list) else []):
+            for name in part if isinstance(part, dict) else ():
+                if _is_mark(name, part[name]):
+                    return f"{key}.{number}.{name}"
+    return None
+
+
+def is_context(mark: Mark | None, role: str, field: str, changes: Counter[str]) -> bool:
+    """Return whether a message is a reply that is marked as not to be learnt.
+
+    Raises:
+        RowError: another message than a reply is marked as learnt.
+    """
+    if mark is None or (role == "assistant") == mark.learnt:
+        return False
+    if mark.learnt:
+        raise RowError(
+            f"{field}.{mark.name}", f"says that a {role} message is learnt; only the assistant's are: remove the field"
+        )
+    if role == "assistant":
+        changes[f"replies that {mark.name!r} marks as not to be learnt"] += 1
+    return role == "assistant"
+
+
+def left_out_by(row: dict[str, Any]) -> str | None:
+    """Return the name of the field by which a row says that nothing of it is learnt, if there is one.
+
+    Raises:
+        RowError: a field of the row looks like a mark, and its meaning is not certain.
+    """
+    for name, value in row.items():
+        plain = plain_name(name)
+        if _is_empty(value) or not (plain in LEARNT | NOT_LEARNT | OF_ROWS or _is_list_of_marks(name, value)):
+            continue
+        if plain == "mask" and isinstance(value, str) and ROLES.get(value.strip().lower(), "assistant") != "assistant":
+            continue  # NeMo's rows name the role that is not learnt
+        if not _mark(name, value, name).learnt:
+            return name
+    return None
+
+
+def _mark(name: str, value: Any, field: str) -> Mark:
+    plain = plain_name(name)
+    if plain not in LEARNT | NOT_LEARNT:
+        raise RowError(field, f"may say what is learnt, and trainers read it differently; {_WRITE_WEIGHT}")
+    if not isinstance(value, int | float) or value not in (0, 1):
+        raise RowError(field, f"expected 0 or 1, found {short_repr(value)}; {_WRITE_WEIGHT}")
+    return Mark(name, bool(value) == (plain in LEARNT))
+
+
+def _is_list_of_marks(name: str, value: Any) -> bool:
+    numbers = isinstance(value, list) and all(isinstance(each, int | float | list) for each in value)
+    return numbers and not words(name).isdisjoint(MARK_WORDS)
+
+
+def _is_mark(name: Any, value: Any) -> bool:
+    if not isinstance(name, str):  # a map in a parquet file may have other keys
+        return False
+    looks = plain_name(name) in LEARNT | NOT_LEARNT or not words(name).isdisjoint(MARK_WORDS)
+    return looks and not _is_empty(value)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)

@@ -1,0 +1,81 @@
+"""The commands: `agentgrpo COMMAND ...`, `python -m agentgrpo COMMAND ...`, and scripts that earlier versions had.
+
+A command is a module with a `main` that reads `sys.argv`; it is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+from agentgrpo.commands import execute, starting
+from agentgrpo.nearest import did_you_mean
+
+COMMANDS = {
+    "train": ("sql_agent.train_sql_agent", "GRPO with vLLM and verl; --algorithm apo improves instructions instead"),
+    "sft": ("sql_agent.commands.sft", "fine-tuning on references, demonstrations or conversations"),
+    "dpo": ("sql_agent.commands.dpo", "DPO on preference pairs"),
+    "local": ("sql_agent.commands.local", "GRPO in one process, without servers"),
+    "greedy-grpo": (
+        "sql_agent.commands.greedy_grpo",
+        "GRPO on DB-Bench in one process, where the greedy policy fails",
+    ),
+    "single-skill": ("sql_agent.commands.single_skill", "REINFORCE on one skill after another, in one process"),
+    "gsm8k": ("sql_agent.commands.gsm8k", "GRPO on word problems with a calculator, in one process"),
+    "evaluate": ("sql_agent.evaluate", "success of any OpenAI-compatible endpoint on tasks"),
+    "interactive": ("sql_agent.commands.interactive", "a conversation with a trained agent"),
+    "report": ("sql_agent.commands.report", "one page about a run: curves, questions before and after, rollouts"),
+    "doctor": ("sql_agent.commands.doctor", "what is there, what is missing, whether a run can start"),
+    "check-env": ("sql_agent.commands.check_env", "plays an environment of your own without a model"),
+    "merge": ("sql_agent.commands.merge", "whole weights from an adapter or from a checkpoint's shards"),
+    "accept": ("sql_agent.commands.accept", "signs checkpoints that you trust"),
+    "clean": ("sql_agent.commands.clean", "processes and files that a killed run left behind"),
+    "tiny-policy": ("sql_agent.commands.tiny_policy", "makes the small policy"),
+    "pretrained-policy": ("sql_agent.commands.pretrained_policy", "makes the folder of SmolLM2-135M-Instruct"),
+    "tasks generate": ("sql_agent.commands.generate", "DB-Bench tasks by skill and difficulty"),
+    "tasks validate": ("dbbench_adapter.validate", "faulty rows of task files, by a replay of their references"),
+    "tasks replay": ("sql_agent.commands.replay", "the ceiling of a task file on each database"),
+    "tasks split": ("dbbench_adapter.splits", "parts that share no table"),
+    "tasks skills": ("dbbench_adapter.skills", "labelled and recognised skills"),
+    "tasks export": ("dbbench_adapter.export", "rows for verl or agent-lightning"),
+    "tasks download": ("sql_agent.commands.download", "LifelongAgentBench's tasks, from the hub"),
+    "tasks single-skill": ("sql_agent.commands.single_skill_data", "tasks sorted by skill"),
+    "tasks medical": ("sql_agent.commands.medical_data", "the medical database, its questions and pairs"),
+    "reward convert": ("reward_model.convert_dpo_format", "preference data of any common form"),
+    "reward pairs": ("reward_model.pairs_from_rollouts", "preference pairs from an agent's rollouts"),
+    "reward validate": ("reward_model.validate", "faulty rows of converted files"),
+    "reward train": ("reward_model.reward_modeling", "a reward model, with TRL"),
+    "reward evaluate": ("reward_model.evaluate", "accuracy on held-out pairs"),
+    "reward merge": ("reward_model.merge", "whole weights from an adapter"),
+    "reward serve": ("reward_model.inference_api", "the scoring service"),
+    "reward score": ("reward_model.client", "asks a scoring service"),
+}
+"""Commands by name: the module, and what it is for."""
+
+
+def main() -> NoReturn:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        execute(lambda: print(describe()))
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+    if name is None:
+        group = [known for known in COMMANDS if known.startswith(f"{words[0]} ")]
+        meant = " ".join(words[: 2 if group else 1])
+        near = did_you_mean(meant, group or list(COMMANDS))
+        print(f"error: no command {meant!r}{near}; `agentgrpo --help` lists the commands", file=sys.stderr)
+        sys.exit(2)
+    sys.argv[:] = [f"agentgrpo {name}", *words[len(name.split()) :]]
+    script(name)
+
+
+def script(name: str) -> NoReturn:
+    """Run a command from a script that has its earlier name."""
+    starting()
+    execute(import_module(COMMANDS[name][0]).main)
+
+
+def describe() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: agentgrpo COMMAND [--help] ...", "", *lines])

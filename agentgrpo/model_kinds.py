@@ -1,0 +1,192 @@
+"""Says what a folder is that holds no whole model in the Hugging Face form, and what to do with it.
+
+Every command that loads a model asks this before anything else. It reads names of files and two small JSON files;
+whether the weights are whole and fit is checked elsewhere (`agentgrpo.weights`). Importing this module is instant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgrpo.json_text import parse_json
+from agentgrpo.printed_commands import agentgrpo_command
+
+ADAPTER_FILE = "adapter_config.json"
+"""The file that makes a folder that of a PEFT adapter."""
+_NO_WEIGHTS = "it trains no weights that could be merged into a model; train a LoRA adapter, or take another model"
+_EMBEDDINGS = (
+    "embeddings are not merged here: train it again without them (target_modules, modules_to_save), or merge it with "
+    "the program that trained it, and compare; PEFT's own merge computes something else where the output layer shares "
+    "their weights"
+)
+"""Seen with PEFT 0.21.2 on a model with tied weights: logits before and after were 22 apart."""
+_QUANTISED = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "hqq": "HQQ",
+    "aqlm": "AQLM",
+    "quanto": "Quanto",
+    "compressed-tensors": "compressed-tensors",
+    "mxfp4": "MXFP4",
+    "torchao": "torchao",
+}
+"""`quant_method` of config.json, and the name that people know it by."""
+_OTHER_WEIGHTS = {
+    "*.gguf": "weights of llama.cpp (GGUF), which can be served and not trained",
+    "*.onnx": "weights of ONNX, which can be served and not trained",
+    "*.ggml": "weights of an old llama.cpp (GGML), which can be served and not trained",
+    "tf_model.h5": "weights of TensorFlow",
+    "flax_model.msgpack": "weights of Flax",
+    "consolidated*.pth": "weights in the form of their authors and not of transformers",
+    "consolidated*.safetensors": "weights in the form of their authors and not of transformers",
+    "*.ckpt": "a checkpoint of a training program",
+    "*.nemo": "a NeMo model",
+    "mp_rank_*_model_states.pt": "shards of DeepSpeed",
+    "model_world_size_*_rank_*.pt": "shards of verl's training",
+}
+"""Files of weights that transformers does not load, and what they are."""
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.safetensors")
+_ORIGINAL = "take the folder of the model that it was made from, with config.json and *.safetensors"
+
+
+@dataclass(frozen=True)
+class OtherKind:
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+def other_kind(path: Path) -> OtherKind | None:
+    """Return what a folder, or a file, is instead of a whole model; None if it may be one.
+
+    An adapter beside the weights of its base is a whole model with a file too much, and not named here.
+    """
+    if path.is_file():
+        return _of_file(path)
+    return _adapter(path) or _other_weights(path) or _quantised(path) or _in_a_subfolder(path)
+
+
+def _of_file(path: Path) -> OtherKind:
+    found = next((what for pattern, what in _OTHER_WEIGHTS.items() if path.match(pattern)), None)
+    if found:
+        return OtherKind(f"{path} is a file with {found}", _ORIGINAL)
+    return OtherKind(f"{path} is a file, expected the folder of a model", f"give {path.parent}, if it lies there")
+
+
+def _adapter(path: Path) -> OtherKind | None:
+    """Recognise an adapter; PEFT's own files count as no weights of a model."""
+    whole = [file for pattern in _WEIGHTS for file in path.glob(pattern) if not file.name.startswith("adapter_model")]
+    if not (path / ADAPTER_FILE).is_file() or (whole and (path / "config.json").is_file()):
+        return None
+    merged = f"{path}-merged"
+    command = agentgrpo_command("merge", "--adapter", path, "--output", merged)
+    what = f"{path} holds an adapter, expected a whole model"
+    if fault := adapter_fault(path):
+        return OtherKind(f"{what}; {fault.what}", fault.remedy)
+    return OtherKind(what, f"merge it by `{command}`, and give {merged}")
+
+
+def adapter_fault(path: Path) -> OtherKind | None:
+    """Return why an adapter can be neither merged nor trained on, by its files; None if it may be."""
+    kind = _object(path / ADAPTER_FILE).get("peft_type")
+    if isinstance(kind, str) and kind.upper() in _PROMPTS:
+        return OtherKind(f"{path} is an adapter of {_PROMPTS[kind.upper()]} ({kind})", _NO_WEIGHTS)
+    if (path / "adapter_model.bin").is_file() and not (path / "adapter_model.safetensors").is_file():
+        return OtherKind(
+            f"the weights of the adapter in {path} are a pickle (adapter_model.bin), which may run a program",
+            "if you trust it, load it with `peft.PeftModel.from_pretrained(base, FOLDER)` and write it again with "
+            "`save_pretrained`, which writes adapter_model.safetensors",
+        )
+    shapes = safetensors_header(path / "adapter_model.safetensors") or {}
+    if name := next((name for name in shapes if ".base_layer." in name), None):
+        what = f"the adapter in {path} changes the embeddings by LoRA, and holds them whole ({name})"
+        return OtherKind(what, _EMBEDDINGS)
+    if name := next((name for name in shapes if name.endswith(".original_module.weight")), None):
+        tokens = f"{shapes[name]['shape'][0]:,} tokens"
+        return OtherKind(f"the adapter in {path} holds its own embeddings, of {tokens}, beside the base's", _EMBEDDINGS)
+    return None
+
+
+def safetensors_header(file: Path) -> dict[str, Any] | None:
+    """Return dtype, shape and place of each tensor in a safetensors file; None if the header cannot be read.
+
+    The format is 8 bytes with the little-endian length of the header, the header as JSON, then the tensors.
+    """
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = parse_json(stream.read(min(length, file.stat().st_size)))
+        return {name: dict(tensor) for name, tensor in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+_PROMPTS = {
+    "PROMPT_TUNING": "tokens in front of the prompt",
+    "P_TUNING": "tokens in front of the prompt",
+    "PREFIX_TUNING": "keys and values in front of the prompt",
+    "MULTITASK_PROMPT_TUNING": "tokens in front of the prompt",
+    "ADAPTION_PROMPT": "tokens inside the layers",
+    "CPT": "tokens in front of the prompt",
+}
+"""PEFT's methods that change no weights."""
+
+
+def _other_weights(path: Path) -> OtherKind | None:
+    if any(file for pattern in _WEIGHTS[:2] for file in path.glob(pattern)):
+        return None
+    for pattern, what in _OTHER_WEIGHTS.items():
+        if file := next(iter(sorted(path.glob(pattern))), None):
+            if "verl" in what:
+                command = agentgrpo_command("merge", "--checkpoint", path, "--output", "FOLDER")
+                return OtherKind(f"{path} holds {what} ({file.name})", f"merge them by `{command}`")
+            return OtherKind(f"{path} holds {what} ({file.name})", _ORIGINAL)
+    if (path / "model_index.json").is_file():
+        return OtherKind(f"{path} is a pipeline of diffusers and no language model", "take a language model")
+    return None
+
+
+def _quantised(path: Path) -> OtherKind | None:
+    config = _object(path / "config.json")
+    given = config.get("quantization_config")
+    found: dict[str, Any] = given if isinstance(given, dict) else {}
+    method = found.get("quant_method")
+    if not method and found.get("load_in_4bit", found.get("load_in_8bit")):
+        method = "bitsandbytes"
+    if method:
+        name = _QUANTISED.get(str(method), str(method))
+        bits = found.get("bits") or found.get("w_bit") or (4 if found.get("load_in_4bit") else None)
+    elif isinstance(config.get("quantization"), dict):
+        name, bits = "MLX", config["quantization"].get("bits")
+    else:
+        return None
+    exact = f", {bits} bits a weight" if isinstance(bits, int) else ""
+    return OtherKind(f"the weights of {path} are quantised by {name}{exact}, and cannot be trained", _ORIGINAL)
+
+
+def _in_a_subfolder(path: Path) -> OtherKind | None:
+    if (path / "config.json").exists() or not path.is_dir():
+        return None
+    if steps := sorted(path.glob("checkpoints/global_step_*")):
+        command = agentgrpo_command("merge", "--checkpoint", path, "--output", "FOLDER")
+        return OtherKind(f"{path} holds the checkpoints of a run ({steps[-1].name})", f"merge one by `{command}`")
+    found = sorted(file.parent for name in ("config.json", ADAPTER_FILE) for file in path.glob(f"*/{name}"))
+    if not found:
+        return None
+    names = ", ".join(folder.name for folder in found[:3]) + (", ..." if len(found) > 3 else "")
+    return OtherKind(f"{path} holds no model, its subfolder has: {names}", f"give one of them, e.g. {found[-1]}")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one if the file is missing or holds something else, which others report."""
+    try:
+        content = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,106 @@
+"""Checks paths that flags name, before the work begins, and writes outputs, which appear whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agentgrpo.commands import interruptible
+from agentgrpo.disk_errors import OutputError, disk_fault, failures_of_the_disk
+
+
+def named_path(text: str) -> Path:
+    """Parse a flag that takes a path; an empty path would mean the current folder and is refused."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty; name a file or folder")
+    return Path(text)
+
+
+def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> None:
+    """Refuse a file that exists already, or that could not be written. No folder and no file is created.
+
+    Args:
+        flag: the flag that names the output, e.g. `--output`.
+        overwrite: whether an existing file may be replaced; None for a command that has no --overwrite.
+    Raises:
+        OutputError: the file exists or cannot be written; the message says which.
+    """
+    try:
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder, expected a file to write; name another {flag}")
+        if path.exists() and not overwrite:
+            offer = "name another" if overwrite is None else "give --overwrite or another"
+            raise OutputError(f"{path} is there already; {offer} {flag}")
+        # Permissions alone do not tell: root may write to any folder, but not to /proc.
+        with tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror}); name another {flag}, below a folder you may write to"
+        ) from None
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; the file that the caller writes there replaces `path` once it is complete.
+
+    If anything interrupts the writing, the new part is removed and `path` stays unchanged.
+
+    Raises:
+        OutputError: the file could not be written; the message says why and what to do.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with interruptible(), failures_of_the_disk(path):
+        try:
+            remove(part)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield part
+            if part.is_dir():
+                remove(path)
+            if part.exists():
+                os.replace(part, path)
+        except BaseException as error:
+            words = disk_fault(error, path)  # checked while the part still fills the disk
+            remove(part)
+            if words and isinstance(error, Exception):
+                raise OutputError(words) from error
+            raise
+
+
+def sync(path: Path) -> None:
+    """Return once everything that was written to a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append a line to a file; if that fails, the file stays as it was.
+
+    Raises:
+        OutputError: see `written`.
+    """
+    with failures_of_the_disk(path), path.open("ab", buffering=0) as out:
+        length, line = out.tell(), text.encode() + b"\n"
+        try:
+            while line:
+                line = line[out.write(line) :]
+        except BaseException:
+            out.truncate(length)
+            raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder if it exists and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

@@ -1,0 +1,111 @@
+"""Keeps passwords of database addresses in this process's memory or environment, and out of everything written.
+
+A password is hidden when a setting is read, so that everything saved, printed and compared later has the form
+`mysql://user:***@host:3306`. `open_backend` puts the password back, from memory (a forked child has it too) or from the
+environment. It cannot hide what the operating system shows: other users can read the command line of a running process,
+but not its environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from pydantic import AfterValidator, BeforeValidator
+
+from agentgrpo.outputs import named_path
+
+VARIABLE = "AGENTGRPO_DB_PASSWORD"
+MASK = "***"
+_SERVER = "mysql://"
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*:/+")
+_ADDRESS = re.compile(rf"({_SCHEME.pattern})(.+)@", re.DOTALL)
+_WORD = re.compile(rf"({_SCHEME.pattern})(\S+)@")
+
+_passwords: dict[str, str] = {}
+"""The specs whose passwords this process hid, by their hidden form."""
+
+
+def hidden(spec: str) -> str:
+    """Return a backend's spec without its password; `revealed` returns the whole spec in this process."""
+    scheme = match[0] if (match := _SCHEME.match(spec)) else ""
+    login, at, place = spec.removeprefix(scheme).rpartition("@")
+    user, colon, _ = login.partition(":")
+    place, question, _ = place.partition("?")
+    if not at and (port := place.partition(":")[2]) and not re.match(r"\d+(/|$)", port):
+        place = place.replace(port, MASK)  # the password may have no host behind it
+    if at and not scheme:
+        user, colon = "", ":"
+    masked_spec = scheme + user + (f":{MASK}" if colon else "") + at + place + (f"?{MASK}" if question else "")
+    if masked_spec != spec:
+        _passwords[masked_spec] = spec
+    return masked_spec
+
+
+BackendSpec = Annotated[str, AfterValidator(hidden)]
+"""The type of a setting that names a backend."""
+
+
+def named_database(text: str) -> Path | str:
+    """Parse a flag that names a file or folder, or a database on a server, whose password is hidden."""
+    try:
+        place = _path_or_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return named_path(text) if isinstance(place, Path) else place
+
+
+def _path_or_address(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.startswith(_SERVER):
+        return hidden(value)
+    if _SCHEME.match(value):  # a path would be shown with the password
+        raise ValueError("an address of an unknown kind, expected a path or MySQL's form (doc/own_database.md)")
+    return Path(value)
+
+
+DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]
+"""The type of a setting that names a database of the user's."""
+
+
+def revealed(spec: str) -> str:
+    """Return the spec with its password, to connect with.
+
+    Raises:
+        ValueError: the password is hidden, and neither this process nor its environment has it.
+    """
+    spec = _passwords.get(spec, spec)
+    scheme, _, rest = spec.partition("://")
+    login, at, place = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    if scheme != "mysql" or not at or password not in ("", MASK):
+        return spec
+    if VARIABLE in os.environ:
+        return f"{scheme}://{user}:{quote(os.environ[VARIABLE], safe='')}@{place}"
+    if password == MASK:
+        raise ValueError(
+            f"the password of {spec} is in no file of a run: give the whole address again, or set {VARIABLE} in "
+            "the environment"
+        )
+    return spec
+
+
+def masked(text: str, *, whole: bool = False) -> str:
+    """Return the text with the passwords of all addresses masked.
+
+    Args:
+        whole: whether the text is a single value, such as one argument of a command; its password may contain spaces.
+    """
+    return (_ADDRESS if whole else _WORD).sub(_mask, text)
+
+
+def _mask(match: re.Match[str]) -> str:
+    user, colon, password = match[2].partition(":")
+    if (user, password) == ("user", "password"):  # a message uses this form of an address as an example
+        return match[0]
+    return f"{match[1]}{user}:{MASK}@" if colon else match[0]

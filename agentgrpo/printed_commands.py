@@ -1,0 +1,74 @@
+"""Writes commands as the user can paste them: with the interpreter that runs this one, quoted for a shell.
+
+A machine may have no `python`, or another one first in its path, and the virtual environment need not be active. Leaves
+out whether the command can run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from agentgrpo.checkout import ROOT
+
+
+def agentgrpo_command(name: str, *arguments: str | Path) -> str:
+    """Return the line of a command in `agentgrpo.main.COMMANDS`, with its arguments quoted where a shell needs it."""
+    return program_command("agentgrpo", *name.split(), *arguments)
+
+
+def python_command(module: str, *arguments: str | Path) -> str:
+    """Return the command that starts a module which has no name among the commands."""
+    return _line(sys.executable, "-m", module, *arguments)
+
+
+def program_command(name: str, *arguments: str | Path) -> str:
+    """Return the command that starts a program of the interpreter's environment: vllm, agl, hf."""
+    return _line(str(Path(sys.executable).with_name(name)), *arguments)
+
+
+def install_command(*packages: str) -> str:
+    """Return the command that adds packages to the interpreter's environment, which `make setup` makes without pip."""
+    return _line(uv_path(), "pip", "install", "--python", sys.executable, *packages)
+
+
+def install_extra(name: str) -> str:
+    """Return the command that adds an optional part of the project, a name of `optional-dependencies`."""
+    return install_command("-r", str(ROOT / "pyproject.toml"), "--extra", name)
+
+
+EXTRAS = {"poml": "apo", "pymongo": "mongo", "swanlab": "swanlab"}
+"""The optional part of the project (pyproject.toml) that a package is in."""
+
+
+def remedy_of(package: str) -> str:
+    """Return the command that adds a package that is not there; a pinned one comes with `make setup`.
+
+    Args:
+        package: the name that is imported.
+    """
+    if package in EXTRAS:
+        return install_extra(EXTRAS[package])
+    ours = ROOT / ".venv" / "bin" / "python"
+    if ours.is_file() and Path(sys.prefix).resolve() != ours.parents[1].resolve():
+        return f"this is not the environment of `make setup`: start the command with {_line(str(ours))}"
+    return install_command(package)
+
+
+def uv_path() -> str:
+    """Return uv as a shell finds it; `make setup` installs it into one of two folders where it is missing."""
+    folders = (ROOT / ".uv" / "bin" / "uv", Path.home() / ".local" / "bin" / "uv")
+    return "uv" if shutil.which("uv") else next((str(uv) for uv in folders if uv.is_file()), "uv")
+
+
+def _line(*words: str | Path) -> str:
+    return " ".join(shlex.quote(_from_here(str(word))) for word in words)
+
+
+def _from_here(word: str) -> str:
+    """Return a path below the current folder as a relative one; everything else stays."""
+    here = f"{Path.cwd()}{os.sep}"
+    return word.removeprefix(here) if len(word) > len(here) else word

@@ -1,0 +1,96 @@
+"""Holds the base class of all settings and reads them from YAML. Importing this module is instant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentgrpo.nearest import did_you_mean
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",  # a misspelt key stops the run at once
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # an address may hold a password
+        use_attribute_docstrings=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds; an empty file holds an empty one.
+
+    Raises:
+        ValueError: the file does not exist, is not YAML, or holds something other than a mapping.
+    """
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise ValueError(f"config file {file} {what}; sql_agent/configs has the ones that are shipped")
+    try:
+        tree = parse_yaml(file.read_text("utf-8"), f"config file {file}")
+    except UnicodeDecodeError:
+        raise ValueError(f"config file {file} is no text, expected YAML with settings; save it as UTF-8") from None
+    if not isinstance(tree, dict | None):
+        raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
+    return tree or {}
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """Parse YAML.
+
+    Raises:
+        ValueError: the text is not YAML. The parser's own words would quote it, and it may hold a password.
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        fault = getattr(error, "problem", None) or type(error).__name__
+        raise ValueError(f"{what} is not YAML: {fault}{where}") from None
+
+
+def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return both trees as a new one; where both have a value, `other` wins."""
+    both = {
+        name: merged(tree[name], value) if isinstance(tree.get(name), dict) and isinstance(value, dict) else value
+        for name, value in other.items()
+    }
+    return {**tree, **both}
+
+
+def describe_faults(error: ValidationError, settings: type[BaseModel]) -> list[str]:
+    """Return a line for each fault in a tree of settings; an unknown name or choice comes with the one most like it."""
+    return [_describe(fault, settings) for fault in error.errors()]
+
+
+def _describe(fault: Any, settings: type[BaseModel]) -> str:
+    name, said = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return f"{name}: unknown setting{did_you_mean_setting(name, settings)}"
+    if fault["type"] == "literal_error":
+        said += did_you_mean(str(fault["input"]), re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
+    return f"{name or 'settings'}: {said}"
+
+
+def did_you_mean_setting(name: str, settings: type[BaseModel]) -> str:
+    """Return the end of a message about an unknown setting, which may be right but stand in another group."""
+    known, last = list(names_of(settings)), name.rpartition(".")[2]
+    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
+    return f"; did you mean {elsewhere[0]}?" if len(elsewhere) == 1 else did_you_mean(name, known)
+
+
+def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all settings of a tree, with their groups, e.g. `optim.learning_rate`."""
+    for name, field in settings.model_fields.items():
+        yield prefix + (field.serialization_alias or name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from names_of(field.annotation, f"{prefix}{name}.")

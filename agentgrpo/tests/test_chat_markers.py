@@ -1,0 +1,50 @@
+import pytest
+
+from agentgrpo.chat_markers import marker_in
+
+
+@pytest.mark.parametrize(
+    ("text", "marker"),
+    [
+        ("<|im_start|>user\nHow?<|im_end|>", "<|im_start|>"),
+        ("It ends.<|im_end|>", "<|im_end|>"),
+        ("<|begin_of_text|><|start_header_id|>user", "<|begin_of_text|>"),
+        ("How?<|eot_id|>", "<|eot_id|>"),
+        ("<|user|>\nHow?<|end|>", "<|user|>"),
+        ("<|START_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>"),
+        ("<｜User｜>How?", "<｜User｜>"),
+        ("<｜begin▁of▁sentence｜>", "<｜begin▁of▁sentence｜>"),
+        ("<start_of_turn>user\nHow?<end_of_turn>", "<start_of_turn>"),
+        ("[INST] How? [/INST]", "[INST]"),
+        ("<<SYS>>\nBe brief.", "<<SYS>>"),
+        ("[AVAILABLE_TOOLS][", "[AVAILABLE_TOOLS]"),
+        ("Four.</s>", "</s>"),
+        ("<s>Four.</s>", "</s>"),
+        ("Be brief.\n\nHuman: How?", "Human:"),
+        ("How?\n\nAssistant:", "Assistant:"),
+        ("### Instruction:\nAdd", "### Instruction:"),
+        ("Add\n\n### Response:\n", "### Response:"),
+        ("A chat. USER: How? ASSISTANT:", "USER:"),
+    ],
+)
+def test_what_a_template_wrote_is_found(text, marker):
+    assert marker_in(text) == marker
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "How many?",
+        "<think>a</think><tool_call>{}</tool_call>",
+        "It was <s>five</s>",
+        "f <| x |> g",
+        "a |> b <|> c",
+        "Human: and Assistant:",
+        "The user: who is the USER: here?",
+        "Write ## Response: or a response:",
+        "SELECT [INSTANCE] FROM t WHERE a < b",
+        "",
+    ],
+)
+def test_ordinary_text_has_no_marker(text):
+    assert marker_in(text) is None

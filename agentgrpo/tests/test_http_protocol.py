@@ -1,0 +1,123 @@
+"""What becomes of connections that only begin a request, over real sockets."""
+
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+import uvicorn
+
+from agentgrpo import http_protocol
+from agentgrpo.http_protocol import GuardedHttpProtocol, trust
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
+
+
+async def app(scope, receive, send):
+    """Accepts the request with the header `known`, and answers with the number of header lines."""
+    if (b"known", b"yes") in scope["headers"]:
+        trust(scope)
+    text = b"%d" % len(scope["headers"])
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
+    await send({"type": "http.response.body", "body": text})
+
+
+@pytest.fixture
+def port(monkeypatch):
+    for name, value in {"MAX_UNKNOWN": 3, "MAX_NEW_UNKNOWN": 6, "UNKNOWN_S": 0.3}.items():
+        monkeypatch.setattr(http_protocol, name, value)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, http=GuardedHttpProtocol, lifespan="off", log_config=None))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture
+def connect(port):
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+
+
+def is_closed(line):
+    line.settimeout(0.2)
+    try:
+        return line.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def sent_until_closed(line, part, count):
+    """How many parts the server took before it closed the connection, and what it said."""
+    for number in range(count):
+        try:
+            line.sendall(part)
+        except OSError:
+            return number
+    return count
+
+
+def test_256_header_lines_pass_and_one_more_does_not(connect):
+    line = connect()
+    line.sendall(GET + b"a: b\r\n" * 255 + b"\r\n")
+    assert line.recv(4096).endswith(b"\r\n\r\n256")
+    line.sendall(GET + b"a: b\r\n" * 256 + b"\r\n")
+    assert line.recv(4096).startswith(b"HTTP/1.1 400")
+    assert is_closed(line)
+
+
+LINES = b"a:b\r\n" * 13_000
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [
+        pytest.param(GET, LINES, id="in_the_head"),
+        pytest.param(
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", LINES, id="behind_a_chunked_body"
+        ),
+        pytest.param(GET + b"known: yes\r\n\r\n" + GET, LINES, id="in_the_head_of_a_second_request"),
+        pytest.param(GET + b"a: ", b"x" * len(LINES), id="in_one_line_that_never_ends"),
+    ],
+)
+def test_60_megabytes_of_headers_are_not_read(connect, head, more):
+    line = connect()
+    line.sendall(head)
+    # sockets of loopback take some megabytes before their reader takes any
+    assert sent_until_closed(line, more, 920) < 460
+
+
+def test_a_body_of_any_length_counts_for_no_head(connect):
+    line, body = connect(), b"x" * 300_000
+    request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    line.sendall(request * 3)
+    said = b""
+    while said.count(b"HTTP/1.1 200") < 3:
+        said += line.recv(4096)
+    assert not is_closed(line)
+
+
+def test_of_too_many_unknown_connections_the_oldest_is_closed_and_no_known_one(connect):
+    known = connect()
+    known.sendall(GET + b"known: yes\r\n\r\n")
+    assert known.recv(4096).startswith(b"HTTP/1.1 200")
+    unknown = [connect() for _ in range(3)]
+    unknown[0].sendall(GET + b"\r\n")  # answered, but nobody has accepted it
+    unknown[0].recv(4096)
+    time.sleep(0.4)
+    late = connect()
+    assert [is_closed(line) for line in (known, *unknown, late)] == [False, True, False, False, False]
+
+
+def test_connections_that_come_at_once_wait_until_they_had_time_to_say_who_they_are(connect):
+    at_once = [connect() for _ in range(6)]
+    seventh = connect()
+    assert [is_closed(line) for line in (*at_once, seventh)] == [False] * 6 + [True]
+    at_once[0].sendall(GET + b"known: yes\r\n\r\n")
+    assert at_once[0].recv(4096).startswith(b"HTTP/1.1 200")
+    assert not is_closed(connect())

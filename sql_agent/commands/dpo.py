@@ -1,0 +1,73 @@
+"""Train a chat model on pairs by direct preference optimisation (DPO): the loss is on what the assistant says.
+
+    agentgrpo dpo --model outputs/sft --dataset pairs.jsonl --run-dir outputs/dpo
+    agentgrpo dpo --model MODEL --dataset preferences.parquet --beta 0.1 --num-epochs 2
+
+--dataset is a file of pairs, and each row has a better and a worse continuation of a prompt:
+  pairs made of the agent's own rollouts, by `agentgrpo reward pairs --with-tools`
+  what reward_model/convert_dpo_format.py writes
+  what it reads: TRL's forms and others, as JSONL, JSON or parquet
+A tenth of the prompts is held out (--held-out-fraction), or --val-file FILE has the held-out pairs.
+
+The command writes an adapter with its tokenizer, which every --model takes (a whole model with --lora-rank 0),
+metrics.jsonl, dpo.json and checkpoints/ into --run-dir. doc/dpo.md explains it.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentgrpo.flags import Parser
+from agentgrpo.hub import go_offline
+from sql_agent.dpo.config import DpoConfig
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.sft.command import quiet_libraries, run_command
+
+if TYPE_CHECKING:
+    from sql_agent.dpo.run import Run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="agentgrpo dpo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, DpoConfig)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
+    )
+    args = parser.parse_args(argv)
+    cfg = read_flags(parser, DpoConfig, args)
+    quiet_libraries()
+    go_offline()
+    from sql_agent.dpo.run import train
+
+    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.output_dir)
+
+
+def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
+    """Read the pairs and check everything.
+
+    Raises:
+        ValueError: something is wrong; the message says what to do.
+    """
+    from reward_model.data.read import read_any_form, split_by_prompt
+    from reward_model.datatypes import prompt_key
+    from sql_agent.datatypes import SPLIT_SEED
+    from sql_agent.dpo.run import prepare
+    from sql_agent.tiny_policy.make import make_if_default
+
+    rows, changes = read_any_form(cfg.dataset)
+    if cfg.eval_dataset:
+        held_out, more = read_any_form(cfg.eval_dataset)
+        changes += more
+        known = {prompt_key(row) for row in rows}
+        if shared := sum(prompt_key(row) in known for row in held_out):
+            print(f"warning: {shared} of {len(held_out)} held-out pairs have a prompt that is trained on")
+    else:
+        rows, held_out = split_by_prompt(rows, cfg.held_out_fraction, seed=SPLIT_SEED)
+    for name, count in sorted(changes.items()):
+        print(f"changed: {name}: {count}")
+    make_if_default(cfg.model_path)  # takes a minute, so after the data are read
+    return prepare(cfg, rows, held_out, resume=resume)

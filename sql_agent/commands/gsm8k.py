@@ -1,0 +1,104 @@
+"""Train an agent with a calculator on word problems by GRPO, in this process.
+
+    agentgrpo gsm8k --model MODEL --dataset gsm8k --group-size 4
+    agentgrpo gsm8k --num-tasks 5      # a quick test: the small policy on generated problems
+
+Each epoch plays --group-size episodes of every problem, --batch-size problems side by side, and updates a LoRA adapter
+after each batch, as agentgrpo local does on any environment. Reward: 1 for the right number after ####,
+else 0. --dataset is gsm8k (from the hub or its cache), a JSONL or parquet FILE of the same form, or generated (no
+network). The command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into
+--run-dir. doc/gsm8k.md explains it.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentgrpo.commands import say
+from agentgrpo.flags import Parser
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.processes import ends_in_order
+from sql_agent.datatypes import DataConfig, EnvironmentSettings
+from sql_agent.local.config import Gsm8kGrpoConfig
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.local.model_files import check_model
+from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.tiny_policy.make import make_if_default
+
+if TYPE_CHECKING:
+    from sql_agent.environments.base import Environment, Split
+
+FREE_ON_RESUME = ("output_dir", "save_every")
+GENERATED = 1_000
+"""Number of generated problems to train on if --num-tasks does not say how many."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(
+        prog="agentgrpo gsm8k",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, Gsm8kGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens", "reward"))
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
+    )
+    args = parser.parse_args(argv)
+    cfg = read_flags(parser, Gsm8kGrpoConfig, args)
+    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
+        if cfg.source == "gsm8k":
+            os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
+        make_if_default(cfg.model.model_path)
+        for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
+            check_model(path)
+        load_libraries()
+        with ends_in_order():
+            run(cfg, resumed=args.resume)
+
+
+def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
+    from sql_agent.local.batch_grpo import BatchGrpo
+    from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.tasks import entered, fitted
+    from sql_agent.local.trainer import start_trainer
+    from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
+
+    settings, model = EnvironmentSettings("gsm8k"), cfg.model.model_path
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    with entered(settings) as environment:
+        found = load_split(cfg, environment)
+        split, prompts = fitted(
+            replace(found, val=found.val[: cfg.eval_samples]), environment, model, cfg.max_prompt_tokens
+        )
+        notes = check_not_learnt(model, environment, split.val, SAME_SPLIT)
+        folder.trained_on = trained_by(
+            "train_gsm8k_agent", model, environment, settings, data_of(cfg), split.train, found.val
+        )
+        recipe = BatchGrpo(cfg, split.train, split.val)
+        opening = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"
+        opening += f", {split.too_long} left out as too long" if split.too_long else ""
+        opening = "\n".join([opening, *prompts.describe(), *notes])
+        start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
+    model = cfg.run_dir / f"epoch_{cfg.num_epochs}"
+    say(f"next: {agentgrpo_command('interactive', '--model', model)}")
+
+
+def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":
+    """Return the problems to train on, in the seed's order, and held-out ones, in the same order for every seed.
+
+    Raises:
+        ValueError: the dataset cannot be reached or read.
+    """
+    from sql_agent.environments.base import Split
+
+    data = data_of(cfg)
+    train = environment.load_split(data, cfg.seed).train[: cfg.max_samples]
+    return Split(train, environment.load_split(data, seed=1).val)
+
+
+def data_of(cfg: Gsm8kGrpoConfig) -> DataConfig:
+    file = None if cfg.source == "generated" else Path(cfg.source)
+    return DataConfig(train_file=file, generate=cfg.max_samples or GENERATED, val_limit=max(cfg.eval_samples, 1))

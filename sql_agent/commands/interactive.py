@@ -1,0 +1,225 @@
+"""Talk with a trained agent in the terminal: about a database, or about the tasks of any environment.
+
+    agentgrpo interactive --model outputs/dbbench_greedy_grpo/adapter
+    agentgrpo interactive --model MODEL --database my.sqlite
+    agentgrpo interactive --model MODEL --env text2sql --database my.sqlite
+    agentgrpo interactive --model MODEL --env FILE.py:NAME --tasks rows.jsonl
+    agentgrpo interactive --model outputs/gsm8k_grpo/epoch_1
+
+The command shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation
+until :new; :tasks and :task N ask the tasks of --tasks (or generated ones), whose answers are judged. An adapter of the
+local trainers says what it was trained on; of other models, and of your own environment, --env says it. :help lists the
+commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgrpo.commands import INTERRUPTED, interruptible
+from agentgrpo.disk_errors import in_words
+from agentgrpo.flags import Parser
+from agentgrpo.hub import model_folder
+from sql_agent.datatypes import DataConfig
+from sql_agent.local.config import AdapterConfig, InteractiveConfig
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.local.model_files import base_folder, check_model
+from sql_agent.local.start import load_libraries
+from sql_agent.tiny_policy.make import make_if_default
+from sql_agent.trained_on import OwnEnvironmentError, environment_flags
+
+if TYPE_CHECKING:
+    from dbbench_adapter.datatypes import Task
+    from sql_agent.environments.base import Environment
+    from sql_agent.interactive.session import Chat, Subject
+    from sql_agent.interactive.transcript import Transcript
+
+GENERATED = 20
+"""This many tasks are generated if no file is given."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(
+        prog="agentgrpo interactive",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, InteractiveConfig, hidden=("gradient_checkpointing",))
+    args = parser.parse_args(argv)
+    if args.env is None and args.model_path is not None:
+        try:
+            trained_on = environment_flags(Path(args.model_path))
+        except OwnEnvironmentError as error:
+            parser.error(str(error))
+        for flag, value in trained_on.items():
+            if getattr(args, flag) is None:
+                setattr(args, flag, value)
+    cfg = read_flags(parser, InteractiveConfig, args)
+    try:
+        run(cfg)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {in_words(error)}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+def run(cfg: InteractiveConfig) -> None:
+    if cfg.data == "gsm8k":
+        os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
+    make_if_default(cfg.model.model_path)
+    check_model(cfg.model.model_path)
+    load_libraries()
+    from rich.console import Console
+
+    from sql_agent.environments.dbbench import DbBench
+    from sql_agent.interactive.session import OneDatabase, Tasks
+    from sql_agent.interactive.transcript import Transcript
+    from sql_agent.local.tasks import entered
+
+    show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_new_tokens)
+    databases = _databases(cfg, show) if cfg.env == "dbbench" else None
+    with entered(cfg.environment) as environment:
+        if databases is not None and isinstance(environment, DbBench):
+            _converse(cfg, OneDatabase(environment, *databases), show)
+        else:
+            _converse(cfg, Tasks(environment, _tasks(cfg, environment)), show)
+
+
+def _tasks(cfg: InteractiveConfig, environment: "Environment") -> "Sequence[Any]":
+    """Return the tasks of the file; without one, held-out tasks that the environment makes, if it makes any."""
+    source = (cfg.data or "generated").removeprefix("gsm8k:")
+    if source == "generated" and cfg.env == "text2sql":
+        return []
+    if source == "generated" or (source, cfg.env) == ("gsm8k", "gsm8k"):
+        file = None if source == "generated" else Path(source)
+        return environment.load_split(DataConfig(train_file=file, generate=1, val_limit=GENERATED), cfg.seed).val
+    return environment.read_tasks(Path(source))
+
+
+def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":
+    """Return the available tasks, and the one whose tables come first."""
+    if cfg.database is not None:
+        from sql_agent.interactive.user_database import read_database
+
+        found = read_database(Path(cfg.database))
+        for words in found.left_out:
+            show.note(f"{cfg.database}: {words}", "yellow")
+        return [], found.task
+    from dbbench_adapter.generator import generate_tasks
+    from dbbench_adapter.tasks.load import load_tasks
+
+    if cfg.data is None:
+        tasks = generate_tasks(GENERATED, seed=cfg.seed, split="held_out")
+    else:
+        tasks = load_tasks(Path(cfg.data))
+    if not tasks:
+        raise ValueError(f"--tasks {cfg.data} holds no task; name a file with tasks")
+    return tasks, tasks[0]
+
+
+def _converse(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+    with interruptible():
+        _talk(cfg, subject, show)
+
+
+def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+    from sql_agent.interactive.session import Chat
+    from sql_agent.local.datatypes import Sampling
+    from sql_agent.local.start import start_policy
+    from sql_agent.prompts.limit import choose_limit
+
+    limit = choose_limit(base_folder(model_folder(cfg.model.model_path)), cfg.max_prompt_tokens, "--max-prompt-tokens")
+    policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
+    chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show, limit)
+    how = "greedy" if cfg.temperature == 0 else f"temperature {cfg.temperature:g}"
+    show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
+    for line in chat.fitted(_some_tasks(subject)).describe():
+        show.note(line, "dim" if line.startswith("first prompts") else "yellow")
+    show.note(":help lists the commands, Ctrl-C stops a reply, Ctrl-D ends", "dim")
+    show.tables(subject.tables())
+    try:
+        while (text := _read(show)) is not None:
+            if not _handle(text, chat, subject, show):
+                break
+    finally:  # Ctrl-C twice in one question ends here too
+        chat.new()
+
+
+def _some_tasks(subject: "Subject") -> "Sequence[Any]":
+    """Return the tasks at hand, or else an empty question, whose prompt holds what every question's does."""
+    if subject.tasks:
+        return subject.tasks
+    try:
+        return [subject.own("")]
+    except ValueError:
+        return []
+
+
+def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> bool:
+    """Run the command or question in a line; return False if it ends the conversation."""
+    from sql_agent.interactive.session import read_line
+
+    try:
+        line = read_line(text, len(subject.tasks))
+        match line.command:
+            case ":quit":
+                return False
+            case ":help":
+                show.commands()
+            case ":new":
+                chat.new()
+                show.note("a new conversation", "dim")
+            case ":tables":
+                show.tables(tables := subject.tables())
+                if not tables:
+                    show.note("there are no tables to show")
+            case ":tasks":
+                show.tasks([(task.kind, subject.question(task)) for task in subject.tasks])
+            case ":task":
+                task = subject.tasks[int(line.rest) - 1]
+                chat.new()
+                subject.choose(task)
+                show.tables(subject.tables())
+                show.note(subject.question(task), "bold")
+                _ask(task, chat, show)
+            case None if line.rest:
+                _ask(subject.own(line.rest), chat, show)
+    except ValueError as error:  # this also catches ChatTemplateError
+        show.note(str(error), "yellow")
+    return True
+
+
+def _ask(task: Any, chat: "Chat", show: "Transcript") -> None:
+    with _ctrl_c_stops(chat):
+        show.ended(chat.ask(task))
+
+
+@contextmanager
+def _ctrl_c_stops(chat: "Chat") -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, lambda *_: chat.stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _read(show: "Transcript") -> str | None:
+    """Return the next line; return None at the end of the input."""
+    while True:
+        try:
+            text = input("> ")
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+            show.note("Ctrl-D ends", "dim")
+            continue
+        if not sys.stdin.isatty():
+            print(text)  # so a transcript contains the questions
+        return text

@@ -1,0 +1,161 @@
+"""Replay the references of task files: `agentgrpo tasks replay FILE...`.
+
+Two scripted agents play every task under each protocol and on each backend. Both run the reference statement; then one
+answers with the gold, and the other with the rows that it got. The protocol's own judge and `strict` count how many
+they solve. The first number is the most that a file allows, the second shows the quality of its references. A change
+needs no answer. `--parts` switches off one part of the translation to SQLite after the other and counts the references
+and the statements of `dbbench_adapter/tests/agent_sql.py` that change. `agentgrpo evaluate` measures models,
+and `agentgrpo tasks validate` finds faulty rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+from rich.console import Console
+from rich.progress import track
+
+from agentgrpo.flags import Parser
+from agentgrpo.passwords import hidden
+from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
+from dbbench_adapter.datatypes import Gold, Task
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
+from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.tasks.load import load_tasks
+
+Known = Callable[[Task], Gold]
+"""The knowledge of an agent about a task: the reference that it runs and the answer that it gives."""
+
+
+def misses(
+    tasks: Sequence[Task], backend: Backend, protocol: ProtocolName, known: Known
+) -> tuple[list[str], list[str]]:
+    """Return the tasks that an agent with this knowledge fails, under the protocol's own judge and under `strict`."""
+    own: list[str] = []
+    strict: list[str] = []
+    for task in tasks:
+        try:
+            with open_episode(task, backend, protocol) as episode:
+                for message in solution(replace(task, gold=known(task)), protocol):
+                    episode.step(message if protocol == "fc" else message["content"])
+                values = episode.judge(protocol).value, episode.judge("strict").value
+        except TableError:
+            values = None, None
+        own += [task.id] * (values[0] != 1.0)
+        strict += [task.id] * (values[1] != 1.0)
+    return own, strict
+
+
+def reads_rows(backend: Backend) -> Known:
+    """Return an agent that answers with the rows of its reference, or not at all if the reference fails."""
+
+    def known(task: Task) -> Gold:
+        if task.changes_state or task.gold.sql is None:
+            return replace(task.gold, answers=None, rows=())
+        try:
+            with backend.open(task.tables, typed=task.typed) as database:
+                rows = tuple(tuple(map(plain, row)) for row in database.run(task.gold.sql).rows or ())
+        except TableError:
+            rows = ()
+        if task.gold.rows is None:  # labels are texts
+            return Gold(answers=tuple(str(row[0]) if len(row) == 1 else repr(row) for row in rows), sql=task.gold.sql)
+        return Gold(rows=rows, sql=task.gold.sql)
+
+    return known
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def left_out_parts() -> dict[str, dict[str, object]]:
+    """Return the parts of the translation, each with names below `dbbench_adapter.backends` and their replacements."""
+    from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, comparing, dates, numeric, patterns, text
+
+    translate, rewrites = "mysql_on_sqlite.translate.", "mysql_on_sqlite.rewrites."
+    checks = ("refuse", "refuse_reserved", "refuse_row_ids")
+    parts: dict[str, dict[str, object]] = {
+        "mysql_on_sqlite/checks": {translate + name: _nothing for name in checks},
+        "mysql_on_sqlite/collation": {rewrites + "collate_computed": _nothing},
+        "mysql_on_sqlite/kinds": {
+            "mysql_on_sqlite.kind_finder.KindFinder.kind": _nothing,
+            "mysql_on_sqlite.kind_finder.KindFinder.kinds_of": lambda *_: (),
+        },
+        "mysql_on_sqlite/comparisons": {rewrites + "compare": _nothing, rewrites + "take_arguments": _nothing},
+        "mysql_on_sqlite/rewrites": {translate + "rewritten": lambda tree, *_: tree},
+        "mysql_on_sqlite/stored": {rewrites + "store": _nothing},
+        "group_order": {rewrites + "order_groups": _nothing},
+        "sqlite/catalogue": {"sqlite.backend.catalogue_answer": _nothing, "sqlite.backend.make_views": _nothing},
+        "mysql_on_sqlite/functions/aggregates": {"sqlite.sandbox.AGGREGATES": {}},
+    }
+    for module in (comparing, dates, numeric, patterns, text):
+        gone = {*module.STRICT, *module.NULLS_MATTER}
+        kept = {name: function for name, function in FUNCTIONS.items() if name not in gone}
+        parts[f"mysql_on_sqlite/functions/{module.__name__.rpartition('.')[2]}"] = {"sqlite.sandbox.FUNCTIONS": kept}
+    return parts
+
+
+def _print_parts(paths: Sequence[Path]) -> None:
+    """Print one row for each part of the translation: its lines, and what changes on SQLite without it."""
+    from dbbench_adapter.backends.mysql_on_sqlite import translate
+    from dbbench_adapter.tests.agent_sql import STATEMENTS, answer
+
+    folder = Path(translate.__file__).parents[1]
+    tasks = [load_tasks(path) for path in paths]
+    complete: tuple[int, list[object]] | None = None
+    print("| left out | lines | references lost | statements of agents that change |")
+    print("| --- | --- | --- | --- |")
+    for part, patches in {"nothing": {}, **left_out_parts()}.items():
+        with ExitStack() as stack, open_backend("sqlite") as backend:
+            for name, replacement in patches.items():
+                stack.enter_context(patch(f"dbbench_adapter.backends.{name}", replacement))
+            translate.translated_often.cache_clear()
+            missed = [misses(some, backend, "lab" if some[0].typed else "fc", reads_rows(backend))[0] for some in tasks]
+            answers: list[object] = [answer(backend, sql) for sql in STATEMENTS]
+        lost = sum(map(len, missed))
+        complete = complete or (lost, answers)
+        changed = sum(one != other for one, other in zip(answers, complete[1], strict=True))
+        lines = len((folder / f"{part}.py").read_text("utf-8").splitlines()) if patches else 0
+        print(f"| `{part}` | {lines} | {lost - complete[0]} | {changed} |", flush=True)
+    translate.translated_often.cache_clear()
+    print(f"of {sum(map(len, tasks))} references and {len(STATEMENTS)} statements")
+
+
+def main() -> None:
+    parser = Parser(prog="agentgrpo tasks replay", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+", help="task files of any form")
+    parser.add_argument("--backends", default="sqlite,mariadb", help="default sqlite,mariadb")
+    parser.add_argument("--parts", action="store_true", help="measure the parts of the translation to SQLite instead")
+    args = parser.parse_args()
+    if args.parts:
+        return _print_parts(args.files)
+    print("| file | backend | protocol | tasks | with the gold: own judge, strict | from the rows: own judge, strict |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    notes: list[str] = []
+    try:
+        for spec in map(hidden, args.backends.split(",")):
+            with open_backend(spec) as backend:
+                for path in args.files:
+                    notes += _replay(path, spec, backend)
+    except (BackendUnavailable, ValueError) as failure:
+        raise SystemExit(str(failure)) from failure
+    print("\nnot solved with the gold, under the protocol's own judge:", *(notes or ["none"]), sep="\n")
+
+
+def _replay(path: Path, spec: str, backend: Backend) -> list[str]:
+    tasks, notes = load_tasks(path), []
+    for protocol in track(PROTOCOLS, f"{path.name} on {spec}", console=Console(file=sys.stderr), transient=True):
+        counts: list[str] = []
+        for known in (lambda task: task.gold, reads_rows(backend)):
+            own, strict = misses(tasks, backend, protocol, known)
+            counts.append(f"{len(tasks) - len(own)}, {len(tasks) - len(strict)}")
+            if own and len(counts) == 1:
+                notes.append(f"- {path.name}, {spec}, {protocol}: {', '.join(own)}")
+        print("|", " | ".join([path.name, spec, protocol, str(len(tasks)), *counts]), "|", flush=True)
+    return notes

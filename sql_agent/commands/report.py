@@ -1,0 +1,156 @@
+"""Shows what a training run achieved: `agentgrpo report RUN_DIR`. Two folders are compared: `RUN_DIR RUN_DIR`.
+
+It writes report.html, one page that needs no network, and curve.png into the run's folder, and prints where things are.
+With --follow it writes the page again after each step until the run ends. Of two runs it writes compared.html into the
+second one's folder.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentgrpo.flags import Parser
+from agentgrpo.outputs import written
+from agentgrpo.printed_commands import program_command
+from sql_agent.report import compare
+from sql_agent.report.compare import Pair
+from sql_agent.report.page import render
+from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
+
+SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+POLL_S = 3.0
+
+
+def summary(run: Run) -> dict[str, str]:
+    """Return the lines to print, as label and text."""
+    lines = {}
+    points = held_out(run.rows)
+    if points:
+        lines[f"held-out success {points[0].when}"] = str(points[0])
+    if len(points) > 1:
+        lines[f"held-out success {points[-1].when}"] = str(points[-1])
+    if found := change(run.trajectories):
+        lines["change"] = str(found)
+    saved = checkpoints(run.folder)
+    if saved:
+        lines["checkpoint"] = str(saved[-1])
+    lines["report"] = str(run.folder / "report.html")
+    lines["metrics"] = str(run.folder / "metrics.jsonl")
+    lines["trajectories"] = str(run.folder / "trajectories")
+    lines["curve"] = str(run.folder / "curve.png")
+    if saved:
+        lines["serve it"] = serve_command(saved[-1], run.facts)
+    return lines
+
+
+def serve_command(model: Path, facts: Mapping[str, Any]) -> str:
+    """Return the command that serves a model in the dtype in which the run sampled, so that it answers as it did there.
+
+    Args:
+        facts: of run.json.
+    """
+    dtype = ("--dtype", facts["precision"]) if "precision" in facts else ()
+    serve = program_command("vllm", "serve", model, *SERVE, *dtype, "--host", "127.0.0.1")
+    return f"VLLM_CPU_KVCACHE_SPACE=1 {serve} --enforce-eager" if facts.get("device") == "cpu" else serve
+
+
+def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Draw training reward per step and held-out success with its 95 % interval."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    steps = [row["train_step"] for row in rows if "reward/mean" in row]
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    axes.plot(steps, rewards, marker="o" if len(steps) == 1 else None, label="reward, training tasks")
+    points = held_out(rows)
+    if points:
+        low, high = zip(*(point.interval for point in points), strict=True)
+        success = [point.success for point in points]
+        spread = [
+            [s - a for s, a in zip(success, low, strict=True)],
+            [b - s for s, b in zip(success, high, strict=True)],
+        ]
+        axes.errorbar(
+            [point.step for point in points], success, yerr=spread, fmt="o-", capsize=4, label="success, held-out tasks"
+        )
+    axes.set_xlabel("train step")
+    axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    figure.savefig(file, dpi=150, format="png")
+
+
+def write(run: Run) -> None:
+    """Write page and curve; each appears whole or not at all, since a browser may be reading it."""
+    with written(run.folder / "curve.png") as part:
+        draw(run.rows, part)
+    with written(run.folder / "report.html") as part:
+        part.write_text(render(run), encoding="utf-8", errors="replace")  # a policy may write half a character
+
+
+def follow(run_dir: Path) -> Run:
+    """Write the page again after each step until the run has ended; return the finished run."""
+    seen, running = 0, True
+    while running:
+        running = is_running(run_dir)  # this is asked first, so that everything written meanwhile is read below
+        size = _size(run_dir / "metrics.jsonl")
+        if running and size and size != seen:
+            seen, run = size, read_run(run_dir)
+            write(run)
+            print(f"step {run.step} of {run.config.trainer.steps}: {run_dir / 'report.html'}", flush=True)
+        if running:
+            time.sleep(POLL_S)
+    return read_run(run_dir)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="agentgrpo report", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run_dir", type=Path, help="the run's folder (--run-dir of the training command)")
+    parser.add_argument("other", nargs="?", type=Path, metavar="run_dir", help="another run's, to compare the two")
+    parser.add_argument(
+        "--follow", action="store_true", help="write the page again after each step while the run goes on"
+    )
+    args = parser.parse_args(argv)
+    if args.other and args.follow:
+        parser.error("--follow is for one run; leave it out to compare two")
+    try:
+        if args.other:
+            if args.other.resolve() == args.run_dir.resolve():
+                parser.error(f"{args.run_dir} and {args.other} are the same folder; name another run's, or one alone")
+            return compare_runs(Pair(read_run(args.run_dir), read_run(args.other)))
+        run = follow(args.run_dir) if args.follow else read_run(args.run_dir)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    write(run)
+    print_lines(summary(run))
+    return 0
+
+
+def compare_runs(pair: Pair) -> int:
+    page = pair.second.folder / "compared.html"
+    with written(page) as part:
+        part.write_text(compare.render(pair), encoding="utf-8", errors="replace")
+    print_lines(dict(compare.summary(pair)) | {"page": str(page)})
+    return 0
+
+
+def print_lines(lines: Mapping[str, str]) -> None:
+    width = max(map(len, lines))
+    for label, text in lines.items():
+        print(f"{label:<{width}}  {text}")

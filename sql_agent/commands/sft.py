@@ -1,0 +1,48 @@
+"""Fine-tune a chat model on demonstrations: the loss is on what the assistant says, and on nothing else.
+
+    agentgrpo sft --num-tasks 10 --num-epochs 1      # a quick test: the small policy, generated tasks
+    agentgrpo sft --model MODEL --dataset dbbench --run-dir outputs/sft
+    agentgrpo sft --model MODEL --dataset demonstrations.jsonl --num-epochs 3
+
+--dataset is one of
+  dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right (the default)
+  text2sql  your own questions with their reference queries: --database FILE.sqlite --train-file train.json
+  gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
+  FILE      JSONL in TRL's forms: {"messages": [...], "tools": [...]}, {"prompt": ..., "completion": ...} with messages
+            or texts, {"text": ...}; texts are learnt without a chat template
+Without it, --env FILE.py:NAME plays the references in the rows of --train-file in an environment of your own.
+
+The command writes an adapter with its tokenizer, which every --model takes (a whole model with --lora-rank 0),
+metrics.jsonl, sft.json and checkpoints/ into --run-dir. doc/sft.md explains it.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from agentgrpo.flags import Parser
+from agentgrpo.hub import go_offline
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.sft.command import quiet_libraries, run_command
+from sql_agent.sft.config import SftConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="agentgrpo sft",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, SftConfig)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
+    )
+    args = parser.parse_args(argv)
+    cfg = read_flags(parser, SftConfig, args)
+    quiet_libraries()
+    if cfg.dataset != "gsm8k":
+        go_offline()
+    from sql_agent.sft.run import prepare, train
+    from sql_agent.tiny_policy.make import make_if_default
+
+    make_if_default(cfg.model_path)
+    return run_command(lambda: prepare(cfg, resume=args.resume), train, cfg.output_dir)

@@ -1,0 +1,241 @@
+"""Train a model on one SQL skill at a time with REINFORCE, in this process, as a YAML file says.
+
+    agentgrpo single-skill --config sql_agent/configs/single_skill/experiments/tiny_cpu.yaml
+
+Each episode draws a skill, then a task of it; all skills share one LoRA adapter. The command writes
+sessions/episodes.jsonl, logs/metrics.jsonl, logs/success.png and checkpoints/ into
+outputs/rl_training/<model>/db_bench/<timestamp>. doc/single_skill_rl.md has the settings.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from agentgrpo.commands import say
+from agentgrpo.flags import Parser
+from agentgrpo.processes import ends_in_order
+from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.local.model_files import StartError, check_device, check_model
+from sql_agent.local.single_skill_config import ExperimentConfig, LanguageModelConfig, load_experiment
+from sql_agent.local.start import failures_in_words, load_libraries
+
+if TYPE_CHECKING:
+    from sql_agent.commands.doctor import Finding
+    from sql_agent.success import Rate
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="agentgrpo single-skill",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config",
+        "--config-path",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="experiment; files it imports are found from it",
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting or several, e.g. --set training.grad_accum=8 seed=1",
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN_DIR", help="go on with this run from its last checkpoint, same settings"
+    )
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--dry-run", action="store_true", help="print the settings and stop")
+    only.add_argument(
+        "--prepare",
+        action="store_true",
+        help="check packages, database, model and data, make missing data, and stop; the exit status is 1 "
+        "if a run cannot start",
+    )
+    args = parser.parse_args(argv)
+    with failures_in_words("--resume RUN_DIR goes on from the run's last checkpoint"):
+        cfg = load_experiment(args.config, args.overrides)
+        if args.dry_run:
+            print(yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False), end="")
+            return 0
+        if args.prepare:
+            return prepare(cfg)
+        check_model(cfg.language_model.model_path)
+        load_libraries()
+        with ends_in_order():
+            run(cfg, args.resume)
+    return 0
+
+
+def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
+    from sql_agent.local.single_skill import OTHER_TASKS, SessionFolder, SingleSkill, trained_on
+    from sql_agent.local.tasks import entered
+    from sql_agent.local.trainer import start_trainer
+    from sql_agent.trained_on import check_not_learnt
+
+    settings = EnvironmentSettings("dbbench", cfg.agent.protocol, cfg.task.judge, cfg.task.backend)
+    with entered(settings, backend_setting="task.backend") as environment:
+        cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
+        folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
+        recipe, again = SingleSkill(cfg), resumed is not None
+        notes = check_not_learnt(cfg.language_model.model_path, environment, recipe.held_out, OTHER_TASKS)
+        folder.trained_on = trained_on(cfg, settings, recipe.held_out)
+        opening = "\n".join([f"run: {folder.path}", *notes])
+        trainer = start_trainer(cfg, recipe, environment, folder, resumed=again, opening=opening)
+        try:
+            trainer.train()
+        finally:
+            _report(folder.metrics)
+    say(f"adapter: {folder.finish(trainer.policy, 'checkpoints/adapter')}")
+
+
+def for_this_machine(model: LanguageModelConfig) -> LanguageModelConfig:
+    """Return the settings with `load_in_4bit` as the GPU's memory needs it, if `four_bit_below_gib` leaves it open."""
+    gib = gpu_gib()
+    if model.four_bit_below_gib is None or model.device == "cpu" or gib is None:
+        return model
+    return model.model_copy(update={"load_in_4bit": gib < model.four_bit_below_gib})
+
+
+def gpu_gib() -> float | None:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory / 2**30 if torch.cuda.is_available() else None
+
+
+def new_run_dir(cfg: ExperimentConfig) -> Path:
+    model = Path(cfg.language_model.model_path.rstrip("/")).name
+    return cfg.output_dir / model / "db_bench" / time.strftime("%Y%m%d_%H%M%S")
+
+
+def _report(metrics: Path) -> None:
+    """Print held-out success before and after by skill, and the picture's path, as far as the run came."""
+    from sql_agent.local.skill_plot import ALL, draw, held_out_curves, read_lines
+
+    lines = read_lines(metrics) if metrics.is_file() else []
+    if not lines:
+        return
+    curves = held_out_curves(lines)
+    for skill, curve in curves.items():
+        print(f"  {skill:46} {_short(curve[0][1]):>14} -> {_short(curve[-1][1])}")
+    if ALL in curves:
+        print(f"held-out, before: {curves[ALL][0][1]}\nheld-out, after:  {curves[ALL][-1][1]}")
+    picture = metrics.with_name("success.png")
+    draw(lines, picture)
+    print(f"picture: {picture}")
+
+
+def _short(rate: "Rate") -> str:
+    return "not judged" if rate.success is None else f"{rate.success:.1%} of {rate.judged}"
+
+
+# Looking first --------------------------------------------------------------------------------------------------------
+
+
+def prepare(cfg: ExperimentConfig) -> int:
+    """Say line by line what is there and what to do if something is missing; return 1 if a run cannot start."""
+    from sql_agent.commands.doctor import (
+        blocks,
+        check_packages,
+        check_python,
+        installed_versions,
+        report,
+        show,
+        wanted_packages,
+    )
+
+    installed = installed_versions()
+    pins, mend = wanted_packages(installed)
+    findings = [
+        check_python(sys.version_info[:3], sys.executable),
+        check_packages(pins, installed, mend),
+        check_database(cfg.task.backend),
+        find_device(cfg.language_model),
+        find_model(cfg.language_model.model_path),
+        check_data(cfg),
+    ]
+    show(report(findings))
+    return int(any(map(blocks, findings)))
+
+
+def check_database(spec: str) -> "Finding":
+    from dbbench_adapter.backends import BackendUnavailable, open_backend
+    from sql_agent.commands.doctor import Finding
+    from sql_agent.model_check import Problem
+
+    name = spec.split("@")[-1]
+    try:
+        with open_backend(spec):
+            return Finding("database", f"{name} answers")
+    except (BackendUnavailable, ValueError) as error:
+        mend = "start or install it, or take --set task.backend=sqlite, which needs nothing"
+        return Finding("database", name, (Problem(str(error), mend),))
+
+
+def find_device(model: LanguageModelConfig) -> "Finding":
+    from sql_agent.commands.doctor import Finding
+    from sql_agent.model_check import Problem
+
+    model, gib = for_this_machine(model), gpu_gib()
+    on_gpu = model.device == "cuda" or (model.device == "auto" and gib is not None)
+    try:
+        check_device("cuda" if on_gpu else "cpu", load_in_4bit=model.load_in_4bit, has_gpu=gib is not None)
+    except StartError as error:
+        mend = "--set language_model.device=cpu --set language_model.load_in_4bit=false"
+        return Finding("device", model.device, (Problem(str(error), f"take a GPU, or {mend}"),))
+    how = "4 bits" if model.load_in_4bit else "bfloat16"
+    return Finding("device", f"GPU with {gib:.0f} GiB, base in {how}" if on_gpu else "CPU, base in float32")
+
+
+def find_model(path: str) -> "Finding":
+    from sql_agent.commands.doctor import Finding
+    from sql_agent.model_check import Problem
+
+    try:
+        check_model(path)
+    except StartError as error:
+        what, _, mend = str(error).partition("; ")
+        return Finding("model", path, (Problem(what, mend),))
+    return Finding("model", f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
+
+
+def check_data(cfg: ExperimentConfig) -> "Finding":
+    """Check the data; missing files are made first, if the settings say how many tasks."""
+    from dbbench_adapter.generate import Split
+    from sql_agent.commands.doctor import Finding
+    from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated
+    from sql_agent.model_check import Problem
+
+    task = cfg.task
+    missing: list[tuple[Path | None, int, Split]] = [
+        (task.data, task.generate_missing, "train"),
+        (task.held_out_data, task.generate_missing // 4, "held_out"),
+    ]
+    made = []
+    for file, count, split in missing:
+        if file and count and not file.exists():
+            write_generated(file, count, split)
+            made.append(f", {file} made now")
+    source = str(task.data or f"generated while training ({task.generator})")
+    try:
+        draws(task, seed=cfg.seed)
+        if cfg.training_callback.evaluate_every:
+            held_out_tasks(task, 1)
+        return Finding("data", f"{source}: {len(trained_skills(task))} skills{''.join(made)}")
+    except ValueError as error:
+        mend = (
+            "give others with --set task.data=FILE --set task.held_out_data=FILE, or have files that are missing made"
+        )
+        return Finding("data", source, (Problem(str(error), f"{mend}: --set task.generate_missing=4400"),))

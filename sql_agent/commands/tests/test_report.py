@@ -1,0 +1,325 @@
+"""The report: numbers as they were logged, a message where there are none, a page that runs nothing a policy wrote."""
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from agentgrpo.printed_commands import program_command
+from sql_agent.commands.report import main, serve_command
+from sql_agent.config import dump_config, load_config
+from sql_agent.report.drawing import svg
+from sql_agent.report.figures import all_figures, by_prefix, skills
+from sql_agent.report.page import as_data, outcome, spread
+from sql_agent.report.reading import Change, HeldOut, change, held_out, is_running, read_metrics, read_run, solved
+
+ROOT = Path(__file__).parents[3]
+BEFORE = {"train_step": 0, "val/rollout/success": 0.25, "val/rollout/judged": 8.0}
+STEP = {"train_step": 1, "reward/mean": 0.5, "reward/unjudged_frac": 0.0, "rollout/lost/db_unavailable": 1.0}
+# two of ten could not be judged: six of eight are three quarters
+AFTER = {"train_step": 2, "reward/mean": 0.75, "reward/unjudged_frac": 0.0} | {
+    "val/rollout/success": 0.75,
+    "val/rollout/count": 10.0,
+    "val/rollout/judged": 8.0,
+}
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--\u2028{{TITLE}} & `x`"
+
+
+def trajectory(step, task, value, *, validate=False, question="Why?", **more):
+    messages = [
+        {"role": "user", "content": f"The table.\nQuestion: {question}"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "execute_sql", "arguments": "{}"}}],
+        },
+    ]
+    score = {"value": value, "reason": "match" if value else "wrong_answer"}
+    line = {"train_step": step, "validate": validate, "task_id": task, "group": "g", "lost": None, "set_aside": None}
+    return line | {"score": score, "reward": value, "skills": ["select"], "messages": messages, **more}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "trajectories").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [BEFORE, STEP, AFTER])) + "\n")
+    facts = {"run_id": "abc", "commit": "1234567", "device": "cpu", "argv": ["train", HOSTILE], "started_at": 0}
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "config.yaml").write_text(dump_config(load_config(None, ["trainer.steps=2"])))
+    for step in (2, 10):
+        (folder / f"checkpoints/global_step_{step}/actor/huggingface").mkdir(parents=True)
+    save(folder, "val_000000", [trajectory(0, "a", 0.0, validate=True), trajectory(0, "b", 0.0, validate=True)])
+    train = [
+        trajectory(1, "right", 1.0, advantage=0.7),
+        trajectory(1, "wrong", 0.0, advantage=-0.7, question=HOSTILE),
+        trajectory(1, "gone", 0.0, lost="db_unavailable"),
+        trajectory(2, "aside", 0.0, set_aside="all_wrong"),
+        trajectory(2, "late", 0.0),
+    ]
+    save(folder, "train_000001", train[:3])
+    save(folder, "train_000002", train[3:])
+    save(folder, "val_000002", [trajectory(2, "a", 1.0, validate=True), trajectory(2, "b", 0.0, validate=True)])
+    return folder
+
+
+def save(folder, name, rows):
+    (folder / "trajectories" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+# reading ------------------------------------------------------------------------------------------------------------
+
+
+def test_unjudged_tasks_are_left_out_of_the_rate():
+    assert held_out([BEFORE, STEP, AFTER]) == [HeldOut(0, 2, 8), HeldOut(2, 6, 8)]
+
+
+def test_a_step_logged_again_after_a_resume_keeps_what_only_the_first_log_had(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        '{"train_step": 1, "reward/mean": 0.5, "time/step_s": 9}\n{"train_step": 1, "time/step_s": 8}\n{"tr'
+    )
+    assert read_metrics(file) == [{"train_step": 1, "reward/mean": 0.5, "time/step_s": 8}]  # the torn line is no row
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "p"),
+    [
+        pytest.param(5, 0, 2 / 32, id="five_heads_of_five"),
+        # of 8: 0 or 1 head, (1 + 8) / 256, and the mirror image
+        pytest.param(7, 1, 18 / 256, id="seven_of_eight"),
+        pytest.param(3, 3, 1.0, id="even"),
+        pytest.param(0, 0, 1.0, id="nothing_changed"),
+    ],
+)
+def test_mcnemars_exact_test(gained, lost, p):
+    assert Change(20, gained, lost).p_value == pytest.approx(p)
+
+
+def test_a_change_is_over_the_tasks_that_both_validations_judged():
+    rows = [
+        *(
+            trajectory(0, task, value, validate=True)
+            for task, value in [("a", 0.0), ("b", 1.0), ("c", 0.0), ("d", 0.0)]
+        ),
+        *(trajectory(5, task, 0.0, validate=True) for task in "abcd"),  # one in between does not count
+        *(trajectory(9, task, value, validate=True) for task, value in [("a", 1.0), ("b", 0.0), ("c", 1.0)]),
+        trajectory(9, "d", None, validate=True, lost="db_unavailable"),
+        trajectory(9, "e", 1.0),
+    ]
+    assert change(rows) == Change(tasks=3, gained=2, lost=1)
+    assert change(rows[:4]) is None
+
+
+def test_a_task_whose_environment_gives_the_reward_is_solved_where_the_environment_says_so():
+    def rewarded(value, **parts):
+        return {"score": {"value": value, "reason": "own_reward", "parts": parts}}
+
+    assert [solved(row) for row in (rewarded(0.7, correctness=1.0), rewarded(1.0, correctness=0.0))] == [True, False]
+    assert [solved(row) for row in (rewarded(1.0), {"score": {"value": None, "reason": "no_judge"}}, {})] == [None] * 3
+
+
+def test_a_task_that_is_solved_in_part_is_not_solved():
+    before = [trajectory(0, task, value, validate=True) for task, value in [("a", 0.25), ("b", 1.0)]]
+    after = [trajectory(9, task, value, validate=True) for task, value in [("a", 0.75), ("b", 0.75)]]
+    assert change(before + after) == Change(tasks=2, gained=0, lost=1)
+
+
+def test_a_validation_that_was_made_again_counts_once_and_torn_lines_are_counted(run_dir):
+    again = [trajectory(2, "a", 0.0, validate=True), trajectory(2, "a", 1.0, validate=True)]
+    save(run_dir, "val_000002", again)
+    with (run_dir / "trajectories/train_000002.jsonl").open("a") as file:
+        file.write('{"train_step": 2, "va')
+    run = read_run(run_dir)
+    assert [row["reward"] for row in run.trajectories if row["validate"] and row["train_step"] == 2] == [1.0]
+    assert run.unreadable == 1
+
+
+def test_a_run_goes_on_while_its_lock_is_held(run_dir):
+    assert read_run(run_dir).state == "finished"
+    lock = os.open(run_dir / ".lock", os.O_WRONLY | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert is_running(run_dir)
+    assert read_run(run_dir).state == "running"
+    os.close(lock)
+    (run_dir / "config.yaml").write_text(dump_config(load_config(None, ["trainer.steps=3"])))
+    assert read_run(run_dir).state == "stopped"
+
+
+# figures and page ---------------------------------------------------------------------------------------------------
+
+
+def test_a_count_that_is_not_logged_is_0_and_a_measure_that_is_not_logged_is_no_point():
+    rows = [BEFORE, STEP, AFTER]
+    assert by_prefix(rows, "rollout/lost/", absent=0.0) == {"db_unavailable": [(1, 1.0), (2, 0.0)]}
+    figures = {figure.title: figure for figure in all_figures(rows)}
+    assert figures["Learning"].lines["held-out success, greedy"] == [(0, 0.25), (2, 0.75)]
+    assert figures["Learning"].lines["reward"] == [(1, 0.5), (2, 0.75)]
+    assert (figures["Policy"].lines, figures["Policy"].empty) == ({}, "Nothing was logged.")
+    none_lost = {figure.title: figure for figure in all_figures([AFTER])}["Lost rollouts, by reason"]
+    assert (none_lost.lines, none_lost.empty) == ({}, "None in 1 train steps.")
+
+
+def test_a_run_of_one_step_has_bars_with_their_numbers_and_no_line_of_one_point():
+    figures = {figure.title: figure for figure in all_figures([STEP | {"time/rollout_s": 12.5, "time/update_s": 4.0}])}
+    drawn = svg(figures["Seconds a step, by phase"], 0)
+    assert [text for text in ("at train step 1", "rollouts", "12.5", "update", ">4<") if text not in drawn] == []
+    assert "train step" not in drawn.replace("at train step 1", "")
+    two = [STEP | {"train_step": step, "time/rollout_s": 12.5} for step in (1, 2)]
+    assert "at train step" not in svg(all_figures(two)[0], 0)
+
+
+def test_success_by_skill_at_the_first_and_the_last_validation():
+    first = {"train_step": 0, "val/skill/select/success": 0.25, "val/skill/select/count": 8.0}
+    last = {"train_step": 9, "val/skill/select/success": 0.75, "val/skill/select/count": 8.0}
+    # Wilson for 2 of 8: centre 0.331, half width 0.260; for 6 of 8 the mirror image
+    assert skills([first, STEP, last]) == [("select", "25% (7% to 59%, of 8)", "75% (41% to 93%, of 8)")]
+
+
+def test_outcomes_tell_lost_from_wrong():
+    rows = [trajectory(1, "t", 1.0), trajectory(1, "t", 0.0), trajectory(1, "t", None)]
+    rows += [trajectory(1, "t", 0.0, lost="x"), trajectory(1, "t", 1.0, set_aside="all_right")]
+    assert [outcome(row) for row in rows] == ["right", "wrong", "unjudged", "lost", "set aside"]
+
+
+def test_a_cap_keeps_rows_of_the_whole_run():
+    assert spread([{"n": n} for n in range(10)], 5) == [{"n": n} for n in (0, 2, 4, 6, 8)]
+
+
+def test_data_cannot_end_the_element_that_holds_it():
+    text = as_data([HOSTILE])
+    assert json.loads(text) == [HOSTILE]
+    assert not set("<>&\u2028") & set(text)
+
+
+class _Asked(HTMLParser):
+    """What a page would fetch, and the ids it gives away."""
+
+    def __init__(self):
+        super().__init__()
+        self.fetched, self.ids = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.fetched += [v for name, v in attrs if name in ("src", "href", "xlink:href") and not v.startswith("#")]
+
+
+def test_the_page_fetches_nothing_and_no_id_stands_twice(run_dir):
+    assert main([str(run_dir)]) == 0
+    page = (run_dir / "report.html").read_text()
+    asked = _Asked()
+    asked.feed(page)
+    assert asked.fetched == []
+    assert len(asked.ids) == len(set(asked.ids))
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert "default-src 'none'" in page
+
+
+def test_a_store_that_is_kept_outside_is_linked(run_dir):
+    config = load_config(None, ["store.address=http://localhost:9999"])
+    (run_dir / "config.yaml").write_text(dump_config(config))
+    main([str(run_dir)])
+    assert '<a href="http://localhost:9999" rel="noreferrer">' in (run_dir / "report.html").read_text()
+
+
+# the command --------------------------------------------------------------------------------------------------------
+
+
+def test_it_prints_before_and_after_and_the_newest_checkpoint(run_dir, capsys):
+    assert main([str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "held-out success before         25% (7% to 59%, 2 of 8)" in out
+    assert "held-out success after 2 steps  75% (41% to 93%, 6 of 8)" in out
+    assert "1 of 2 tasks solved anew, 0 no longer: not clear (McNemar's exact test, p = 1)" in out
+    assert f"{run_dir}/checkpoints/global_step_10/actor/huggingface" in out
+    assert (run_dir / "curve.png").stat().st_size > 1000
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert f"{tmp_path}/metrics.jsonl does not exist" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text('{"train_step": 1}\n')
+    assert main([str(tmp_path)]) == 2
+    assert "expected the folder of a training run (--run-dir)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_follow_writes_the_page_after_each_step_and_ends_with_the_run(run_dir):
+    lock = os.open(run_dir / ".lock", os.O_WRONLY | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.set_inheritable(lock, False)
+    command = [sys.executable, "-m", "agentgrpo", "report", str(run_dir), "--follow"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("step 2 of 2: ")
+        assert "const seconds = 10;" in (run_dir / "report.html").read_text()
+        with (run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"train_step": 3}) + "\n")
+        assert process.stdout.readline().startswith("step 3 of 2: ")
+        os.close(lock)
+        assert process.wait(30) == 0
+        assert "const seconds = 0;" in (run_dir / "report.html").read_text()
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(("solved", "tasks"), [(0.0, 192), (1.0, 128), (0.0, 1), (1.0, 1)])
+def test_a_run_that_solves_nothing_or_everything_has_a_page_and_a_curve(run_dir, capsys, solved, tasks):
+    validated = {"val/rollout/success": solved, "val/rollout/judged": float(tasks)}
+    rows = [validated | {"train_step": step, f"val/skill/select/{name}": value} for step in (0, 2)
+            for name, value in (("success", solved), ("count", float(tasks)))]  # fmt: skip
+    (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(run_dir)]) == 0
+    assert f"{solved:.0%} (" in capsys.readouterr().out
+    assert (run_dir / "curve.png").stat().st_size > 0
+
+
+def test_a_first_validation_that_came_after_training_is_not_called_before(run_dir, capsys):
+    rows = [{"train_step": step, "val/rollout/success": 0.5, "val/rollout/judged": 8.0} for step in (10, 20)]
+    (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "held-out success after 10 steps" in out and "held-out success after 20 steps" in out
+    assert "success before" not in out + (run_dir / "report.html").read_text()
+
+
+def test_whatever_a_run_has_logged_ends_in_a_page(run_dir):
+    """Names of a user's own rewards, numbers that are none, lines that are no rows, half of a character."""
+    odd = [
+        {
+            "train_step": 3,
+            "reward/$\\foo$": 1.0,
+            "time/rollout_s": 0.0,
+            "rollout/count": 8.0,
+            "reward/mean": float("nan"),
+        },
+        {"train_step": 4, "val/rollout/count": 8.0, "val/reward/unjudged_frac": 1.0},
+        {"train_step": 5, "val/skill/a/b\ud83d/success": 1.0, "val/skill/a/b\ud83d/count": 2.0},
+        {"train_step": "six"},
+    ]
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in odd)
+    rows = [trajectory(3, "a", float("nan"), validate=True), {"train_step": 3, "validate": True}, ["no row"]]
+    save(run_dir, "val_000003", [*rows, trajectory(3, "b", 1.0, messages=["no message"])])
+    assert main([str(run_dir)]) == 0
+    data = (run_dir / "report.html").read_text().split('id="data" type="application/json">')[1].split("</script>")[0]
+    assert "NaN" not in data
+    assert [row["task_id"] for row in json.loads(data) if row["step"] == 3] == ["a", "b"]
+    assert read_run(run_dir).unreadable == 2
+
+
+def test_the_policy_is_served_in_the_dtype_in_which_the_run_sampled():
+    vllm = program_command("vllm", "serve", "runs/a/huggingface")
+    flags = "--generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes"
+    model = Path("runs/a/huggingface")
+    assert serve_command(model, {"device": "cpu", "precision": "bfloat16"}) == (
+        f"VLLM_CPU_KVCACHE_SPACE=1 {vllm} {flags} --dtype bfloat16 --host 127.0.0.1 --enforce-eager"
+    )
+    assert serve_command(model, {"device": "gpu"}) == f"{vllm} {flags} --host 127.0.0.1"

@@ -1,0 +1,166 @@
+"""Greedy-then-GRPO as a user runs it: the command, its files, and what is left when it is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sql_agent.commands.greedy_grpo import main, parse_args
+from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
+from sql_agent.tiny_policy.make import make_tiny_policy
+
+ROOT = Path(__file__).parents[3]
+COMMAND = [sys.executable, "-m", "agentgrpo", "greedy-grpo"]
+QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def tiny_policy() -> str:
+    make_tiny_policy(ROOT / "models" / "tiny-sql")
+    return str(ROOT / "models" / "tiny-sql")
+
+
+def flags(model: str, folder: Path, *more: str) -> list[str]:
+    wanted = ["--num_tasks", "6", "--max_new_tokens", "100", "--learning_rate", "1e-3", "--save_every", "2"]
+    return ["--model_path", model, "--save_dir", str(folder), *wanted, *more]
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines(path: Path) -> list[dict]:
+    """Without what depends on the clock."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and k not in ("at", "seconds")} for row in rows]
+
+
+@pytest.mark.slow
+def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    printed = run(*flags(tiny_policy, whole, "--eval_tasks", "4"))
+    assert "held-out after 0 tasks  greedy " in printed and "held-out after 6 tasks  greedy " in printed
+    assert printed.count("greedy accuracy") == 6 + 1 and f"adapter: {whole}/adapter" in printed
+
+    logged = lines(whole / "metrics.jsonl")
+    assert [row["task"] for row in logged if "held_out/greedy" in row] == [0, 6]
+    assert all(row["held_out/sampled"]["judged"] == 4 for row in logged if "held_out/greedy" in row)
+    metrics = [row for row in logged if "greedy/correct" in row]
+    assert [row["task"] for row in metrics] == [1, 2, 3, 4, 5, 6]
+    correct = sum(row["greedy/correct"] for row in metrics)
+    assert metrics[-1]["greedy/accuracy"] == correct / 6
+    assert metrics[-1]["train/steps"] + sum(metrics[-1]["group/skipped"].values()) == 6
+    played = lines(whole / "trajectories.jsonl")
+    assert [row["mode"] for row in played] == (["greedy"] + ["sampled"] * 4) * 6
+    assert {row["reward"] for row in played if row["mode"] == "sampled"} <= {1.0, -1.0, -0.8, -0.2}
+
+    process = subprocess.Popen([*COMMAND, *flags(tiny_policy, broken)], cwd=ROOT, env=QUIET, stdout=subprocess.PIPE)
+    wait_for(broken / "checkpoints" / "step_000002" / "manifest.json", process)
+    wait_for_lines(broken / "metrics.jsonl", 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(20)
+    printed = run(*flags(tiny_policy, broken, "--resume"))
+    assert "resumed after task " in printed
+    assert lines(broken / "metrics.jsonl") == metrics
+    assert lines(broken / "trajectories.jsonl") == played
+    for name in ("adapter_model.safetensors", "tokenizer.json"):
+        assert (broken / "adapter" / name).read_bytes() == (whole / "adapter" / name).read_bytes()
+
+    again = run(*flags(f"{whole}/adapter", tmp_path / "on_top", "--num_tasks", "1"))
+    assert "task 1/1" in again
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while len(path.read_text().splitlines()) < count:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--group_size", "1"], "--group-size: expected greater than or equal to 2, got '1'"),
+        (["--temperature", "0"], "--temperature: expected greater than 0"),
+        (["--top_p", "1.5"], "--top-p: expected less than or equal to 1"),
+        (["--lora_dropout", "1"], "--lora-dropout: expected less than 1"),
+        (["--learning_rate", "nan"], "--learning-rate: expected a finite number"),
+        (["--clip_param", "0"], "--clip-ratio: expected greater than 0"),
+    ],
+)
+def test_a_flag_out_of_range_says_its_range_and_nothing_is_written(arguments, words, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--model_path", "x", "--save_dir", str(tmp_path / "run"), *arguments])
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_not_there_is_said_before_anything_is_loaded(tmp_path):
+    with pytest.raises(
+        SystemExit,
+        match=r"nowhere is no folder, and no model of that name .*; a model on the hub has an id of two parts",
+    ):
+        main(["--model_path", "nowhere", "--save_dir", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_flags_have_the_names_of_the_other_commands_and_the_predecessors_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    defaults = {
+        "group-size": 4, "max-tokens": 512, "temperature": 0.8, "top-p": 1.0, "lora-rank": 16, "lora-alpha": 32,
+        "lora-dropout": 0.05, "learning-rate": 2e-5, "weight-decay": 0.01, "kl-coef": 0.04, "clip-ratio": 0.2,
+        "gradient-accumulation-steps": 1, "max-grad-norm": 1.0, "num-epochs": 1, "max-turns": 3,
+    }  # fmt: skip
+    for name, value in defaults.items():
+        assert re.search(rf"--{name} X(?:(?! --).)* \(default {value}\)", shown), name
+    for name in ("reference-model", "run-dir", "backend", "judge", "train-file", "seed", "resume"):
+        assert f"--{name}" in shown
+
+
+def test_the_rllm_predecessors_command_means_the_same_here():
+    model, reference = "meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B"
+    typed = (
+        f"--model_path {model} --group_size 4 --max_new_tokens 512 --temperature 0.8 --top_p 0.95 --lora_r 16 "
+        "--lora_alpha 32 --lora_dropout 0.05 --learning_rate 2e-5 --weight_decay 0.01 --beta 0.04 --clip_param 0.2 "
+        "--grad_accum 1 --max_grad_norm 1.0 --num_epochs 1 "
+        f"--reference_model_path {reference} --save_dir outputs/dbbench_grpo_lora"
+    ).split()
+    expected = GreedyGrpoConfig(
+        model=ModelConfig(model_path=model),
+        reference_model_path=reference,
+        group_size=4,
+        max_new_tokens=512,
+        temperature=0.8,
+        top_p=0.95,
+        adapter=AdapterConfig(r=16, alpha=32, dropout=0.05),
+        optim=OptimConfig(learning_rate=2e-5, weight_decay=0.01, grad_accum=1, max_grad_norm=1.0),
+        loss=LossConfig(beta=0.04, clip_param=0.2),
+        num_epochs=1,
+        save_dir=Path("outputs/dbbench_grpo_lora"),
+    )
+    assert parse_args(typed) == (expected, False)
+    as_it_was = expected.model_copy(update={"protocol": "lab", "judge": "lab", "max_turns": 3})
+    assert parse_args([*typed, "--preset", "rllm"])[0] == as_it_was
+
+
+def test_a_flag_that_is_given_wins_over_the_preset():
+    given = ["--judge", "strict", "--max_rounds", "5"]
+    cfg, resumed = parse_args([*given, "--preset", "rllm", "--model_path", "x", "--resume"])
+    assert (cfg.protocol, cfg.judge, cfg.max_turns, resumed) == ("lab", "strict", 5, True)

@@ -1,0 +1,290 @@
+"""DPO as a user runs it: refusals, the files, resuming, and the small policy on pairs of its own tasks."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+
+from agentgrpo.conversations import legal, read_conversation
+from agentgrpo.printed_commands import program_command
+from dbbench_adapter.backends import open_backend
+from dbbench_adapter.generator import generate_tasks
+from reward_model.data.preferences import write_preferences
+from reward_model.data.read import split_by_prompt
+from reward_model.datatypes import Preference
+from reward_model.tests.conftest import assistant, counting_pairs, make_base
+from sql_agent.commands.dpo import main
+from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
+from sql_agent.dpo.config import DpoConfig
+from sql_agent.dpo.run import next_commands
+from sql_agent.dpo.trainer import RECORD
+from sql_agent.sft.data import dbbench_demonstrations
+from sql_agent.tiny_policy.make import make_tiny_policy
+
+ROOT = Path(__file__).parents[3]
+AGENTGRPO, VLLM = program_command("agentgrpo"), program_command("vllm")
+"""The interpreter and the server, as printed commands name them."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """An untrained model of one layer and 20,000 weights."""
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Path:
+    """24 pairs of 24 prompts."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    write_preferences(counting_pairs(24), path)
+    return path
+
+
+def command(base: object, data: object, output: Path, *flags: object) -> list[str]:
+    always = ("--model_path", base, "--dataset", data, "--output_dir", output, "--max_length", 256, "--device", "cpu")
+    return [str(part) for part in (*always, *flags)]
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model_path", "gone/model"], "gone/model is no folder, and no model of that name is whole in the Hugging"),
+        (["--dataset", "gone.jsonl"], "gone.jsonl does not exist or is not a file"),
+        (["--eval_dataset", "gone.jsonl"], "gone.jsonl does not exist or is not a file"),
+        (["--max_length", "16"], "pairs.jsonl are longer than --max-length 16; the shortest has "),
+        (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
+        (["--resume"], "out holds no run to go on with; start it without --resume"),
+        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --run-dir"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, pairs, tmp_path, capsys, flags, words):
+    assert main(command(base, pairs, tmp_path / "out", *flags)) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_small_policy_is_not_made_for_data_that_cannot_be_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sql_agent.tiny_policy.make.TINY_POLICY", tmp_path / "tiny")
+    assert main(command(tmp_path / "tiny", "gone.jsonl", tmp_path / "out")) == 1
+    said = capsys.readouterr()
+    assert "gone.jsonl does not exist or is not a file" in said.err
+    assert (said.out, (tmp_path / "tiny").exists()) == ("", False)
+
+
+def test_a_pair_is_named_by_its_prompt_and_the_part_of_the_file_that_it_came_to(base, tmp_path, capsys):
+    rows, file = counting_pairs(10), tmp_path / "pairs.jsonl"
+    [held_out] = split_by_prompt(rows, 0.1, seed=0)[1]
+    long = held_out.model_copy(update={"rejected": (assistant("0 " * 300),)})
+    write_preferences([long if row == held_out else row for row in rows], file)
+    assert main(command(base, file, tmp_path / "out")) == 1
+    words = f"all 1 pairs of the held-out part of {file} are longer than --max-length 256; the shortest has "
+    assert words in capsys.readouterr().err
+    template = tmp_path / "refuses.jinja"
+    asked = held_out.prompt[0].content
+    template.write_text(
+        "{% if messages[0].content == '" + asked + "' %}{{ raise_exception('no') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    write_preferences(rows, file)
+    assert main(command(base, file, tmp_path / "out", "--chat_template_path", template)) == 1
+    words = f"the held-out part of {file}, pair with the prompt {asked!r}: the chat template of "
+    assert words in capsys.readouterr().err
+
+
+def test_a_row_that_is_no_pair_is_named(base, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        '{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": "b", "rejected": "b"}\n'
+    )
+    assert main(command(base, rows, tmp_path / "out")) == 1
+    assert f"{rows}, row 2, rejected: says the same as chosen; reward_model/convert" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--beta", "0"], "--beta: expected greater than 0, got '0'"),
+        (["--held_out_fraction", "1"], "--held-out-fraction: expected less than 1, got '1'"),
+        (["--learning_rate", "0"], "--learning-rate: expected greater than 0, got '0'"),
+    ],
+)
+def test_a_flag_out_of_range_says_its_range(base, pairs, tmp_path, capsys, flags, words):
+    with pytest.raises(SystemExit):
+        main(command(base, pairs, tmp_path / "out", *flags))
+    assert words in capsys.readouterr().err
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+FORMS = [
+    {"prompt": "What comes after 1?", "chosen": "2", "rejected": "1"},
+    {
+        "chosen": [{"role": "user", "content": "And after 2?"}, {"role": "assistant", "content": "3"}],
+        "rejected": [{"role": "user", "content": "And after 2?"}, {"role": "assistant", "content": "2"}],
+    },
+    {"chosen": "What comes after 3? It is 4.", "rejected": "What comes after 3? It is 3."},
+]
+
+
+def test_a_run_on_mixed_forms_writes_an_adapter_its_log_and_its_record(base, tmp_path, capsys):
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "out"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in FORMS))
+    flags = ("--held_out_fraction", 0.3, "--num_epochs", 2, "--batch_size", 2, "--learning_rate", 1e-2)
+    assert main(command(base, rows, output, *flags)) == 0
+    said = capsys.readouterr().out
+    assert "2 pairs to train on, 1 held out; left out as longer than --max-length 256: 0 and 0" in said
+    assert re.search(r"^step 1/2  loss 0\.6931  accuracy 0\.0%  margin \+0\.000  grad ", said, re.MULTILINE)
+    assert f"adapter and tokenizer: {output}\nnext: {AGENTGRPO} merge --adapter {output} " in said
+    one = {f"dpo/{name}" for name in ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")}
+    step = {"train_step", "at", "data/tokens", "data/epoch"}
+    trained = one | step | {"optim/learning_rate", "optim/grad_norm", "time/step_s"}
+    measured = {f"val/{name}" for name in (*one, "data/tokens")} | {"train_step", "at", "data/epoch"}
+    assert [set(row) for row in metrics(output)] == [trained, measured | {"time/validation_s"}] * 2
+    record = json.loads((output / RECORD).read_text())
+    assert record["settings"]["lora"] == {"r": 16, "alpha": 32, "dropout": 0.0}
+    assert (record["settings"]["beta"], record["train_step"]) == (0.1, 2)
+    assert (record["data"]["pairs"], record["data"]["held_out_pairs"]) == (2, 1)
+    adapter = load_file(output / "adapter_model.safetensors")
+    assert {key.split(".")[-2] for key in adapter} == {"lora_A", "lora_B"}
+    assert any(weight.abs().max() > 0 for key, weight in adapter.items() if "lora_B" in key)
+    assert main(command(base, rows, output)) == 1
+    assert f"{output} holds a finished model (dpo.json); name another --run-dir" in capsys.readouterr().err
+
+
+def test_what_comes_next_measures_held_out_success_and_goes_on_with_grpo():
+    cfg = DpoConfig(model_path="m", dataset=Path("pairs.jsonl"), output_dir=Path("out"))
+    serve = (
+        "--served-model-name dpo --enable-auto-tool-choice --tool-call-parser hermes --generation-config vllm "
+        "--host 127.0.0.1"
+    )
+    measure = f"{AGENTGRPO} evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS"
+    assert next_commands(cfg, is_adapter=True) == [
+        f"{AGENTGRPO} merge --adapter out --output out-merged",
+        f"{VLLM} serve out-merged {serve}",
+        measure,
+        f"{AGENTGRPO} train --model out-merged --train-file TASKS",
+    ]
+    assert next_commands(cfg, is_adapter=False) == [
+        f"{VLLM} serve out {serve}",
+        measure,
+        f"{AGENTGRPO} train --model out --train-file TASKS",
+    ]
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_on_against_itself_and_stays_one_adapter(base, pairs, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(command(base, pairs, first, "--learning_rate", 1e-2, "--lora_r", 2)) == 0
+    assert main(command(first, pairs, second, "--learning_rate", 1e-2)) == 0
+    assert metrics(second)[0]["dpo/loss"] == pytest.approx(0.693147, abs=1e-5)  # its reference is the first adapter
+    configs = [json.loads((folder / "adapter_config.json").read_text()) for folder in (first, second)]
+    assert [(c["r"], c["base_model_name_or_path"]) for c in configs] == 2 * [(2, str(base.resolve()))]
+    assert [path.parent.name for path in second.rglob("adapter_config.json")].count("ref") == 0
+    before, after = (load_file(folder / "adapter_model.safetensors") for folder in (first, second))
+    assert before.keys() == after.keys()
+    assert [key for key in before if torch.equal(before[key], after[key])] == []
+
+
+@pytest.mark.slow
+def test_without_lora_all_weights_are_trained_and_the_model_is_whole(base, pairs, tmp_path):
+    output = tmp_path / "out"
+    assert main(command(base, pairs, output, "--lora_r", 0, "--learning_rate", 1e-2)) == 0
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, output))
+    assert [key for key in before if torch.equal(before[key], after[key])] == []
+    assert (output / "config.json").is_file() and not (output / "adapter_config.json").exists()
+
+
+# The small policy -----------------------------------------------------------------------------------------------------
+
+KILLED_WHILE_IT_SAVES = """
+import os, signal, sys
+from transformers import Trainer
+from sql_agent.commands.dpo import main
+
+save = Trainer._save_optimizer_and_scheduler
+
+def save_and_die(self, folder):
+    save(self, folder)
+    if self.state.global_step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Trainer._save_optimizer_and_scheduler = save_and_die
+main(sys.argv[1:])
+"""
+
+
+def exchanged(count: int) -> list[Preference]:
+    """The oracle's conversations, preferred to the same prompts answered by the replies of the next task."""
+    with open_backend("sqlite") as backend:
+        found = dbbench_demonstrations(generate_tasks(count, seed=5), backend).kept
+    conversations = []
+    for one in found:
+        messages = legal(read_conversation(one.messages, "messages", Counter()), "messages")
+        while messages[-1].role != "assistant":
+            messages.pop()
+        start = next(i for i, message in enumerate(messages) if message.role == "assistant")
+        conversations.append((tuple(messages[:start]), tuple(messages[start:]), json.dumps(one.tools)))
+    following = [*conversations[1:], conversations[0]]
+    return [
+        Preference(prompt=prompt, chosen=side, rejected=other, tools=tools)
+        for (prompt, side, tools), (_, other, _) in zip(conversations, following, strict=True)
+        if side != other
+    ]
+
+
+def comparable(output: Path) -> list[dict]:
+    return [{key: row[key] for key in row if key != "at" and not key.startswith("time/")} for row in metrics(output)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("one_thread")
+def test_the_small_policy_learns_held_out_preferences_and_a_killed_run_ends_as_the_unbroken_one(tmp_path, capsys):
+    policy, rows = ROOT / "models" / "tiny-sql", tmp_path / "pairs.jsonl"
+    make_tiny_policy(policy)
+    write_preferences(exchanged(30), rows)
+    flags = ("--max_length", 1024, "--num_epochs", 2, "--save_steps", 3, "--learning_rate", 2e-3)
+    flags = (*flags, "--held_out_fraction", 0.2, "--batch_size", 6)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(command(policy, rows, whole, *flags)) == 0
+    held_out = [row for row in metrics(whole) if "val/dpo/loss" in row]
+    assert [row["val/dpo/accuracy"] for row in held_out][-1] >= 0.8  # before training every margin is 0
+    assert held_out[-1]["val/dpo/margin"] > held_out[0]["val/dpo/margin"] > 0
+
+    again = command(policy, rows, broken, *flags)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    died = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_SAVES, *again], cwd=ROOT, env=environment, timeout=280)
+    assert died.returncode == -9
+    capsys.readouterr()
+    assert main([*again, "--resume", "--beta", "0.2"]) == 1
+    assert "checkpoint-3 belongs to another run (beta: was 0.1, is 0.2)" in capsys.readouterr().err
+    assert main([*again, "--resume"]) == 0
+    assert f"going on from {broken / 'checkpoints' / 'checkpoint-3'}" in capsys.readouterr().out
+    assert comparable(broken) == comparable(whole)
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (broken, whole))
+    assert ours.keys() == theirs.keys()
+    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+
+    assert AutoPeftModelForCausalLM.from_pretrained(whole).peft_config["default"].r == 16
+    grpo = ("-m", "agentgrpo", "greedy-grpo", "--model_path", whole, "--save_dir", tmp_path / "grpo")
+    done = subprocess.run(
+        [sys.executable, *map(str, grpo), "--num_tasks", "1", "--max_new_tokens", "60", "--group_size", "2"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"adapter: {tmp_path}/grpo/adapter" in done.stdout

@@ -1,0 +1,501 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agentgrpo.forked import forked
+from agentgrpo.printed_commands import program_command
+from reward_model.tests.conftest import make_base
+from sql_agent.commands.sft import main
+from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.model_check import TINY_POLICY
+from sql_agent.sft.fine_tuning import load_trainable
+from sql_agent.sft.run import RECORD, SftConfig, next_commands, prepare
+from sql_agent.sft.trainer import make_trainer
+
+ROOT = Path(__file__).parents[3]
+AGENTGRPO = program_command("agentgrpo")
+"""The interpreter, as printed commands name it."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """An untrained model of one layer and 20,000 weights."""
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> Path:
+    """16 conversations of two replies: count on from a number."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    with path.open("w") as out:
+        for n in range(16):
+            said = [("user", f"What comes after {n}?"), ("assistant", f"{n + 1}"), ("user", "And then?")]
+            messages = [{"role": role, "content": text} for role, text in (*said, ("assistant", f"{n + 2}"))]
+            out.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+def command(base: Path, data: object, output: Path, *flags: object) -> list[str]:
+    always = ("--model_path", base, "--dataset", data, "--output_dir", output, "--max_length", 256, "--device", "cpu")
+    return [str(part) for part in (*always, *flags)]
+
+
+@pytest.fixture
+def one_thread():
+    """The order of a sum depends on the threads; the killed process has one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model_path", "gone/model"], "gone/model is no folder, and no model of that name is whole in the Hugging"),
+        (["--dataset", "gone.jsonl"], "gone.jsonl: no such file; give dbbench, text2sql, gsm8k, or a JSONL"),
+        (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
+        (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl: no such file; give an AgentBench .jsonl"),
+        (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
+        (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
+        (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
+        (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
+        (["--resume"], "out holds no run to go on with; start it without --resume"),
+        (["--output_dir", "README.md"], "--run-dir README.md is a file, expected a folder; name another"),
+        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --run-dir"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, rows, tmp_path, capsys, flags, words):
+    if "cuda" in flags and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(command(base, rows, tmp_path / "out", *flags)) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+class Program:
+    def __reduce__(self):
+        return print, ("it ran",)
+
+
+def broken(folder: Path, fault: str) -> None:
+    template = folder / "chat_template.jinja"
+    match fault:
+        case "raises":
+            template.write_text("{{ nothing.at_all }}")
+        case "silent":
+            template.write_text("{% for m in messages %}{% endfor %}")
+        case "no_syntax":
+            template.write_text("{% for m in messages %}")
+        case "binary":
+            template.write_bytes(bytes(range(256)))
+        case "endless":
+            template.write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+        case "pickle":
+            (folder / "model.safetensors").unlink()
+            torch.save({"a": Program()}, folder / "pytorch_model.bin")
+        case "no_layers":
+            save_file({"score.weight": torch.zeros(1, 32)}, folder / "model.safetensors", metadata={"format": "pt"})
+        case "reward_model":
+            config = json.loads((folder / "config.json").read_text())
+            config["architectures"] = ["Qwen3ForSequenceClassification"]
+            (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            "raises",
+            "the chat template cannot render a question and its answer (UndefinedError: 'nothing' is undefined)",
+        ),
+        ("silent", "the chat template writes nothing for a question and its answer; give one that does with --chat"),
+        ("no_syntax", "the chat template cannot render a question and its answer (TemplateSyntaxError: "),
+        ("binary", "has no tokenizer that can be read ("),
+        ("endless", "does not end: a short conversation took more than 1 s; give a template that does"),
+        ("pickle", "(*.bin) are no pickle of plain tensors: it may run a program, or is damaged"),
+        ("no_layers", "14 missing ("),
+        (
+            "reward_model",
+            "is a reward model or another classifier (Qwen3ForSequenceClassification), expected a language",
+        ),
+    ],
+)
+def test_a_model_that_is_broken_is_refused_in_a_line(base, rows, tmp_path, capsys, monkeypatch, fault, words):
+    monkeypatch.setattr(forked, "__kwdefaults__", {"cpu_s": 1.0, "memory_bytes": 2**30})
+    folder = shutil.copytree(base, tmp_path / "m")
+    broken(folder, fault)
+    assert main(command(folder, rows, tmp_path / "out")) == 1
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert "it ran" not in said.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_row_is_named_before_the_weights_are_read(base, tmp_path, capsys):
+    weightless = shutil.copytree(base, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file({"nothing": torch.zeros(1)}, weightless / "model.safetensors")
+    (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    assert main(command(weightless, tmp_path / "rows.jsonl", tmp_path / "out")) == 1
+    assert "rows.jsonl, line 1, messages: no assistant message to imitate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--lora_dropout", "1"], "--lora-dropout: expected less than 1, got '1'"),
+        (["--learning_rate", "0"], "--learning-rate: expected greater than 0, got '0'"),
+        (["--num_epochs", "0"], "--num-epochs: expected greater than or equal to 1, got '0'"),
+    ],
+)
+def test_a_flag_out_of_range_says_its_range(base, rows, tmp_path, capsys, flags, words):
+    with pytest.raises(SystemExit):
+        main(command(base, rows, tmp_path / "out", *flags))
+    assert words in capsys.readouterr().err
+
+
+# The loss -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_that_trl_computes_is_the_cross_entropy_of_what_the_assistant_says(base, rows, tmp_path):
+    cfg = SftConfig(model_path=str(base), dataset=str(rows), output_dir=tmp_path / "out", max_length=256, lora_r=0)
+    run = prepare(cfg, resume=False, say=lambda line: None)
+    model = load_trainable(base, base, all_weights=True, device="cpu")
+    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={}, pass_tokens=2048)
+    batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 9)])  # "1" and "10": two lengths
+    loss = trainer.compute_loss(trainer.model, batch)
+
+    each = []
+    for one in (run.encoded[0], run.encoded[9]):
+        log_probs = model(torch.tensor([one.ids])).logits[0].log_softmax(-1)
+        each += [-log_probs[place - 1, one.ids[place]] for place in range(1, len(one.ids)) if one.mask[place]]
+    assert len(each) == 2 + 2 + 3 + 3  # digits, and the end of each reply
+    torch.testing.assert_close(loss, torch.stack(each).mean(), rtol=1e-5, atol=1e-6)
+    everything = cross_entropy(
+        model(torch.tensor([run.encoded[0].ids])).logits[0, :-1], torch.tensor(run.encoded[0].ids[1:])
+    )
+    assert abs(everything - loss) > 1e-3
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that a tensor made inside holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor):
+                self.numbers = max(self.numbers, one.numel())
+        return made
+
+
+def test_no_step_makes_logits_of_all_tokens(rows, tmp_path):
+    base = make_base(tmp_path / "base", vocab_size=100_000)
+    cfg = SftConfig(model_path=str(base), dataset=str(rows), output_dir=tmp_path / "out", max_length=256)
+    run = prepare(cfg, resume=False, say=lambda line: None)
+    model = load_trainable(base, base, all_weights=False, device="cpu")
+    trainer = make_trainer(
+        model, run.start.tokenizer, run.encoded, cfg, lora=run.start.lora, record={}, pass_tokens=2048
+    )
+    trainer.create_optimizer()
+    batch = trainer.data_collator([trainer.train_dataset[index] for index in range(8)])
+    with Largest() as made:
+        trainer.training_step(trainer.model, batch)
+    weights = 100_000 * trainer.model.config.hidden_size
+    assert made.numbers <= weights < batch["input_ids"].numel() * 100_000 // 8
+
+
+@pytest.mark.parametrize("most", [1, 60, 10_000], ids=["one_row", "some_rows", "whole_batch"])
+def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, rows, tmp_path, most):
+    settings = {"output_dir": tmp_path / "out", "max_length": 256, "lora_r": 0, "micro_batch_tokens": most}
+    cfg = SftConfig(model_path=str(base), dataset=str(rows), **settings)
+    run = prepare(cfg, resume=False, say=lambda line: None)
+    model = load_trainable(base, base, all_weights=True, device="cpu")
+    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={}, pass_tokens=most or 2048)
+    trainer.create_optimizer()
+    batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 9, 3)])
+    loss = trainer.training_step(trainer.model, batch)
+    gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+    model.zero_grad()
+    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    labels = batch["labels"][:, 1:]
+    whole = cross_entropy(logits.flatten(0, 1), labels.flatten())  # -100 is left out
+    whole.backward()
+    torch.testing.assert_close(loss, whole.detach(), rtol=1e-5, atol=1e-6)
+    expected = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+    learnt = labels != -100
+    distribution = torch.distributions.Categorical(logits=logits[learnt])
+    noted = trainer._metrics["train"]
+    assert noted["entropy"] == pytest.approx([distribution.entropy().mean().item()], rel=1e-4)
+    right = (logits[learnt].argmax(-1) == labels[learnt]).float().mean().item()
+    assert noted["mean_token_accuracy"] == pytest.approx([right])
+    tokens = batch["attention_mask"].sum().item()
+    assert noted["num_tokens"] == [tokens]
+    trainer.training_step(trainer.model, batch)
+    assert noted["num_tokens"] == [2 * tokens]
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next(base, tmp_path, capsys):
+    output = tmp_path / "out"
+    flags = ("--max_samples", 8, "--num_epochs", 1, "--batch_size", 2, "--gradient_accumulation_steps", 2)
+    assert main(command(base, "dbbench", output, *flags, "--learning_rate", 1e-3, "--max_length", 250)) == 0
+    said = capsys.readouterr().out
+    kept, left_out = re.search(r"(\d+) conversations of dbbench.*\nleft out: (.*)\n", said).groups()
+    assert re.search(r"^step 1/2  loss \d\.\d{4}  accuracy \d+\.\d%  grad ", said, re.MULTILINE)
+    assert said.endswith(
+        f"adapter and tokenizer: {output}\nnext: {AGENTGRPO} interactive --model {output}\n"
+        f"next: {AGENTGRPO} greedy-grpo --model {output}\n"
+    )
+    assert (kept, left_out) == ("7", "1 longer than --max-length 250")
+    assert [set(row) for row in metrics(output)] == 2 * [
+        {
+            "train_step",
+            "at",
+            "sft/loss",
+            "sft/token_accuracy",
+            "sft/entropy",
+            "data/tokens",
+            "data/epoch",
+            "optim/learning_rate",
+            "optim/grad_norm",
+            "time/step_s",
+        }
+    ]
+    record = json.loads((output / RECORD).read_text())
+    assert record["settings"]["lora"] == {"r": 16, "alpha": 32, "dropout": 0.05}
+    assert (record["train_step"], record["data"]["conversations"], record["left_out"]) == (2, 7, {"too_long": 1})
+    adapter = load_file(output / "adapter_model.safetensors")
+    assert {key.split(".")[-2] for key in adapter} == {"lora_A", "lora_B"}
+    assert any(weight.abs().max() > 0 for key, weight in adapter.items() if "lora_B" in key)
+    assert not list(output.glob(".saving-*"))
+    assert main(command(base, "dbbench", output)) == 1
+    assert f"{output} holds a finished model (sft.json); name another --run-dir" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "commands"),
+    [
+        (
+            {"dataset": "dbbench", "protocol": "text"},
+            [
+                f"{AGENTGRPO} interactive --model out",
+                f"{AGENTGRPO} greedy-grpo --model out --protocol text",
+            ],
+        ),
+        (
+            {"dataset": "gsm8k:generated"},
+            [
+                f"{AGENTGRPO} interactive --model out",
+                f"{AGENTGRPO} gsm8k --model out --dataset gsm8k:generated",
+            ],
+        ),
+        (
+            {"env": "mine.py:Shop", "tasks": Path("rows.jsonl")},
+            [
+                f"{AGENTGRPO} local --model out --env mine.py:Shop --train-file rows.jsonl",
+                f"{AGENTGRPO} merge --adapter out --output out-merged",
+                f"{AGENTGRPO} train --model out-merged --env mine.py:Shop --train-file rows.jsonl",
+            ],
+        ),
+        (
+            {"database": Path("s.sqlite"), "tasks": Path("q.json"), "held_out_fraction": 0.1, "max_prompt_tokens": 900},
+            [
+                f"{AGENTGRPO} local --model out --database s.sqlite --train-file q.json "
+                "--max-prompt-tokens 900 --held-out-fraction 0.1",
+                f"{AGENTGRPO} merge --adapter out --output out-merged",
+                f"{AGENTGRPO} train --model out-merged --database s.sqlite --train-file q.json "
+                "--set data.max_prompt_tokens=900 data.held_out_fraction=0.1",
+            ],
+        ),
+        (
+            {"dataset": "dbbench", "tasks": Path("q.json"), "held_out_fraction": 0},  # every row was learnt
+            [
+                f"{AGENTGRPO} interactive --model out",
+                f"{AGENTGRPO} greedy-grpo --model out --train-file q.json --val-file HELD_OUT_TASKS",
+            ],
+        ),
+        ({"dataset": "rows.jsonl"}, [f"{AGENTGRPO} interactive --model out"]),
+    ],
+)
+def test_what_comes_next_fits_what_was_learnt(flags, commands):
+    cfg = SftConfig(model_path="m", output_dir=Path("out"), **flags)
+    assert next_commands(cfg, is_adapter=True) == commands
+    whole = [line.replace("out-merged", "out") for line in commands if " merge " not in line]
+    assert next_commands(cfg, is_adapter=False) == whole
+
+
+@pytest.mark.slow
+def test_without_lora_all_weights_are_trained_and_the_model_is_whole(base, rows, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert main(command(base, rows, output, "--lora_r", 0, "--num_epochs", 1, "--learning_rate", 1e-2)) == 0
+    trained, total = re.search(r"([\d,]+) of ([\d,]+) weights are trained", capsys.readouterr().out).groups()
+    assert trained == total
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, output))
+    assert [key for key in before if torch.equal(before[key], after[key])] == []
+    assert (output / "config.json").is_file() and not (output / "adapter_config.json").exists()
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_on_and_keeps_its_shape_and_its_base(base, rows, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    short = ("--num_epochs", 1, "--learning_rate", 1e-2)
+    assert main(command(base, rows, first, *short, "--lora_r", 2)) == 0
+    assert main(command(first, rows, second, *short)) == 0
+    configs = [json.loads((folder / "adapter_config.json").read_text()) for folder in (first, second)]
+    assert [(c["r"], c["base_model_name_or_path"]) for c in configs] == 2 * [(2, str(base.resolve()))]
+    before, after = (load_file(folder / "adapter_model.safetensors") for folder in (first, second))
+    assert before.keys() == after.keys()
+    assert [key for key in before if torch.equal(before[key], after[key])] == []
+    losses = [metrics(folder)[0]["sft/loss"] for folder in (first, second)]
+    assert losses[1] < losses[0] - 0.01  # it goes on where the first run ended
+    capsys.readouterr()
+    assert main(command(first, rows, tmp_path / "third", "--lora_r", 4)) == 1
+    assert "--lora-rank is given, and" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_token_that_ends_a_reply_becomes_the_one_that_stops_sampling(base, rows, tmp_path, capsys):
+    other = shutil.copytree(base, tmp_path / "base")
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+    assert main(command(other, rows, tmp_path / "out", "--max_samples", 2, "--num_epochs", 1)) == 0
+    words = "replies end with <|im_end|>, which becomes the tokenizer's eos_token (it was <|endoftext|>)"
+    assert words in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_stops_the_run_and_leaves_no_model(base, rows, tmp_path, capsys):
+    broken = shutil.copytree(base, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    assert main(command(broken, rows, tmp_path / "out")) == 1
+    assert "the loss is nan at step 1; lower --learning-rate (now 0.0002)" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+
+
+# Whole processes ------------------------------------------------------------------------------------------------------
+
+RUN = ("--num_epochs", 3, "--batch_size", 8, "--save_steps", 2, "--learning_rate", "1e-3")  # 6 steps
+KILLED_WHILE_IT_SAVES = """
+import os, signal, sys
+from transformers import Trainer
+from sql_agent.commands.sft import main
+
+save = Trainer._save_optimizer_and_scheduler
+
+def save_and_die(self, folder):
+    save(self, folder)
+    if self.state.global_step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Trainer._save_optimizer_and_scheduler = save_and_die
+main(sys.argv[1:])
+"""
+
+
+def run(*argv: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, *(str(part) for part in argv)]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
+
+
+def comparable(output: Path) -> list[dict]:
+    return [{key: row[key] for key in row if key != "at" and not key.startswith("time/")} for row in metrics(output)]
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "environment"),
+    [
+        ({}, "dbbench", EnvironmentSettings("dbbench")),
+        ({"dataset": "dbbench", "protocol": "lab"}, "dbbench", EnvironmentSettings("dbbench", "lab")),
+        ({"dataset": "gsm8k:generated"}, "gsm8k", EnvironmentSettings("gsm8k")),
+        ({"database": "a.sqlite"}, "environment", EnvironmentSettings("text2sql", database=Path("a.sqlite"))),
+        ({"env": "mine.py:Shop"}, "environment", EnvironmentSettings("mine.py:Shop")),
+        ({"dataset": "talks.jsonl"}, "file", None),
+    ],
+)
+def test_data_name_the_environment_that_they_imitate(given, source, environment):
+    cfg = SftConfig(**given)
+    assert (cfg.source, cfg.environment if source != "file" else None) == (source, environment)
+    assert Path(cfg.model_path).resolve() == TINY_POLICY
+
+
+def test_help_says_how_to_start_without_loading_torch():
+    shown = run("-X", "importtime", "-m", "agentgrpo", "sft", "--help")
+    assert "agentgrpo sft --model MODEL --dataset dbbench" in shown.stdout
+    assert re.search(r"\btorch$", shown.stderr, re.MULTILINE) is None
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, rows, tmp_path, capsys, one_thread):
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    assert main(command(base, rows, unbroken, *RUN)) == 0
+    again = command(base, rows, killed, *RUN)
+    assert run("-c", KILLED_WHILE_IT_SAVES, *again).returncode == -9
+    assert (killed / "checkpoints" / "checkpoint-4" / "optimizer.pt").is_file()
+    assert not (killed / "adapter_config.json").exists()
+    capsys.readouterr()
+
+    assert main([*again, "--resume", "--seed", "1"]) == 1
+    other = capsys.readouterr()
+    assert "checkpoint-4 is skipped: sft.json is missing, so it was not written to its end" in other.out
+    assert "checkpoint-2 belongs to another run (seed: was 0, is 1); name another --run-dir" in other.err
+    assert main([*again, "--resume"]) == 0
+    assert f"going on from {killed / 'checkpoints' / 'checkpoint-2'}" in capsys.readouterr().out
+    assert [row["train_step"] for row in metrics(killed)] == [1, 2, 3, 4, 5, 6]
+    assert comparable(killed) == comparable(unbroken)
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (killed, unbroken))
+    assert ours.keys() == theirs.keys()
+    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+
+    (killed / RECORD).unlink()  # as if it had been killed just before its last file
+    assert main([*again, "--resume"]) == 0
+    assert torch.equal(load_file(killed / "adapter_model.safetensors")[next(iter(ours))], ours[next(iter(ours))])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--dataset", "dbbench", "--env", "mine.py:Shop"], "give --dataset or --env, not both"),
+        (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP"),
+        (["--env", "shop"], "unknown environment 'shop'"),
+        (["--env", "mine.py:Shop", "--database", "a.sqlite"], "env.database belongs to env.type=text2sql"),
+    ],
+)
+def test_a_source_that_cannot_be_meant_is_refused(capsys, flags, words):
+    with pytest.raises(SystemExit):
+        main(["--model_path", "x", *flags])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_environment_without_rows_asks_for_them(base, tmp_path, capsys):
+    where = ["--model_path", str(base), "--output_dir", str(tmp_path / "out"), "--max_length", "256"]
+    assert main([*where, "--device", "cpu", "--env", "mine.py:Shop"]) == 1
+    assert "mine.py:Shop needs --train-file, rows that hold references" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""Medical question answering, nothing scripted: scoring service, store, runners, vLLM, verl, a small policy. One step.
+
+The reward model is the small policy with a new head: it knows nothing, and its scores differ. About two minutes.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentgrpo.machine import free_port
+from sql_agent.medical.invent import make_database
+from sql_agent.tests.conftest import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+CENTER, SCALE = 0.1, 2.0
+# Greedy, the small policy calls a tool that is not there until its turns are gone; hot, it babbles, which is an answer.
+SETTINGS = [
+    *("agent.temperature=1.5", "agent.max_turns=3", "agent.max_tokens=64", "rollout.trajectories_per_step=16"),
+    "rollout.redraws=0",  # what is saved is what was played, however the sampled groups fall out
+    *("trainer.save_every=0", f"reward_model.center={CENTER}", f"reward_model.scale={SCALE}"),
+]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Path:
+    from sql_agent.tiny_policy.make import make_tiny_policy
+
+    make_tiny_policy(ROOT / "models" / "tiny-sql")
+    return ROOT / "models" / "tiny-sql"
+
+
+@pytest.fixture(scope="module")
+def scorer(policy, tmp_path_factory):
+    """The URL of a running service."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder, port = tmp_path_factory.mktemp("reward_model"), free_port()
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    command = [sys.executable, "reward_model/inference_api.py", "--model_path", folder, "--port", str(port)]
+    service = subprocess.Popen([*command, "--threads", "1"], cwd=ROOT)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/readyz", service)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        service.terminate()
+        service.wait(30)
+
+
+@pytest.fixture(scope="module")
+def run(policy, scorer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    database = folder / "medical.db"
+    make_database(database, n_drugs=40, n_diseases=20)
+    before = database.read_bytes()
+    where = ["--env", "medical", "--reward-model-url", scorer, "--model", str(policy), "--run-dir", str(folder / "run")]
+    settings = [flag for setting in [*SETTINGS, f"env.database={database}"] for flag in ("--set", setting)]
+    result = subprocess.run(
+        [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", *where, *settings],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    log = folder / "run" / "logs" / "driver.log"
+    assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
+    (metrics,) = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    lines = (folder / "run" / "trajectories" / "train_000001.jsonl").read_text().splitlines()
+    untouched = database.read_bytes() == before
+    return SimpleNamespace(out=result.stdout, metrics=metrics, rollouts=[*map(json.loads, lines)], untouched=untouched)
+
+
+def test_every_rollout_has_its_bounded_score_or_the_price_of_silence(run):
+    assert len(run.rollouts) == 16  # four tasks, four rollouts each
+    answered = [r for r in run.rollouts if r["reward_model"]["reason"] == "scored"]
+    assert answered
+    for rollout in answered:
+        score = rollout["reward_model"]["score"]
+        assert rollout["reward"] == pytest.approx(math.tanh((score - CENTER) / SCALE))
+        assert rollout["messages"][-1]["content"].strip()
+    for rollout in run.rollouts:
+        assert rollout["score"] == {"value": None, "reason": "no_judge", "parts": {}}
+        assert rollout in answered or rollout["reward"] == -1.0
+
+
+def test_the_step_says_what_the_scorer_said_and_nothing_of_correctness(run):
+    scores = [r["reward_model"]["score"] for r in run.rollouts if r["reward_model"]["score"] is not None]
+    assert run.metrics["reward_model/score_mean"] == pytest.approx(sum(scores) / len(scores))
+    assert run.metrics["reward/unjudged_frac"] == run.metrics["reward_model/lost_frac"] == 0.0
+    assert {"rollout/success", "reward_model/correctness_corr", "reward_model/alarm"}.isdisjoint(run.metrics)
+    assert run.metrics["policy/grad_norm"] > 0
+    assert "step 1/1  reward" in run.out
+
+
+def test_the_database_is_as_it_was(run):
+    assert run.untouched
