@@ -66,6 +66,8 @@ class _Attempt:
     """Tracks one rollout of a user's own agent."""
 
     log: CallLog = field(default_factory=CallLog)
+    servers: ChatServers = field(default_factory=ChatServers)
+    """What servers refused of this rollout's calls. Its agent may write anything into them, so others learn nothing."""
     asking: set[asyncio.Future[Any]] = field(default_factory=set)
     writing: set[asyncio.Future[None]] = field(default_factory=set)
     ended: bool = False
@@ -92,7 +94,7 @@ class RolloutRoute:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self._calls, self._asking = CallCounter(), ChatServers()
+        self._calls, self._chat_servers = CallCounter(), ChatServers()
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Future[None]] = set()
         self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
@@ -156,7 +158,7 @@ class RolloutRoute:
             if attempt is not None:
                 attempt.log.refused = refusal["error"]["message"]
             return JSONResponse(refusal, 400, {"Connection": "close"})  # the rest of the body may follow
-        work = asyncio.ensure_future(self._ask(asked))
+        work = asyncio.ensure_future(self._ask(asked, self._chat_servers if attempt is None else attempt.servers))
         if attempt is not None:
             attempt.asking.add(work)
             work.add_done_callback(attempt.asking.discard)
@@ -202,7 +204,7 @@ class RolloutRoute:
             self._attempts.popitem(last=False)
         return attempt
 
-    async def _ask(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async def _ask(self, request: dict[str, Any], servers: ChatServers) -> tuple[int, dict[str, Any]]:
         """Return status and answer of the policy's server."""
         url = self.servers.get(request.get("model", ""))
         if url is None:
@@ -214,7 +216,7 @@ class RolloutRoute:
         if type(self).write is not None:
             request |= {"return_token_ids": True, "logprobs": True}
         try:
-            status, answer = await self._asking.ask(url, request, functools.partial(self._post, self._session, url))
+            status, answer = await servers.ask(url, request, functools.partial(self._post, self._session, url))
         except (aiohttp.ClientError, TimeoutError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
         return status, _readable(answer) if isinstance(answer, bytes) else answer

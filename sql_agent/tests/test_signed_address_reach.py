@@ -88,7 +88,7 @@ async def test_of_the_llm_proxy_it_reaches_no_route_of_litellm():
 
 
 async def test_of_a_rollout_it_reaches_calls_of_the_policy_and_neither_its_end_nor_its_conversation(monkeypatch):
-    async def answer(self, request):
+    async def answer(self, request, servers):
         return 200, {"id": "1", "choices": [{"message": {"content": "a secret"}, "finish_reason": "stop"}]}
 
     monkeypatch.setattr(RolloutRoute, "_ask", answer)
