@@ -43,6 +43,8 @@ _OF_SIGNATURE = {"chat/completions": ("POST",), "models": ("GET", "HEAD")}
 """What the holder of a signed address may ask, and by which methods."""
 _OF_TOKEN = {"chat/completions": ("POST",), _ENDED: ("POST",)}
 """What the run's own processes ask here; the other paths are LiteLLM's."""
+MAX_OPEN_CALLS = 256
+"""Calls of one rollout that may be open at a time; each holds two of the process's files, often 1,024 in all."""
 WRITTEN_S = 20.0
 """Seconds that the end of a rollout waits until the spans of its calls are in the store."""
 
@@ -68,6 +70,7 @@ class _Attempt:
     log: CallLog = field(default_factory=CallLog)
     servers: ChatServers = field(default_factory=ChatServers)
     """What servers refused of this rollout's calls. Its agent may write anything into them, so others learn nothing."""
+    open_calls: int = 0
     asking: set[asyncio.Future[Any]] = field(default_factory=set)
     writing: set[asyncio.Future[None]] = field(default_factory=set)
     ended: bool = False
@@ -128,7 +131,17 @@ class RolloutRoute:
             return JSONResponse({"object": "list", "data": served})
         if match[3] == _ENDED:
             return await self._end(self._attempt(match[1], match[2]))
-        return await self._chat(match[1], match[2], sampling, http)
+        if sampling is None:
+            return await self._chat(match[1], match[2], None, None, http)
+        attempt = self._attempt(match[1], match[2])
+        if attempt.open_calls >= MAX_OPEN_CALLS:
+            words = f"this rollout has {MAX_OPEN_CALLS} calls open; ask again when one of them is answered"
+            return JSONResponse(_error(words), 429, {"Connection": "close"})
+        attempt.open_calls += 1
+        try:
+            return await self._chat(match[1], match[2], sampling, attempt, http)
+        finally:
+            attempt.open_calls -= 1
 
     async def close(self) -> None:
         """Close the connections to the model servers."""
@@ -136,10 +149,14 @@ class RolloutRoute:
             await self._session.close()
 
     async def _chat(
-        self, rollout_id: str, attempt_id: str, sampling: RolloutSampling | None, http: Request
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        sampling: RolloutSampling | None,
+        attempt: _Attempt | None,
+        http: Request,
     ) -> Response | None:
         """Return the answer to a call; None if its client is gone."""
-        attempt = None if sampling is None else self._attempt(rollout_id, attempt_id)
         if attempt is not None and attempt.ended:
             return JSONResponse(_error("this rollout has ended; nothing that it asks now would be trained"), 410)
         sequence_id = self._calls.next(rollout_id, attempt_id)
