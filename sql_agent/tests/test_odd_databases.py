@@ -189,6 +189,17 @@ def test_rows_whose_trigger_or_index_is_unknown_cannot_be_changed_and_others_can
         assert [*database.changes()] == ["whale"]
 
 
+def test_questions_about_what_a_newer_sqlite_defined_are_left_out_and_named(newer, tmp_path):
+    queries = ("SELECT name FROM cheap", "DELETE FROM boat", "SELECT name FROM dear")
+    rows = asked(tmp_path / "q.json", *({"question": query, "query": query} for query in queries))
+    finding = check_database(newer.path, rows)
+    assert f'cheap (near "THAN": {OF_ANOTHER})' in finding.found
+    [problem] = finding.problems
+    assert "2 references fail" in problem.what and not problem.blocks
+    assert f'boat cannot be changed: trigger sold: near "GUESS": {OF_ANOTHER}' in problem.what
+    assert problem.mend.startswith("leave the questions out")
+
+
 @pytest.mark.parametrize("opened", [Databases.open, Databases.open_view])
 def test_nobody_may_write_the_schema_of_such_a_file(newer, opened):
     with closing(opened(newer, "a", statement_timeout_s=5)) as database:

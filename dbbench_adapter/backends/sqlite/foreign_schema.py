@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 
+FOREIGN = "another version of SQLite wrote its definition"
 _MALFORMED = re.compile(r"malformed database schema \((.*?)\) - (.*)", re.DOTALL)
 _LISTED = "SELECT type, name, tbl_name, rootpage > 0, sql FROM sqlite_master ORDER BY rowid"
 _Entry = tuple[str, str, str, int, str | None]
@@ -39,7 +40,7 @@ class Unparsed:
 
     @property
     def why(self) -> str:
-        return f"{self.error}; another version of SQLite wrote its definition"
+        return f"{self.error}; {FOREIGN}"
 
 
 def load_schema(connection: sqlite3.Connection) -> tuple[Unparsed, ...]:
