@@ -56,6 +56,8 @@ def is_closed(line):
         return False
     except ConnectionResetError:
         return True
+    finally:
+        line.settimeout(10)
 
 
 def sent_until_closed(line, part, count):
