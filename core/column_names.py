@@ -115,7 +115,7 @@ def unread_part(
         if value and looks_like_media(name):
             return UnreadPart(name, "images or sound", "only texts are learnt, so leave the row out")
         if any(_is_nowhere(tool, texts) for tool in _tools(name, value)):
-            return UnreadPart(name, "tools or their calls", "rename it to tools, write calls into the messages")
+            return UnreadPart(name, "tools or their calls", "rename it to tools, and write calls into the messages")
         if _looks_like_prefix(name) and any(_is_nowhere(text, texts) for text in _texts(value)):
             return UnreadPart(name, "the beginning of a reply", None)
     column = unread_prompt(row, read, prompt, replies)
@@ -135,7 +135,8 @@ def _looks_like_prefix(name: str) -> bool:
 
 def _tools(name: str, value: Any) -> Iterator[str]:
     """Yield the names of the tools in a column with the name of tools; a schema without one is its own text."""
-    value = [] if words(name).isdisjoint(TOOL_WORDS) else _unpacked(value)
+    found = words(name)
+    value = [] if found.isdisjoint(TOOL_WORDS) or "choice" in found else _unpacked(value)
     named = value.items() if isinstance(value, dict) else ((None, each) for each in value if isinstance(value, list))
     for key, tool in named:
         if isinstance(tool, dict):

@@ -287,7 +287,7 @@ def _check_unread(
     if (found := unread_part(row, read, texts)) is not None:
         remedy = found.remedy or "put it there"
         what = f"looks like {found.what} and is not in {' or '.join(form)}"
-        raise RowError(found.column, f"{what}; {remedy}, or remove it")
+        raise RowError(found.column, f"{what}; {remedy}, or remove the column")
     for name in row.keys() - read:
         if row[name] is not None:
             notes[f"field {name!r} left out"] += 1

@@ -386,6 +386,11 @@ def test_tools_that_no_prompt_would_hold_are_refused_by_the_name_of_their_column
     assert read_messages(write(tmp_path, said | {name: value})).notes == {f"field {name!r} left out": 1}
 
 
+def test_which_tool_a_server_was_asked_for_is_no_tool(tmp_path):
+    asked = {"tool_choice": {"type": "function", "function": {"name": "look"}}, "function_call": {"name": "look"}}
+    assert len(read_messages(write(tmp_path, FORMS[0] | asked)).kept) == 1
+
+
 def test_tools_beside_a_plain_text_are_refused_unless_it_names_them(tmp_path):
     with pytest.raises(DataError, match="line 1, tools: looks like tools"):
         read_messages(write(tmp_path, {"text": "One.", "tools": OFFERED}))
