@@ -25,6 +25,11 @@ _MARKERS = (
 _MARKER = re.compile("|".join(_MARKERS), re.DOTALL)
 _LAST = re.compile(r"</s>\s*\Z")
 """The end token of Llama 2 and Mistral; with `<s>` before it, it is HTML."""
+_MEDIUM = re.compile(
+    r"<(image|video|audio)[ _]?\d+>|<(start_of_image)>"
+    r"|(?:\A|\n)[ \t]*<(image|video|audio)>[ \t]*(?=\n|\Z)|\A\s*<(image|video|audio)>|<(image|video|audio)>\s*\Z"
+)
+"""Where a processor of LLaVA, LLaMA-Factory, ms-swift or Gemma 3 puts an image; in the middle of a line it is HTML."""
 
 
 def marker_in(text: str) -> str | None:
@@ -33,10 +38,25 @@ def marker_in(text: str) -> str | None:
     return found and found.group().strip()
 
 
+def medium_in(text: str) -> str | None:
+    """Return the first mark of the place of an image or of sound in a text, or None; an element of HTML is closed."""
+    found = _MEDIUM.search(text)
+    name = found and next(filter(None, found.groups()))
+    return None if found is None or f"</{name}>" in text else found.group().strip()
+
+
 def why_rendered(message: Message) -> str | None:
     """Return what is wrong with a message that holds such a mark, and what to do. A tool may say anything."""
-    marker = None if message.role == "tool" else marker_in(message.content)
+    if message.role == "tool":
+        return None
+    if (medium := medium_in(message.content)) is not None:
+        return why_no_medium(medium)
+    marker = marker_in(message.content)
     return marker and (
         f"holds {marker!r}, a mark of a chat format, which the model's template would write once more; give the "
         "conversation as messages with roles, or remove the mark"
     )
+
+
+def why_no_medium(marker: str) -> str:
+    return f"holds {marker!r}, the place of an image or of sound, and only texts are read; leave the row out"

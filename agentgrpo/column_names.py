@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentgrpo.json_text import parse_json
 
@@ -16,7 +16,7 @@ PROMPT_WORDS = frozenset((
     "prompt", "question", "query", "input", "inputs", "context", "history", "instruction", "system", "message",
     "conversation", "dialog", "dialogue", "chat", "turn", "user", "human", "request", "problem", "utterance",
     "document", "passage", "article", "post", "background", "scenario", "persona", "knowledge", "evidence", "hint",
-    "preamble", "developer", "interaction",
+    "preamble", "developer", "interaction", "previous", "prev", "prior", "preceding", "earlier",
 ))  # fmt: skip
 """A column whose name has one of these words, or its plural, may hold a part of the prompt."""
 NO_PROMPT_WORDS = frozenset((
@@ -29,6 +29,30 @@ NO_PROMPT_WORDS = frozenset((
     "toxicity", "status", "cluster", "perplexity", "domain", "is", "has", "complexity",
 ))  # fmt: skip
 """A column whose name has one of these words is about the prompt, or about the row."""
+PREFIX_WORDS = frozenset(("prefix", "prefill", "prefilled", "initial", "partial", "unfinished"))
+REPLY_WORDS = frozenset((
+    "assistant", "answer", "response", "reply", "completion", "output", "generation", "solution", "reason", "reasoning",
+    "step", "steps", "thought", "thoughts", "thinking", "cot", "chosen", "rejected", "target", "text",
+))  # fmt: skip
+"""A column whose name has a word of both sets, or one of the first alone, may hold the beginning of a reply."""
+TOOL_WORDS = frozenset(("tool", "tools", "function", "functions", "api", "apis", "plugin", "plugins"))
+"""A column whose name has one of these words may hold schemas of tools, or calls."""
+MEDIA_WORDS = frozenset((
+    "image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "pixel", "pixels", "video", "videos",
+    "audio", "audios", "sound", "sounds",
+))  # fmt: skip
+ABOUT_MEDIA = frozenset((
+    "id", "ids", "has", "is", "count", "num", "number", "width", "height", "caption", "captions", "description", "alt",
+    "size", "type", "format", "tokens",
+))  # fmt: skip
+"""A column with one of `MEDIA_WORDS` holds images or sound, or says where they are, unless it has one of these too."""
+
+
+class UnreadPart(NamedTuple):
+    column: str
+    what: str
+    remedy: str | None
+    """What to do with the column; None: its text belongs into the columns that are read."""
 
 
 def words(name: str) -> frozenset[str]:
@@ -41,14 +65,23 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).lower()
 
 
-def looks_like_prompt(name: str) -> bool:
+def looks_like_prompt(name: str, also: frozenset[str] = frozenset()) -> bool:
+    """Return whether a column has the name of a part of the prompt.
+
+    Args:
+        also: words of such names beside `PROMPT_WORDS`.
+    """
     found = words(name)
     single = found | {word.removesuffix("s") for word in found} | {plain_name(name)}
-    return not single.isdisjoint(PROMPT_WORDS) and found.isdisjoint(NO_PROMPT_WORDS)
+    return not single.isdisjoint(PROMPT_WORDS | also) and found.isdisjoint(NO_PROMPT_WORDS)
 
 
 def unread_prompt(
-    row: dict[str, Any], read: Collection[str | None], prompt: Sequence[str], replies: Sequence[str] = ()
+    row: dict[str, Any],
+    read: Collection[str | None],
+    prompt: Sequence[str],
+    replies: Sequence[str] = (),
+    also: frozenset[str] = frozenset(),
 ) -> str | None:
     """Return the first column that looks like a prompt and holds a text that was not read; None if there is none.
 
@@ -56,15 +89,64 @@ def unread_prompt(
         read: the columns that were read.
         prompt: the texts of the prompt that was read. A column with one text has to stand there.
         replies: the other texts that were read. A column of messages may hold these too.
+        also: as of `looks_like_prompt`.
     """
     for name, value in row.items():
-        if name in read or not looks_like_prompt(name):
+        if name in read or not looks_like_prompt(name, also):
             continue
         value = _unpacked(value)
         known = [" ".join(text.split()) for text in (prompt if isinstance(value, str) else [*prompt, *replies])]
-        if any(not any(text in each for each in known) for text in _texts(value)):
+        if any(_is_nowhere(text, known) for text in _texts(value)):
             return name
     return None
+
+
+def unread_part(
+    row: dict[str, Any], read: Collection[str | None], prompt: Sequence[str], replies: Sequence[str] = ()
+) -> UnreadPart | None:
+    """Return the first column that holds a part of a conversation that was not read, and what it looks like.
+
+    Args: as of `unread_prompt`.
+    """
+    texts = [" ".join(text.split()) for text in (*prompt, *replies)]
+    for name, value in row.items():
+        if name in read:
+            continue
+        if value and looks_like_media(name):
+            return UnreadPart(name, "images or sound", "only texts are learnt, so leave the row out")
+        if any(_is_nowhere(tool, texts) for tool in _tools(name, value)):
+            return UnreadPart(name, "tools or their calls", "rename it to tools, and write calls into the messages")
+        if _looks_like_prefix(name) and any(_is_nowhere(text, texts) for text in _texts(value)):
+            return UnreadPart(name, "the beginning of a reply", None)
+    column = unread_prompt(row, read, prompt, replies)
+    return None if column is None else UnreadPart(column, "a part of the prompt", None)
+
+
+def looks_like_media(name: str) -> bool:
+    found = words(name)
+    return not found.isdisjoint(MEDIA_WORDS) and found.isdisjoint(ABOUT_MEDIA)
+
+
+def _looks_like_prefix(name: str) -> bool:
+    found = words(name)
+    named = found <= PREFIX_WORDS or not (found.isdisjoint(PREFIX_WORDS) or found.isdisjoint(REPLY_WORDS))
+    return bool(found) and named and found.isdisjoint(NO_PROMPT_WORDS)
+
+
+def _tools(name: str, value: Any) -> Iterator[str]:
+    """Yield the names of the tools in a column with the name of tools; a schema without one is its own text."""
+    found = words(name)
+    value = [] if found.isdisjoint(TOOL_WORDS) or "choice" in found else _unpacked(value)
+    named = value.items() if isinstance(value, dict) else ((None, each) for each in value if isinstance(value, list))
+    for key, tool in named:
+        if isinstance(tool, dict):
+            function = tool.get("function")
+            held = function if isinstance(function, dict) else tool
+            yield str(held.get("name") or key or held)
+
+
+def _is_nowhere(text: str, known: Sequence[str]) -> bool:
+    return not any(text in each for each in known)
 
 
 _NO_CONTENT = {"role", "from", "type", "name", "id", "tool_call_id"}

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentgrpo.call_arguments import plain_schemas
+from agentgrpo.column_names import looks_like_media
 from agentgrpo.json_text import parse_json
 from agentgrpo.messages import FunctionCall, Message, ToolCall
 
@@ -28,6 +29,13 @@ ROLES: dict[str, Any] = {spelling: role for role, spellings in _ROLES.items() fo
 _READ = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"}
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 """OpenAI, Llama, LangChain and Anthropic give these names to a call's arguments."""
+TOOL_COLUMNS = ("tools", "functions")
+"""Columns of a row with the schemas of its tools; `functions` is that of OpenAI's first tool interface."""
+_ELSEWHERE = {
+    "tools": "the row's tools", "functions": "the row's tools", "available_tools": "the row's tools",
+    "function_calls": "tool_calls", "tool_call": "tool_calls",
+}  # fmt: skip
+"""Fields of a message that would be lost, and where their contents are read."""
 _CALL_READ = {"id", "type", "name", "function", *_ARGUMENTS}
 _MAX_REPR_CHARS = 60
 
@@ -118,7 +126,8 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     if said != role and role_key == "role":
         changes[f"role {said!r} read as {role!r}"] += 1
     for name in raw.keys() - _READ:
-        if raw[name] not in (None, [], {}):
+        if raw[name] not in (None, "", [], {}):
+            _refuse_lost(name, f"{field}.{name}")
             changes[f"message field {name!r} left out"] += 1
     content, calls = raw.get(content_key), _calls(raw, field, changes)
     if said == "function_call":
@@ -135,6 +144,13 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         return Message(role=role, content=text, tool_calls=tuple(calls), tool_call_id=answered or None)
     except ValidationError as error:
         raise RowError(field, error.errors()[0]["msg"]) from None
+
+
+def _refuse_lost(name: str, field: str) -> None:
+    if name in _ELSEWHERE:
+        raise RowError(field, f"is not read in a message; move it to {_ELSEWHERE[name]}")
+    if looks_like_media(name):
+        raise RowError(field, "images and sound are not read; remove the field or the row")
 
 
 def message_in_text(text: str, changes: Counter[str]) -> Any:
@@ -247,6 +263,18 @@ def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
         tools = plain_schemas(tools, changes)  # a text went through no table
     wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
     return read_text(json.dumps(wrapped, ensure_ascii=False), field, changes)
+
+
+def tools_of(row: dict[str, Any], changes: Counter[str]) -> str | None:
+    """Return what `read_tools` makes of the row's column of tools.
+
+    Raises:
+        RowError: the column cannot be read, or there are two that differ.
+    """
+    found = {name: tools for name in TOOL_COLUMNS if (tools := read_tools(row.get(name), name, changes)) is not None}
+    if len(set(found.values())) > 1:
+        raise RowError("functions", "differ from tools; keep one of them")
+    return next(iter(found.values()), None)
 
 
 # Whole conversations --------------------------------------------------------------------------------------------------

@@ -1,15 +1,16 @@
 """Adds to uvicorn's HTTP protocol what a server needs against requests that are only begun.
 
-Headers that are slow, many or huge end their connection, an offer to upgrade is ignored, and connections that have not
-shown who they are are limited in number (`GuardedHttpProtocol`). uvicorn keeps all header lines of a request in memory
-until the last one is there, so no application could do this. Leaves out bodies, TLS and rate limits.
+Headers that are slow, many or huge and bodies that are slow end their connection, an offer to upgrade is ignored, and
+connections that have not shown who they are by a whole request are limited in number (`GuardedHttpProtocol`). uvicorn
+keeps all header lines of a request in memory until the last one is there, so no application could do this. Leaves out
+the size of bodies, TLS and rate limits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,9 @@ from uvicorn.server import ServerState
 
 HEADERS_S = 10.0
 """The request line and all headers of a request have to arrive within this many seconds."""
+BODY_S = 30.0
+"""The body of a request has to arrive within this many seconds behind its headers. While the application reads nothing
+it may take longer."""
 MAX_HEADER_BYTES = 1 << 16
 MAX_HEADERS = 256
 """Header lines of one request, those behind a chunked body included."""
@@ -34,7 +38,7 @@ _TRUST = "agentgrpo.trust"
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose next request has not sent all its headers within the limits above."""
+    """Closes a connection whose next request has not sent its headers, or its body, within the limits above."""
 
     _timer: asyncio.TimerHandle | None = None
     _in_head = True
@@ -51,18 +55,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Close the connection.
 
         Args:
-            reason: `head_too_large`, `slow_head` or `too_many_unknown`.
+            reason: `head_too_large`, `slow_head`, `slow_body` or `too_many_unknown`.
         """
         self._stop_timer()
         self.transport.close()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._start_timer()
+        self._start_timer(HEADERS_S, self.refuse, "slow_head")
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._timer is None:
-            self._start_timer()
+            self._start_timer(HEADERS_S, self.refuse, "slow_head")
         in_head, heads = self._in_head, self._heads
         super().data_received(data)
         # headers that began in the middle of these bytes are counted from the next ones on
@@ -81,12 +85,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_timer()
+        self._start_timer(BODY_S, self._end_body)
         self._in_head, self._heads = False, self._heads + 1
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        self._stop_timer()
         self._in_head = True
         if not self.parser.should_upgrade():
             super().on_message_complete()
@@ -95,8 +100,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(HEADERS_S, self.refuse, "slow_head")
+    def _end_body(self) -> None:
+        if self.flow.read_paused:
+            self._start_timer(BODY_S, self._end_body)
+        else:
+            self.refuse("slow_body")
+
+    def _start_timer(self, seconds: float, ended: Callable[..., None], *reason: str) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, ended, *reason)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -116,17 +128,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class GuardedHttpProtocol(LimitedHttpProtocol):
-    """Limits the connections of which the application has accepted no request yet (`trust`)."""
+    """Limits the connections of which the application has accepted no whole request yet (`trust`).
+
+    Each request begins anew, so that a connection that was known counts again while its next request is unfinished.
+    """
+
+    _accepted = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        unknown = _unknown.setdefault(self.server_state, {})
-        oldest, since = next(iter(unknown.items()), (None, 0.0))
-        if oldest is not None and len(unknown) >= MAX_UNKNOWN and time.monotonic() - since > UNKNOWN_S:
-            oldest.refuse("too_many_unknown")
-        elif len(unknown) >= MAX_NEW_UNKNOWN:
+        if len(self._with_room()) >= MAX_NEW_UNKNOWN:
             return self.refuse("too_many_unknown")
-        unknown[self] = time.monotonic()
+        self._with_room()[self] = time.monotonic()
 
     def refuse(self, reason: str) -> None:
         super().refuse(reason)
@@ -134,11 +147,34 @@ class GuardedHttpProtocol(LimitedHttpProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {_TRUST: self._forget}  # type: ignore[typeddict-item]
+        self._accepted = False
+        self.scope["extensions"] = {_TRUST: self._accept}  # type: ignore[typeddict-item]
+        if self not in _unknown.get(self.server_state, {}):
+            self._with_room()[self] = time.monotonic()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._accepted:
+            self._forget()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
+
+    def _accept(self) -> None:
+        self._accepted = True
+        if self._in_head:  # the request is whole, and the next one may follow
+            self._forget()
+
+    def _with_room(self) -> dict[GuardedHttpProtocol, float]:
+        """Return the unknown connections of the server after closing those that have been unknown for too long."""
+        unknown = _unknown.setdefault(self.server_state, {})
+        while len(unknown) >= MAX_UNKNOWN:
+            oldest, since = next(iter(unknown.items()))
+            if time.monotonic() - since <= UNKNOWN_S:
+                break
+            oldest.refuse("too_many_unknown")
+        return unknown
 
     def _forget(self) -> None:
         _unknown.get(self.server_state, {}).pop(self, None)

@@ -1,9 +1,10 @@
 """Reads what a row for training says about which of its messages are learnt.
 
 Trainers have many names for it: OpenAI, Mistral and Together write `weight`, ms-swift, XTuner and AgentInstruct `loss`,
-axolotl `train` and `training`, slime `step_loss_mask`, torchtune `masked`. A mark is obeyed where it can mean one thing
-only: 0 or 1 under a known name. Everything else that looks like a mark is refused by its name, because a reply that is
-learnt against its mark shows nowhere.
+axolotl `train` and `training`, slime `step_loss_mask`, torchtune `masked`. Rows for KTO say of each reply whether it is
+good (`label`), and a bad one is not learnt either. A mark is obeyed where it can mean one thing only: 0 or 1 under a
+known name, true or false for KTO. Everything else that looks like a mark is refused by its name, because a reply that
+is learnt against its mark shows nowhere.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ NOT_LEARNT = frozenset(map(plain_name, (
     "frozen",
 )))  # fmt: skip
 """Names of which 1 says that a message or row is not learnt."""
+GOOD = frozenset(map(plain_name, ("label", "kto_tag", "kto_label", "desirable", "is_desirable")))
+"""Names of which `true` says that a reply is good, as in rows for KTO; other values may be those of a class."""
+BAD = frozenset(map(plain_name, ("undesirable", "is_undesirable")))
+MAYBE_BAD = (0, -1, "0", "-1", "false", "bad", "undesirable", "rejected", "dispreferred")
+"""Values under these names that may say that a reply is bad."""
+APPROVED = frozenset(map(plain_name, (
+    "accepted", "is_accepted", "approved", "is_approved", "preferred", "is_preferred", "good", "is_good", "correct",
+    "is_correct", "thumbs_up", "chosen", "is_chosen",
+)))  # fmt: skip
+"""Names of which `false` says that a reply is bad, though perhaps not that it is to be left out."""
+DISAPPROVED = frozenset(map(plain_name, (
+    "rejected", "is_rejected", "bad", "is_bad", "incorrect", "is_incorrect", "wrong", "is_wrong", "thumbs_down",
+)))  # fmt: skip
 MARK_WORDS = frozenset((
     "loss", "losses", "mask", "masks", "masked", "masking", "train", "trained", "training", "trainable", "weight",
     "weights", "learn", "learned", "learnt", "learnable", "supervise", "supervised", "supervision", "grad",
@@ -57,7 +71,8 @@ def take_mark(raw: Any, field: str) -> tuple[Any, Mark | None]:
         return raw, None
     if (place := _marked_part(raw)) is not None:
         raise RowError(f"{field}.{place}", f"marks a part of a message; {_WRITE_WEIGHT}")
-    marks = [_mark(name, value, f"{field}.{name}") for name, value in raw.items() if _is_mark(name, value)]
+    found = (_mark_in(name, value, f"{field}.{name}") for name, value in raw.items())
+    marks = [mark for mark in found if mark is not None]
     other = next((mark for mark in marks if mark.learnt != marks[0].learnt), None)
     if other is not None:
         raise RowError(f"{field}.{other.name}", f"contradicts {marks[0].name}; keep one of them")
@@ -101,6 +116,8 @@ def left_out_by(row: dict[str, Any]) -> str | None:
     """
     for name, value in row.items():
         plain = plain_name(name)
+        if (mark := _verdict(name, value, name)) is not None and not mark.learnt:
+            return name
         if _is_empty(value) or not (plain in LEARNT | NOT_LEARNT | OF_ROWS or _is_list_of_marks(name, value)):
             continue
         if plain == "mask" and isinstance(value, str) and ROLES.get(value.strip().lower(), "assistant") != "assistant":
@@ -108,6 +125,33 @@ def left_out_by(row: dict[str, Any]) -> str | None:
         if not _mark(name, value, name).learnt:
             return name
     return None
+
+
+def rates_a_reply(row: dict[str, Any]) -> str | None:
+    """Return the name of the field by which a row says whether its reply is good, as rows for KTO do."""
+    return next((name for name, value in row.items() if plain_name(name) in GOOD and isinstance(value, bool)), None)
+
+
+def _verdict(name: Any, value: Any, field: str) -> Mark | None:
+    """Return what a field says that calls a reply good or bad; None if it says nothing.
+
+    Raises:
+        RowError: it may call the reply bad, and that may mean something else.
+    """
+    plain = plain_name(name) if isinstance(name, str) else ""
+    if plain in GOOD | BAD and isinstance(value, bool):
+        return Mark(name, value == (plain in GOOD))
+    said = value.strip().lower() if isinstance(value, str) else value
+    if plain in GOOD | BAD and said in MAYBE_BAD:
+        what = "may say that the reply is bad"
+        raise RowError(field, f"{what}: expected true or false, found {short_repr(value)}; write that, or remove it")
+    if plain in APPROVED | DISAPPROVED and value is (plain in DISAPPROVED):
+        raise RowError(field, f"is {value}, so the reply may be bad; leave the row out, or remove the field")
+    return None
+
+
+def _mark_in(name: Any, value: Any, field: str) -> Mark | None:
+    return _verdict(name, value, field) or (_mark(name, value, field) if _is_mark(name, value) else None)
 
 
 def _mark(name: str, value: Any, field: str) -> Mark:

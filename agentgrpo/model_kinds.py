@@ -6,12 +6,13 @@ whether the weights are whole and fit is checked elsewhere (`agentgrpo.weights`)
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.json_text import parse_json
-from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.printed_commands import agentgrpo_command, program_command
 
 ADAPTER_FILE = "adapter_config.json"
 """The file that makes a folder that of a PEFT adapter."""
@@ -45,10 +46,14 @@ _OTHER_WEIGHTS = {
     "consolidated*.safetensors": "weights in the form of their authors and not of transformers",
     "*.ckpt": "a checkpoint of a training program",
     "*.nemo": "a NeMo model",
-    "mp_rank_*_model_states.pt": "shards of DeepSpeed",
+    "*mp_rank_*_states.pt": "shards of DeepSpeed",
+    "*.distcp": "shards of FSDP",
     "model_world_size_*_rank_*.pt": "shards of verl's training",
 }
 """Files of weights that transformers does not load, and what they are."""
+_OF_TRAINING = ("global_step*", "pytorch_model*", "checkpoint", "actor", "iter_*")
+"""Folders in which training programs put their shards, inside the one that they write."""
+_ZERO_SCRIPT = "zero_to_fp32.py"
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.safetensors")
 _ORIGINAL = "take the folder of the model that it was made from, with config.json and *.safetensors"
 
@@ -69,7 +74,8 @@ def other_kind(path: Path) -> OtherKind | None:
     """
     if path.is_file():
         return _of_file(path)
-    return _adapter(path) or _other_weights(path) or _quantised(path) or _in_a_subfolder(path)
+    kinds = (_adapter, _hub_cache, _of_fsdp, _other_weights, _quantised, _in_a_subfolder)
+    return next((found for kind in kinds if (found := kind(path)) is not None), None)
 
 
 def _of_file(path: Path) -> OtherKind:
@@ -138,14 +144,74 @@ _PROMPTS = {
 """PEFT's methods that change no weights."""
 
 
+def _hub_cache(path: Path) -> OtherKind | None:
+    """Recognise a folder of the hub's cache, `models--ORG--NAME`, whose files are in a folder for each revision."""
+    if models := sorted(folder.name for folder in path.glob("models--*") if folder.is_dir()):
+        names = ", ".join(map(_hub_id, models[:3])) + (", ..." if len(models) > 3 else "")
+        return OtherKind(f"{path} is a cache of the hub, with {names}", f"give one by its id, {_hub_id(models[0])}")
+    if not path.name.startswith("models--") or (path / "config.json").exists():
+        return None
+    what = f"{path} is the folder of {_hub_id(path.name)} in a cache of the hub"
+    snapshots = sorted((path / "snapshots").glob("*/"), key=lambda folder: folder.stat().st_mtime)
+    if not snapshots:
+        return OtherKind(
+            f"{what}, and holds no files yet", f"fetch it by `{program_command('hf', 'download', _hub_id(path.name))}`"
+        )
+    main = path / "refs" / "main"
+    named = path / "snapshots" / main.read_text(errors="replace").strip() if main.is_file() else snapshots[-1]
+    return OtherKind(what, f"give its files, {named if named in snapshots else snapshots[-1]}")
+
+
+def _hub_id(folder: str) -> str:
+    return folder.removeprefix("models--").replace("--", "/", 1)
+
+
+_BESIDE = "then put config.json and the tokenizer's files beside the weights"
+
+
+def _of_fsdp(path: Path) -> OtherKind | None:
+    """Recognise weights that FSDP saved, under names that begin like those of a whole model."""
+    saved = sorted(path.glob("pytorch_model_fsdp*.bin"))
+    if not saved or len(saved) < len([*path.glob("pytorch_model*.bin"), *path.glob("model*.safetensors")]):
+        return None
+    what = f"{path} holds weights of FSDP ({saved[0].name})"
+    if "_rank" not in saved[0].name:
+        return OtherKind(what, "rename that file to pytorch_model.bin, if config.json is beside it")
+    remedy = "which only the processes of that training can load; save them there with FULL_STATE_DICT"
+    return OtherKind(f"{what}, one file for each process", remedy)
+
+
+def _shards(path: Path) -> OtherKind | None:
+    """Recognise the shards of a training program, in the folder or one inside, and say what merges them."""
+    for folder in (path, *(folder for name in _OF_TRAINING for folder in sorted(path.glob(f"{name}/")))):
+        if file := next(iter(sorted(folder.glob("*mp_rank_*_states.pt"))), None):
+            return OtherKind(f"{path} holds shards of DeepSpeed ({file.name})", _merged_by_deepspeed(folder))
+        if file := next(iter(sorted(folder.glob("*.distcp"))), None):
+            command = program_command("accelerate", "merge-weights", folder, "FOLDER")
+            return OtherKind(f"{path} holds shards of FSDP ({file.name})", f"merge them by `{command}`, {_BESIDE}")
+        if any(folder.glob("model_world_size_*_rank_*.pt")):
+            command = agentgrpo_command("merge", "--checkpoint", path, "--output", "FOLDER")
+            return OtherKind(f"{path} holds shards of verl's training", f"merge them by `{command}`")
+        if any(folder.glob("mp_rank_*/")) or (folder / "latest_checkpointed_iteration.txt").is_file():
+            return OtherKind(f"{path} holds shards of Megatron", "convert them by the program that trained them")
+    return None
+
+
+def _merged_by_deepspeed(folder: Path) -> str:
+    """Return what merges the shards in a folder such as `global_step8`; DeepSpeed puts its script beside that."""
+    scripts = (root / _ZERO_SCRIPT for root in (folder.parent, folder) if (root / _ZERO_SCRIPT).is_file())
+    script = next(map(str, scripts), "-m deepspeed.utils.zero_to_fp32")
+    arguments = shlex.join([str(folder.parent), "FOLDER", "--tag", folder.name, "--safe_serialization"])
+    return f"merge them, where DeepSpeed is installed, by `python {script} {arguments}`, {_BESIDE}"
+
+
 def _other_weights(path: Path) -> OtherKind | None:
     if any(file for pattern in _WEIGHTS[:2] for file in path.glob(pattern)):
         return None
+    if shards := _shards(path):
+        return shards
     for pattern, what in _OTHER_WEIGHTS.items():
         if file := next(iter(sorted(path.glob(pattern))), None):
-            if "verl" in what:
-                command = agentgrpo_command("merge", "--checkpoint", path, "--output", "FOLDER")
-                return OtherKind(f"{path} holds {what} ({file.name})", f"merge them by `{command}`")
             return OtherKind(f"{path} holds {what} ({file.name})", _ORIGINAL)
     if (path / "model_index.json").is_file():
         return OtherKind(f"{path} is a pipeline of diffusers and no language model", "take a language model")

@@ -2,9 +2,9 @@
 
 Store, LLM proxy and a guarded model server, which a script answers, run in processes of their own. Callers play
 rollouts through the signed address all the time, while another process attacks: with header lines without end,
-connections that send a byte a second, bodies and nesting under the signed address of another rollout, and a hundred
-requests at once. The exit status is 1 if a call is lost or waits half a second longer than without an attack, or if a
-server's memory grows.
+connections that send a byte a second, bodies and nesting under the signed address of another rollout, bodies under it
+that never end, and a hundred requests at once. The exit status is 1 if a call is lost or waits half a second longer
+than without an attack, or if a server's memory grows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import asyncio
 import multiprocessing
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -42,7 +43,7 @@ from sql_agent.model_address.signed_address import RolloutSampling, signed_prefi
 CONTEXT = 4096
 PHASE_S = 12.0
 CALLERS, CALLS_OF_ROLLOUT, PAUSE_S = 8, 10, 0.05
-SLOW_CONNECTIONS, AT_ONCE = 400, 100
+SLOW_CONNECTIONS, UNFINISHED, AT_ONCE = 400, 1200, 100
 HEADER_BYTES = 60_000_000
 MOST_DELAY_MS, MOST_GROWTH_MIB = 500.0, 64.0
 JSON = {"Content-Type": "application/json"}
@@ -92,6 +93,20 @@ async def slow(to: Targets) -> None:
     await asyncio.gather(*(trickle() for _ in range(SLOW_CONNECTIONS)))
 
 
+async def unfinished(to: Targets) -> None:
+    """Begin bodies under the signed address, and wait until their connections are closed."""
+    head = f"POST {urlsplit(to.signed).path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+    async def begin() -> None:
+        with suppress(OSError):
+            reader, writer = await _connect(to.signed)
+            writer.write(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+            await reader.read()
+            writer.close()
+
+    await asyncio.gather(*(begin() for _ in range(UNFINISHED)))
+
+
 async def bodies(to: Targets) -> None:
     """Ask with what is small and expensive to validate, with many messages, and with much text."""
     user = b'{"role":"user","content":"hi"}'
@@ -112,7 +127,8 @@ async def at_once(to: Targets) -> None:
 
 
 ATTACKS: dict[str, Callable[[Targets], Awaitable[None]]] = {
-    "headers": headers, "slow connections": slow, "bodies": bodies, "nesting": nesting, "100 at once": at_once,
+    "headers": headers, "slow connections": slow, "unfinished bodies": unfinished, "bodies": bodies, "nesting": nesting,
+    "100 at once": at_once,
 }  # fmt: skip
 
 
@@ -135,6 +151,8 @@ def attack(name: str, to: Targets, seconds: float) -> None:
                 while True:
                     await ATTACKS[name](to)
 
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # more than the attacked have
     asyncio.run(repeat())
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from agentgrpo.chat_markers import marker_in
+from agentgrpo.chat_markers import marker_in, medium_in
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,22 @@ def test_what_a_template_wrote_is_found(text, marker):
 )
 def test_ordinary_text_has_no_marker(text):
     assert marker_in(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "medium"),
+    [
+        ("<image>\nHow many?", "<image>"),
+        ("<image>How many?", "<image>"),
+        ("How many? <audio>", "<audio>"),
+        ("How many?\n<video>\nCount.", "<video>"),
+        ("In <image 2> and <image1>", "<image 2>"),
+        ("How <start_of_image> many?", "<start_of_image>"),
+        ("What does the element <video> do?", None),
+        ("<video>\n<source src='a'>\n</video>", None),
+        ("f<image>(x)", None),
+        ("How many images?", None),
+    ],
+)
+def test_the_place_of_an_image_is_told_from_html(text, medium):
+    assert medium_in(text) == medium

@@ -1,5 +1,6 @@
 """What becomes of connections that only begin a request, over real sockets."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -15,9 +16,14 @@ GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 
 
 async def app(scope, receive, send):
-    """Accepts the request with the header `known`, and answers with the number of header lines."""
+    """Accepts the request with the header `known`, reads the body of the one with the header `late` after a while, and
+    answers with the number of header lines."""
     if (b"known", b"yes") in scope["headers"]:
         trust(scope)
+    if (b"late", b"yes") in scope["headers"]:
+        await asyncio.sleep(0.6)
+        while (await receive())["more_body"]:
+            pass
     text = b"%d" % len(scope["headers"])
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
     await send({"type": "http.response.body", "body": text})
@@ -50,6 +56,8 @@ def is_closed(line):
         return False
     except ConnectionResetError:
         return True
+    finally:
+        line.settimeout(10)
 
 
 def sent_until_closed(line, part, count):
@@ -121,3 +129,52 @@ def test_connections_that_come_at_once_wait_until_they_had_time_to_say_who_they_
     at_once[0].sendall(GET + b"known: yes\r\n\r\n")
     assert at_once[0].recv(4096).startswith(b"HTTP/1.1 200")
     assert not is_closed(connect())
+
+
+def post(*headers, length=5):
+    return b"\r\n".join((b"POST / HTTP/1.1", b"host: x", b"content-length: %d" % length, *headers)) + b"\r\n\r\n"
+
+
+def closed_in_the_end(line):
+    while line.recv(4096):
+        pass
+    return True
+
+
+@pytest.mark.parametrize("headers", [(), (b"known: yes",)], ids=["unknown", "known"])
+def test_a_body_that_does_not_arrive_in_time_ends_its_connection(connect, monkeypatch, headers):
+    monkeypatch.setattr(http_protocol, "BODY_S", 0.3)
+    line = connect()
+    line.sendall(post(*headers) + b"1")
+    assert closed_in_the_end(line)
+
+
+def test_a_body_may_take_longer_while_the_application_does_not_read_it(connect, monkeypatch):
+    monkeypatch.setattr(http_protocol, "BODY_S", 0.2)
+    line = connect()
+    line.sendall(post(b"late: yes", length=300_000) + b"x" * 300_000)
+    assert line.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_an_accepted_request_counts_once_its_body_is_whole(connect):
+    unfinished = [connect() for _ in range(6)]
+    for line in unfinished:
+        line.sendall(post(b"known: yes") + b"1")
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")  # it was accepted before its body
+    assert is_closed(connect())
+    for line in unfinished[:5]:
+        line.sendall(b"2345" + GET + b"known: yes\r\n\r\n")
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")
+    assert [is_closed(line) for line in (*[connect() for _ in range(5)], connect())] == [False] * 5 + [True]
+
+
+def test_a_known_connection_counts_again_while_its_next_request_is_unfinished(connect):
+    lines = [connect() for _ in range(6)]
+    for line in lines:
+        line.sendall(GET + b"known: yes\r\n\r\n")
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")
+    assert not is_closed(connect())
+    for line in lines:
+        line.sendall(post(b"known: yes") + b"1")
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")
+    assert is_closed(connect())

@@ -16,8 +16,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentgrpo.call_arguments import mended_calls
-from agentgrpo.column_names import unread_prompt
+from agentgrpo.column_names import looks_like_media, unread_part
 from agentgrpo.conversations import (
+    TOOL_COLUMNS,
     RowError,
     in_text,
     legal,
@@ -25,11 +26,11 @@ from agentgrpo.conversations import (
     read_conversation,
     read_message,
     read_text,
-    read_tools,
     short_repr,
+    tools_of,
     without_tools,
 )
-from agentgrpo.loss_marks import is_context, left_out_by, take_mark
+from agentgrpo.loss_marks import is_context, left_out_by, rates_a_reply, take_mark
 from agentgrpo.messages import Message
 from reward_model.datatypes import ROLLOUTS, Preference, rendered_part
 
@@ -114,25 +115,27 @@ def form_of(row: Any) -> str:
     if "preferred_output" in row:
         fields = "input.messages to prompt, preferred_output to chosen, non_preferred_output to rejected"
         raise RowError("row", f"fits no known form: it has OpenAI's form; rename {fields}, input.tools to tools")
+    if (name := rates_a_reply(row)) is not None:
+        what = f"one reply and whether it is good ({name}), as for KTO"
+        raise RowError("row", f"fits no known form: it has {what}; a pair has two replies, chosen and rejected")
     known = "; ".join(f"{name} ({form.needs})" for name, form in FORMS.items())
     found = ", ".join(map(short_repr, list(row)[:12])) or "no field"
     raise RowError("row", f"fits no known form: found {found}, known are {known}")
 
 
 def _check_unread(row: Row, name: str, prompt: Sequence[Message], replies: Sequence[Message] = ()) -> None:
-    """Refuse a row with a column that looks like a part of the prompt and is not in the prompt that was read.
+    """Refuse a row with a column that looks like a part of the conversation and is not in what was read.
 
     Whoever names the form with --format has said that its fields are all that is meant.
     """
     form = FORMS[name]
     texts = ([message.content for message in messages] for messages in (prompt, replies))
-    column = unread_prompt(row, form.fields | _OTHER_READ | {form.system}, *texts)
-    if column is not None:
+    if (found := unread_part(row, form.fields | _OTHER_READ | {form.system}, *texts)) is not None:
+        remedy = found.remedy or ("rename it to prompt" if name == "implicit" else "move it there")
         raise RowError(
-            column,
-            f"looks like a part of the prompt, and the form {name} reads only {', '.join(sorted(form.fields))}; "
-            f"{'rename it to prompt' if name == 'implicit' else 'move it there'}, remove it, or convert the file with "
-            f"--format {name}, which reads nothing else",
+            found.column,
+            f"looks like {found.what}, and the form {name} reads only {', '.join(sorted(form.fields))}; {remedy}, "
+            f"remove it, or convert the file with --format {name}, which reads nothing else",
             name,
         )
 
@@ -140,14 +143,14 @@ def _check_unread(row: Row, name: str, prompt: Sequence[Message], replies: Seque
 def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool) -> Preference:
     if not isinstance(row, dict):
         raise RowError("row", f"expected an object, found {short_repr(row)}")
-    for name in _MEDIA:
-        if row.get(name):
+    for name, value in row.items():
+        if value and looks_like_media(name):
             raise RowError(name, "images and sound are not read; remove the field or the row")
     if (name := left_out_by(row)) is not None:
         raise RowError(name, "says that the row is not to be learnt; leave the row out, or remove the field")
     unmarked, context = _without_marks(_unpacked(row, form.fields, changes), form.fields, changes)
     pair = form.read(unmarked, changes)
-    tools = read_tools(row.get("tools"), "tools", changes)
+    tools = tools_of(row, changes)
     for name in row.keys() - form.fields - _OTHER_READ - {form.system}:
         if row[name] is not None:
             changes[f"field {name!r} left out"] += 1
@@ -500,8 +503,7 @@ def _has(*names: str) -> Callable[[Row], bool]:
 _HISTORY = frozenset({"instruction", "input", "history"})
 _CONTINUATIONS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
 _CONVERSATIONS = SIDES | _CONTINUATIONS | {"prompt", "messages", "conversations"}
-_OTHER_READ = frozenset({"tools", "metadata"})
-_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_OTHER_READ = frozenset({*TOOL_COLUMNS, "metadata"})
 FORMS: dict[str, Form] = {
     "sharegpt": Form("conversations, chosen, rejected", _has("conversations"), _sharegpt, SIDES | {"conversations"}),
     "agent": Form(

@@ -471,6 +471,43 @@ def test_a_pair_that_is_marked_as_not_to_be_learnt_is_no_pair(name):
         Converter()(ROWS["explicit"] | {name: MARKS[name]}, {})
 
 
+@pytest.mark.parametrize("name", ["label", "kto_tag", "desirable"])
+def test_a_row_for_kto_is_no_pair_and_says_so(name):
+    for row in ({"prompt": "2+2?", "completion": "4"}, {"messages": [user("2+2?"), reply("4")]}):
+        with pytest.raises(RowError, match=rf"one reply and whether it is good \({name}\), as for KTO; a pair has two"):
+            Converter()(row | {name: True}, {})
+    with pytest.raises(RowError, match=f"{name}: says that the row is not to be learnt"):
+        Converter()(ROWS["explicit"] | {name: False}, {})
+
+
+TOOL = {"name": "look", "parameters": {}}
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_tools_of_openais_older_form_are_the_pairs_tools_and_other_names_are_refused(form):
+    read = Converter()(ROWS[form] | {"functions": [TOOL]}, {})
+    assert json.loads(read.tools) == [{"type": "function", "function": TOOL}]
+    assert Converter()(ROWS[form] | {"functions": [TOOL], "tools": [TOOL]}, {}) == read
+    with pytest.raises(RowError, match="functions: differ from tools; keep one of them"):
+        Converter()(ROWS[form] | {"functions": [TOOL], "tools": [TOOL, TOOL]}, {})
+    with pytest.raises(RowError, match=r"available_tools: looks like tools or their calls, and the form .* rename it"):
+        Converter()(ROWS[form] | {"available_tools": [TOOL]}, {})
+
+
+@pytest.mark.parametrize(("name", "value"), [("assistant_prefix", "Step 1."), ("initial_reason_steps", ["Step 1."])])
+@pytest.mark.parametrize("form", ROWS)
+def test_the_beginning_of_both_replies_is_refused_by_its_name(form, name, value):
+    with pytest.raises(RowError, match=f"{name}: looks like the beginning of a reply, and the form {form} reads only"):
+        Converter()(ROWS[form] | {name: value}, {})
+
+
+@pytest.mark.parametrize("name", ["image", "image_path", "videos"])
+def test_images_and_sound_are_refused_whatever_the_form(name):
+    for converter in (Converter(), Converter("explicit")):
+        with pytest.raises(RowError, match=f"{name}: images and sound are not read"):
+            converter(ROWS["explicit"] | {name: "a.png"}, {})
+
+
 def test_arguments_of_calls_are_mended_but_in_rollouts_of_a_policy():
     arguments = {"function": {"name": "sql", "arguments": {"query": "SELECT 1", "answers": None}}}
     row = {"prompt": "one?", "chosen": [said("assistant", "") | {"tool_calls": [arguments]}, reply("1")],

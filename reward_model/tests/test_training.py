@@ -249,9 +249,7 @@ def test_a_checkpoint_that_this_user_did_not_sign_is_refused(tmp_path, resume):
     folder = tmp_path / "checkpoint-2"
     (folder / RECORD).write_text(json.dumps(RUN))
     named = arguments(tmp_path, "auto" if resume == "auto" else folder)
-    with pytest.raises(
-        signed.NotOursError, match=r"checkpoint-2/reward_model.json is not signed.*agentgrpo accept"
-    ):
+    with pytest.raises(signed.NotOursError, match=r"checkpoint-2/reward_model.json is not signed.*agentgrpo accept"):
         checkpoint_to_resume(named, RUN)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from dbbench_adapter.backends.sqlite.foreign_schema import load_schema
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.generator import NOTE
 from sql_agent.text_to_sql.schema import quoted, said_unreadable, why_unreadable
@@ -44,9 +45,14 @@ def read_database(path: Path) -> DatabaseCopy:
         with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            foreign = {entry.name: entry.why for entry in load_schema(connection) if entry.is_read}
             listed = connection.execute(_LISTED).fetchall()
             all_names = [name for name, kind in listed if kind == "table" and not name.startswith("sqlite_")]
-            faults = {name: fault for name in all_names if (fault := _unreadable(connection, name)) is not None}
+            faults = {
+                name: fault
+                for name in all_names
+                if (fault := foreign.get(name) or _unreadable(connection, name)) is not None
+            }
             names = [name for name in all_names if name not in faults]
             _refuse_too_many(connection, names, path)
             tables, num_blobs = [], 0

@@ -43,6 +43,8 @@ _OF_SIGNATURE = {"chat/completions": ("POST",), "models": ("GET", "HEAD")}
 """What the holder of a signed address may ask, and by which methods."""
 _OF_TOKEN = {"chat/completions": ("POST",), _ENDED: ("POST",)}
 """What the run's own processes ask here; the other paths are LiteLLM's."""
+MAX_OPEN_CALLS = 256
+"""Calls of one rollout that may be open at a time; each holds two of the process's files, often 1,024 in all."""
 WRITTEN_S = 20.0
 """Seconds that the end of a rollout waits until the spans of its calls are in the store."""
 
@@ -66,6 +68,9 @@ class _Attempt:
     """Tracks one rollout of a user's own agent."""
 
     log: CallLog = field(default_factory=CallLog)
+    servers: ChatServers = field(default_factory=ChatServers)
+    """What servers refused of this rollout's calls. Its agent may write anything into them, so others learn nothing."""
+    open_calls: int = 0
     asking: set[asyncio.Future[Any]] = field(default_factory=set)
     writing: set[asyncio.Future[None]] = field(default_factory=set)
     ended: bool = False
@@ -92,7 +97,7 @@ class RolloutRoute:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self._calls, self._asking = CallCounter(), ChatServers()
+        self._calls, self._chat_servers = CallCounter(), ChatServers()
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Future[None]] = set()
         self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
@@ -126,7 +131,17 @@ class RolloutRoute:
             return JSONResponse({"object": "list", "data": served})
         if match[3] == _ENDED:
             return await self._end(self._attempt(match[1], match[2]))
-        return await self._chat(match[1], match[2], sampling, http)
+        if sampling is None:
+            return await self._chat(match[1], match[2], None, None, http)
+        attempt = self._attempt(match[1], match[2])
+        if attempt.open_calls >= MAX_OPEN_CALLS:
+            words = f"this rollout has {MAX_OPEN_CALLS} calls open; ask again when one of them is answered"
+            return JSONResponse(_error(words), 429, {"Connection": "close"})
+        attempt.open_calls += 1
+        try:
+            return await self._chat(match[1], match[2], sampling, attempt, http)
+        finally:
+            attempt.open_calls -= 1
 
     async def close(self) -> None:
         """Close the connections to the model servers."""
@@ -134,10 +149,14 @@ class RolloutRoute:
             await self._session.close()
 
     async def _chat(
-        self, rollout_id: str, attempt_id: str, sampling: RolloutSampling | None, http: Request
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        sampling: RolloutSampling | None,
+        attempt: _Attempt | None,
+        http: Request,
     ) -> Response | None:
         """Return the answer to a call; None if its client is gone."""
-        attempt = None if sampling is None else self._attempt(rollout_id, attempt_id)
         if attempt is not None and attempt.ended:
             return JSONResponse(_error("this rollout has ended; nothing that it asks now would be trained"), 410)
         sequence_id = self._calls.next(rollout_id, attempt_id)
@@ -156,7 +175,7 @@ class RolloutRoute:
             if attempt is not None:
                 attempt.log.refused = refusal["error"]["message"]
             return JSONResponse(refusal, 400, {"Connection": "close"})  # the rest of the body may follow
-        work = asyncio.ensure_future(self._ask(asked))
+        work = asyncio.ensure_future(self._ask(asked, self._chat_servers if attempt is None else attempt.servers))
         if attempt is not None:
             attempt.asking.add(work)
             work.add_done_callback(attempt.asking.discard)
@@ -202,7 +221,7 @@ class RolloutRoute:
             self._attempts.popitem(last=False)
         return attempt
 
-    async def _ask(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async def _ask(self, request: dict[str, Any], servers: ChatServers) -> tuple[int, dict[str, Any]]:
         """Return status and answer of the policy's server."""
         url = self.servers.get(request.get("model", ""))
         if url is None:
@@ -214,7 +233,7 @@ class RolloutRoute:
         if type(self).write is not None:
             request |= {"return_token_ids": True, "logprobs": True}
         try:
-            status, answer = await self._asking.ask(url, request, functools.partial(self._post, self._session, url))
+            status, answer = await servers.ask(url, request, functools.partial(self._post, self._session, url))
         except (aiohttp.ClientError, TimeoutError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
         return status, _readable(answer) if isinstance(answer, bytes) else answer

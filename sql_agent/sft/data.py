@@ -20,9 +20,17 @@ from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
 from agentgrpo.call_arguments import mended_calls
-from agentgrpo.chat_markers import why_rendered
-from agentgrpo.column_names import unread_prompt
-from agentgrpo.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
+from agentgrpo.chat_markers import medium_in, why_no_medium, why_rendered
+from agentgrpo.column_names import unread_part
+from agentgrpo.conversations import (
+    TOOL_COLUMNS,
+    RowError,
+    legal,
+    message_in_text,
+    read_conversation,
+    read_text,
+    tools_of,
+)
 from agentgrpo.conversations import short_repr as shown
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.loss_marks import is_context, left_out_by, take_mark
@@ -262,29 +270,32 @@ def _read_row(row: Any, where: str, found: Demonstrations) -> Demonstration | Pl
         texts = [read_text(one, name, notes) for name, one in zip(form, held, strict=True)]
         if not texts[-1].strip():
             raise RowError(form[-1], "is empty")
-        _check_unread(row, form, texts, notes)
+        for name, text in zip(form, texts, strict=True):
+            if (medium := medium_in(text)) is not None:
+                raise RowError(name, why_no_medium(medium))
+        _check_unread(row, form, {*form}, texts, notes)
         return PlainText(*texts, where=where) if len(texts) == 2 else PlainText("", texts[0], where)
     for name, one in zip(form, held, strict=True):
         if not isinstance(one, list):
             raise RowError(name, f"expected a list of messages, found {shown(one)}")
-    tools = read_tools(row.get("tools"), "tools", notes)
+    tools = tools_of(row, notes)
     messages = _read_messages(form, held, tools, notes)
-    _check_unread(row, form, [message["content"] for message in messages], notes)
+    _check_unread(row, form, {*form, *TOOL_COLUMNS}, [message["content"] or "" for message in messages], notes)
     return Demonstration(messages, json.loads(tools) if tools else [], where)
 
 
-def _check_unread(row: dict[str, Any], form: Sequence[str], texts: Sequence[str], notes: Counter[str]) -> None:
+def _check_unread(
+    row: dict[str, Any], form: Sequence[str], read: set[str], texts: Sequence[str], notes: Counter[str]
+) -> None:
     """Count the columns that are not read.
 
     Raises:
-        RowError: one of them may hold a part of the prompt, which is nowhere in the texts.
+        RowError: one of them may hold a part of the conversation, which is nowhere in the texts.
     """
-    read = {*form, "tools"}
-    if (name := unread_prompt(row, read, texts)) is not None:
-        raise RowError(
-            name,
-            f"looks like a part of the prompt and is not in {' or '.join(form)}; put it there, or remove it",
-        )
+    if (found := unread_part(row, read, texts)) is not None:
+        remedy = found.remedy or "put it there"
+        what = f"looks like {found.what} and is not in {' or '.join(form)}"
+        raise RowError(found.column, f"{what}; {remedy}, or remove the column")
     for name in row.keys() - read:
         if row[name] is not None:
             notes[f"field {name!r} left out"] += 1

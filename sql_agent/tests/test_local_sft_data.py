@@ -322,6 +322,119 @@ def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out_and_counted(tmp_pa
         read_messages(write(tmp_path, marked))
 
 
+FORMS = [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize("name", ["label", "kto_tag", "KTO_label", "desirable", "undesirable"])
+@pytest.mark.parametrize("row", FORMS)
+def test_a_reply_that_a_row_for_kto_calls_bad_is_left_out_and_counted(tmp_path, row, name):
+    good, bad = row | {name: name != "undesirable"}, row | {name: name == "undesirable"}
+    found = read_messages(write(tmp_path, bad, good, bad))
+    assert [one.where[-1] for one in found.kept] == ["2"]
+    assert found.left_out == {f"marked by {name!r} as not to be learnt": 2}
+
+
+def test_a_reply_inside_a_conversation_that_is_called_bad_is_context(tmp_path):
+    said = [user("a"), assistant("It is 7.", label=False), user("b"), assistant("c", label=True)]
+    found = read_messages(write(tmp_path, {"messages": said}))
+    assert [message.get("weight") for message in found.kept[0].messages] == [None, 0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *(("label", value, "may say that the reply is bad: expected true or false") for value in (0, -1, "False")),
+        *(("kto_tag", value, "may say that the reply is bad: expected true or false") for value in (0, "undesirable")),
+        *((name, False, "is False, so the reply may be bad") for name in ("is_correct", "accepted", "thumbs_up")),
+        *((name, True, "is True, so the reply may be bad") for name in ("rejected", "isWrong", "thumbs_down")),
+    ],
+)
+def test_what_may_call_a_reply_bad_is_refused_by_its_name(tmp_path, name, value, words):
+    for row in FORMS:
+        with pytest.raises(DataError, match=f"line 1, {name}: {words}"):
+            read_messages(write(tmp_path, row | {name: value}))
+    with pytest.raises(DataError, match=rf"line 1, messages\.1\.{name}: {words}"):
+        read_messages(write(tmp_path, {"messages": [user("a"), assistant("b", **{name: value})]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("label", "math"), ("label", 3), ("label", 1), ("label", None), ("is_correct", True), ("rejected", False)],
+)
+def test_labels_that_call_nothing_bad_are_not_read(tmp_path, name, value):
+    found = read_messages(write(tmp_path, *[row | {name: value} for row in FORMS[:1]]))
+    assert (len(found.kept), found.notes) == (1, {} if value is None else {f"field {name!r} left out": 1})
+
+
+LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+OFFERED = [{"type": "function", "function": LOOK}]
+
+
+@pytest.mark.parametrize("name", ["tools", "functions"])
+@pytest.mark.parametrize("value", [[LOOK], OFFERED, json.dumps([LOOK])], ids=["functions", "tools", "text"])
+def test_tools_are_offered_under_the_name_of_openais_older_form_too(tmp_path, name, value):
+    found = read_messages(write(tmp_path, {"messages": [user("a"), assistant("b")], name: value}))
+    assert (found.kept[0].tools, found.notes) == (OFFERED, {})
+
+
+@pytest.mark.parametrize("name", ["available_tools", "tool_list", "functionSchemas", "apis", "tool_calls"])
+@pytest.mark.parametrize("value", [[LOOK], json.dumps(OFFERED), {"look": {"description": "Look."}}])
+def test_tools_that_no_prompt_would_hold_are_refused_by_the_name_of_their_column(tmp_path, name, value):
+    with pytest.raises(DataError, match=f"line 1, {name}: looks like tools or their calls and is not in .*; rename"):
+        read_messages(write(tmp_path, {"messages": [user("a"), assistant("b")], name: value}))
+    said = {"messages": [{"role": "system", "content": "You may look."}, user("a"), assistant("b")]}
+    assert read_messages(write(tmp_path, said | {name: value})).notes == {f"field {name!r} left out": 1}
+
+
+def test_which_tool_a_server_was_asked_for_is_no_tool(tmp_path):
+    asked = {"tool_choice": {"type": "function", "function": {"name": "look"}}, "function_call": {"name": "look"}}
+    assert len(read_messages(write(tmp_path, FORMS[0] | asked)).kept) == 1
+
+
+def test_tools_beside_a_plain_text_are_refused_unless_it_names_them(tmp_path):
+    with pytest.raises(DataError, match="line 1, tools: looks like tools"):
+        read_messages(write(tmp_path, {"text": "One.", "tools": OFFERED}))
+    assert read_messages(write(tmp_path, {"text": "look: One.", "tools": OFFERED})).notes == {
+        "field 'tools' left out": 1
+    }
+
+
+@pytest.mark.parametrize(("name", "where"), [("functions", "the row's tools"), ("function_calls", "tool_calls")])
+def test_tools_and_calls_under_another_name_inside_a_message_are_refused(tmp_path, name, where):
+    row = {"messages": [user("a"), assistant("b", **{name: [LOOK]})]}
+    with pytest.raises(DataError, match=rf"messages\.1\.{name}: is not read in a message; move it to {where}"):
+        read_messages(write(tmp_path, row))
+
+
+@pytest.mark.parametrize("name", ["image", "images", "image_url", "imgPath", "video", "audios"])
+@pytest.mark.parametrize("row", FORMS)
+def test_images_and_sound_are_refused_by_the_name_of_their_column(tmp_path, row, name):
+    for value in ("a.png", ["a.png"], [{"bytes": None, "path": "a.png"}]):
+        with pytest.raises(DataError, match=f"line 1, {name}: looks like images or sound and is not in"):
+            read_messages(write(tmp_path, row | {name: value}))
+    assert len(read_messages(write(tmp_path, row | {name: [], "has_image": True, "image_id": "a7"})).kept) == 1
+
+
+@pytest.mark.parametrize("text", ["<image>\nHow many?", "How many?\n<image>", "a\n<video>\nb", "See <image 1>."])
+def test_the_place_of_an_image_in_a_text_is_refused(tmp_path, text):
+    for row in ({"messages": [user(text), assistant("b")]}, {"prompt": text, "completion": "b"}, {"text": text}):
+        with pytest.raises(
+            DataError, match=r"holds '<.*>', the place of an image or of sound, and only texts are read"
+        ):
+            read_messages(write(tmp_path, row))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["assistant_prefix", "initial_reason_steps", "prefix", "responsePrefill", "partial_answer", "previous_turns"],
+)
+@pytest.mark.parametrize("row", FORMS)
+def test_the_beginning_of_a_reply_is_refused_by_the_name_of_its_column_unless_it_is_there(tmp_path, row, name):
+    with pytest.raises(DataError, match=f"line 1, {name}: looks like .* and is not in"):
+        read_messages(write(tmp_path, row | {name: "Step 1: look."}))
+    assert read_messages(write(tmp_path, row | {name: "b"})).notes == {f"field {name!r} left out": 1}
+
+
 @pytest.mark.parametrize("arguments", [{"query": "SELECT 1", "answers": None, "path": None},
     json.dumps(json.dumps({"query": "SELECT 1"}))])  # fmt: skip
 def test_arguments_are_learnt_as_they_were_before_a_table_held_them(tokenizer, tmp_path, arguments):
@@ -525,11 +638,13 @@ def counted(tmp_path):
     return counted
 
 
-LOOK, SUBMIT = {"name": "look"}, {"name": "submit", "arguments": {"count": 3}}
+CALL_LOOK, SUBMIT = {"name": "look"}, {"name": "submit", "arguments": {"count": 3}}
 
 
 def test_references_of_an_own_environment_are_played_and_what_is_wrong_or_lost_is_left_out_by_reason(counted):
-    found = counted("Telling", (3, [LOOK, SUBMIT, "Never said."]), (4, [LOOK, SUBMIT]), (-1, [SUBMIT]), (5, None))
+    found = counted(
+        "Telling", (3, [CALL_LOOK, SUBMIT, "Never said."]), (4, [CALL_LOOK, SUBMIT]), (-1, [SUBMIT]), (5, None)
+    )
     [kept] = found.kept
     assert [(m["role"], m["content"]) for m in kept.messages] == [
         ("user", "Hello."), ("assistant", "Hello."), ("user", "How many? Look first."),
@@ -543,7 +658,7 @@ def test_references_of_an_own_environment_are_played_and_what_is_wrong_or_lost_i
 
 
 def test_references_are_kept_with_a_note_where_the_environment_does_not_say_what_is_solved(counted):
-    found = counted("Counter", (3, [LOOK, "There are three."]), (4, [SUBMIT]))
+    found = counted("Counter", (3, [CALL_LOOK, "There are three."]), (4, [SUBMIT]))
     assert [demonstration.messages[-1]["role"] for demonstration in found.kept] == ["assistant", "tool"]
     assert found.kept[0].messages[-1] == assistant("There are three.")
     assert (found.notes, found.left_out) == ({"a reference was kept without a verdict": 2}, {})

@@ -40,11 +40,73 @@ FOLDERS = {
     "onnx": ({"config.json": "{}", "model.onnx": ""}, "holds weights of ONNX"),
     "tensorflow": ({"config.json": "{}", "tf_model.h5": ""}, r"holds weights of TensorFlow \(tf_model\.h5\)"),
     "of_the_authors": ({"params.json": "{}", "consolidated.00.pth": ""}, "in the form of their authors"),
-    "deepspeed": ({"mp_rank_00_model_states.pt": ""}, "shards of DeepSpeed"),
-    "verl": ({"model_world_size_2_rank_0.pt": ""}, "shards of verl's training .*agentgrpo merge --checkpoint"),
+    "deepspeed": (
+        {"mp_rank_00_model_states.pt": ""},
+        r"shards of DeepSpeed .*-m deepspeed\.utils\.zero_to_fp32 \S+ FOLDER --tag m --safe_serialization`, then",
+    ),
+    "zero_3_of_transformers": (
+        {
+            "config.json": "{}",
+            "latest": "global_step8",
+            "zero_to_fp32.py": "",
+            "global_step8/zero_pp_rank_0_mp_rank_00_model_states.pt": "",
+            "global_step8/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": "",
+        },
+        r"DeepSpeed .*by `python \S+/m/zero_to_fp32\.py \S+/m FOLDER --tag global_step8 --safe_serialization`",
+    ),
+    "zero_of_accelerate": (
+        {"pytorch_model/mp_rank_00_model_states.pt": ""},
+        "DeepSpeed .*/m FOLDER --tag pytorch_model",
+    ),
+    "fsdp": (
+        {
+            "config.json": "{}",
+            "optimizer_0/__0_0.distcp": "",
+            "pytorch_model_fsdp_0/.metadata": "",
+            "pytorch_model_fsdp_0/__0_0.distcp": "",
+        },
+        r"shards of FSDP \(__0_0\.distcp\).*accelerate merge-weights \S+/pytorch_model_fsdp_0 FOLDER`, then put config",
+    ),
+    "fsdp_folder_itself": ({".metadata": "", "__0_0.distcp": ""}, r"accelerate merge-weights \S+/m FOLDER"),
+    "fsdp_in_one_file": (
+        {"config.json": "{}", "pytorch_model_fsdp.bin": ""},
+        r"weights of FSDP \(pytorch_model_fsdp\.bin\); rename that file to pytorch_model\.bin",
+    ),
+    "fsdp_of_each_process": (
+        {"config.json": "{}", "pytorch_model_fsdp_rank0.bin": "", "pytorch_model_fsdp_rank1.bin": ""},
+        "one file for each process; .* save them there with FULL_STATE_DICT",
+    ),
+    "megatron": ({"latest_checkpointed_iteration.txt": "8", "iter_0000008/mp_rank_00/a.pt": ""}, "shards of Megatron"),
+    "verl": ({"model_world_size_2_rank_0.pt": ""}, "shards of verl's training; .*agentgrpo merge --checkpoint"),
+    "verl_step": (
+        {"actor/model_world_size_2_rank_0.pt": ""},
+        "shards of verl's training; .*agentgrpo merge --checkpoint",
+    ),
     "run": ({"checkpoints/global_step_8/data.pt": ""}, "the checkpoints of a run .*agentgrpo merge --checkpoint"),
     "one_folder_too_high": ({"qwen/config.json": "{}"}, "holds no model, its subfolder has: qwen; give one of them"),
 }
+
+
+CACHED = "models--Qwen--Qwen3-0.6B"
+HUB_FOLDERS = {
+    "whole": (
+        {f"{CACHED}/refs/main": "c1", f"{CACHED}/snapshots/b0/a": "", f"{CACHED}/snapshots/c1/a": ""},
+        CACHED,
+        "is the folder of Qwen/Qwen3-0.6B in a cache of the hub; give its files, {}/snapshots/c1",
+    ),
+    "of_another_revision": (
+        {f"{CACHED}/snapshots/b0/config.json": "{}"}, CACHED, "in a cache of the hub; give its files, {}/snapshots/b0"
+    ),
+    "whose_revision_is_gone": (
+        {f"{CACHED}/refs/main": "c1", f"{CACHED}/snapshots/b0/config.json": "{}"}, CACHED, "its files, {}/snapshots/b0"
+    ),
+    "begun": ({f"{CACHED}/blobs/a.incomplete": ""}, CACHED, "holds no files yet; fetch it by `"),
+    "the_cache": (
+        {f"hub/{CACHED}/refs/main": "c1", "hub/models--gpt2/refs/main": "c1"},
+        "hub",
+        "is a cache of the hub, with Qwen/Qwen3-0.6B, gpt2; give one by its id, Qwen/Qwen3-0.6B",
+    ),
+}  # fmt: skip
 
 
 def made(folder: Path, files: dict[str, str]) -> Path:
@@ -82,6 +144,14 @@ def test_a_folder_of_another_kind_says_what_it_is(tmp_path, kind, refused):
     assert said in refused(tmp_path / "m")
     with pytest.raises(ValueError, match=words):
         raise ValueError(said)
+
+
+@pytest.mark.parametrize("kind", HUB_FOLDERS)
+def test_a_folder_of_the_hubs_cache_names_the_snapshot(tmp_path, kind):
+    files, name, words = HUB_FOLDERS[kind]
+    path = made(tmp_path, files) / name
+    for refused in COMMANDS:
+        assert words.format(path) in refused(path)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model.safetensors"])

@@ -108,6 +108,120 @@ def test_a_conversation_over_a_copy_leaves_such_a_table_out_and_says_so(tmp_path
         read_database(made(tmp_path / "b.sqlite", KEYED.format("own"), "own"))
 
 
+# Other versions of SQLite ---------------------------------------------------------------------------------------------
+
+NEWER = {
+    "cheap": "CREATE VIEW cheap AS SELECT name FROM fish WHERE price THAN 3",
+    "stock": "CREATE TABLE stock (n INTEGER) NEWSTYLE",
+    "sold": "CREATE TRIGGER sold AFTER DELETE ON boat BEGIN INSERT INTO fish VALUES (OLD.name, 0) ON GUESS; END",
+    "by_price": "CREATE INDEX by_price ON fish (price) BY GUESS",
+}
+"""Definitions in a syntax that no SQLite has; of the view and the table SQLite takes what stands before it."""
+OLDER = """
+CREATE TABLE fish (name TEXT PRIMARY KEY, price REAL); INSERT INTO fish VALUES ('cod', 2.5), ('eel', 9);
+CREATE TABLE stock (n INTEGER); INSERT INTO stock VALUES (7); CREATE TABLE whale (name TEXT);
+CREATE VIEW cheap AS SELECT name FROM fish; CREATE VIEW cheapest AS SELECT count(*) AS n FROM cheap;
+CREATE VIEW dear AS SELECT name FROM fish WHERE price > 5;
+CREATE TRIGGER sold AFTER DELETE ON boat BEGIN SELECT 1; END; CREATE INDEX by_price ON fish (price);
+"""
+
+
+def written_by_a_newer_sqlite(path, *names):
+    made(path, BOATS + OLDER)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        for name in names:
+            connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", (NEWER[name], name))
+    return path
+
+
+OF_ANOTHER = "syntax error; another version of SQLite wrote its definition"
+FAULTS = {
+    "cheap": {"cheap": f'near "THAN": {OF_ANOTHER}', "cheapest": "it reads what another version of SQLite defined"},
+    "stock": {"stock": "unknown table option: NEWSTYLE; another version of SQLite wrote its definition"},
+    "sold": {"trigger sold of boat": f'near "GUESS": {OF_ANOTHER}; its rows cannot change'},
+    "by_price": {"index by_price of fish": f'near "BY": {OF_ANOTHER}; its rows cannot change'},
+}
+
+
+@pytest.mark.parametrize("names", [*([name] for name in NEWER), [*NEWER]], ids=lambda names: "_".join(names))
+def test_what_a_newer_sqlite_defined_is_left_out_and_named_and_the_rest_is_read(tmp_path, names):
+    path = written_by_a_newer_sqlite(tmp_path / "a.sqlite", *names)
+    found = read_schema(path)
+    expected = {part: why for name in names for part, why in FAULTS[name].items()}
+    assert found.unreadable == expected
+    there = ["boat", "fish", "stock", "whale", "cheap", "cheapest", "dear"]
+    assert [table.name for table in found.tables] == [name for name in there if name not in expected]
+    assert Databases(path).summary().endswith(" of a")
+    copied = read_database(path)
+    assert [table.name for table in copied.task.tables] == [n for n in there[:4] if n not in expected]
+
+
+@pytest.fixture
+def newer(tmp_path):
+    return Databases(written_by_a_newer_sqlite(tmp_path / "a.sqlite", *NEWER))
+
+
+@pytest.mark.parametrize("opened", [Databases.open, Databases.open_view])
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT * FROM cheap", "SELECT count(*) FROM cheap", "SELECT 1 FROM CHEAP", "SELECT * FROM cheapest",
+     "SELECT 1 FROM fish NATURAL JOIN cheap", "WITH a AS (SELECT * FROM cheap) SELECT 1 FROM a",
+     "SELECT 1 WHERE EXISTS (SELECT 1 FROM cheap)", "SELECT name FROM boat WHERE name IN cheap"],
+)  # fmt: skip
+def test_a_statement_reads_no_half_of_a_view_and_says_why(newer, opened, sql):
+    with closing(opened(newer, "a", statement_timeout_s=5)) as database:
+        assert database.run(sql).error == f'cheap cannot be read: near "THAN": {OF_ANOTHER}'
+        assert database.run("SELECT name FROM dear").rows == (("eel",),)
+        assert database.run("SELECT n FROM stock").error.startswith("stock cannot be read: unknown table option")
+
+
+@pytest.mark.parametrize(
+    ("table", "entry"), [("boat", 'trigger sold: near "GUESS"'), ("fish", 'index by_price: near "BY"')]
+)
+def test_rows_whose_trigger_or_index_is_unknown_cannot_be_changed_and_others_can(newer, table, entry):
+    with closing(newer.open_view("a", statement_timeout_s=5)) as database:
+        for sql in (f"DELETE FROM {table}", f"INSERT INTO {table} (name) VALUES ('x')", f"UPDATE {table} SET name = 1"):
+            assert database.run(sql).error == f"{table} cannot be changed: {entry}: {OF_ANOTHER}"
+        assert database.run("INSERT INTO whale VALUES ('orca')").rows == ((1,),)
+        assert database.run("INSERT INTO whale VALUES (1, 2)").error is not None
+        assert database.run("INSERT INTO whale SELECT name FROM dear").rows == ((1,),)
+        assert [*database.changes()] == ["whale"]
+
+
+def test_questions_about_what_a_newer_sqlite_defined_are_left_out_and_named(newer, tmp_path):
+    queries = ("SELECT name FROM cheap", "DELETE FROM boat", "SELECT name FROM dear")
+    rows = asked(tmp_path / "q.json", *({"question": query, "query": query} for query in queries))
+    finding = check_database(newer.path, rows)
+    assert f'cheap (near "THAN": {OF_ANOTHER})' in finding.found
+    [problem] = finding.problems
+    assert "2 references fail" in problem.what and not problem.blocks
+    assert f'boat cannot be changed: trigger sold: near "GUESS": {OF_ANOTHER}' in problem.what
+    assert problem.mend.startswith("leave the questions out")
+
+
+@pytest.mark.parametrize("opened", [Databases.open, Databases.open_view])
+def test_nobody_may_write_the_schema_of_such_a_file(newer, opened):
+    with closing(opened(newer, "a", statement_timeout_s=5)) as database:
+        for sql in (
+            *("PRAGMA writable_schema = ON", "DROP VIEW cheap", "CREATE TABLE a (b)", "DELETE FROM sqlite_schema"),
+            *("UPDATE sqlite_master SET sql = ''", "INSERT INTO sqlite_master (name) VALUES (1)"),
+        ):
+            assert database.run(sql).error.startswith(("not allowed: only SELECT", "table sqlite_master may not be"))
+        assert database._connection.execute("SELECT name FROM boat LIMIT 1").fetchone() == ("Alba",)
+        database._connection.set_authorizer(None)
+        assert database._connection.execute("PRAGMA writable_schema").fetchone() == (0,)
+
+
+def test_a_schema_that_is_damaged_otherwise_is_refused_in_sqlites_words(tmp_path):
+    path = made(tmp_path / "a.sqlite", BOATS)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET rootpage = 99")
+    with pytest.raises(DatabaseError, match=r"malformed database schema \(boat\) - invalid rootpage"):
+        read_schema(path)
+
+
 # Folders --------------------------------------------------------------------------------------------------------------
 
 

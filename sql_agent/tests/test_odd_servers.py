@@ -4,6 +4,7 @@ import json
 import sqlite3
 from contextlib import closing
 
+import httpx
 import pytest
 from openai import AsyncOpenAI, InternalServerError
 
@@ -12,6 +13,9 @@ from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from sql_agent.agent import AgentConfig, run_rollout
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.evaluate import main
+from sql_agent.model_address.request_guard import RUN_TOKEN
+from sql_agent.model_address.rollout_route import RolloutRoute
+from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.tests.odd_server import CALLS, CONTENTS, UNREADABLE, USAGES, call, refusal, reply, serving
 from sql_agent.tests.test_llm_judge import failure as judge_failure
@@ -203,8 +207,7 @@ def test_an_own_agent_whose_server_numbers_its_calls_anew_runs_each_of_them(tmp_
     flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward"]
 
     def answer(request):
-        results = sum(message["role"] == "tool" for message in request["messages"])
-        return reply({"content": "done"} if results == 2 else {"tool_calls": [call(id="call_0")]})
+        return reply({"content": "done"} if results(request) == 2 else {"tool_calls": [call(id="call_0")]})
 
     (row,) = evaluate(tmp_path, answer, [{"prompt": "How many?"}], *flags)
     ids = [m["tool_call_id"] for m in row["messages"] if m["role"] == "tool"]
@@ -317,16 +320,45 @@ async def test_a_history_that_is_refused_all_the_same_is_not_sent_for_ever(play)
     assert len(asked) == 4  # as it was, without a null, without reasoning
 
 
-def test_an_own_agents_history_is_sent_without_what_was_refused_and_later_calls_too(tmp_path):
-    (tmp_path / "mine.py").write_text(AGENT)
-    answer, asked = picky("content may not be null", lambda message: message.get("content") is None)
+def test_an_own_agents_history_is_sent_without_what_was_refused_and_its_later_calls_too(tmp_path):
+    (tmp_path / "mine.py").write_text(AGENT.replace('["execute_sql"]', '["execute_sql"] * 2'))
+    asked = []
+
+    def answer(request):
+        asked.append(results(request))
+        if not ok(request):
+            return refusal("content may not be null")
+        return reply({"content": "done"} if results(request) == 2 else {"content": None, "tool_calls": [call()]})
+
     flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward", "--concurrency", "1"]
-    played = evaluate(
-        tmp_path, lambda r: reply({"content": "done"}) if looked(r) and ok(r) else answer(r),
-        [{"prompt": "How many?"}, {"prompt": "How much?"}], *flags,
-    )  # fmt: skip
+    played = evaluate(tmp_path, answer, [{"prompt": "How many?"}, {"prompt": "How much?"}], *flags)
     assert [row["score"]["value"] for row in played] == [1.0, 1.0]
-    assert len(asked) == 3  # two first turns, one refusal
+    assert asked == [0, 1, 1, 2] * 2  # one refusal in each rollout
+
+
+async def test_what_one_rollout_had_refused_is_sent_for_all_others(monkeypatch):
+    monkeypatch.setenv(RUN_TOKEN, "the-token-of-this-run")
+    asked = []
+
+    def answer(request):
+        asked.append([message.get("reasoning_content") for message in request["messages"]])
+        odd = any(not isinstance(reason, str | None) for reason in asked[-1])
+        return refusal("reasoning_content: expected a text") if odd else reply({"content": "done"})
+
+    with serving(answer) as url:
+        monkeypatch.setattr(RolloutRoute, "servers", {"policy-0": url})
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(RolloutRoute(None)), base_url="http://x") as client:
+            for rollout, reason in (("ro-1", 7), ("ro-2", "Hm.")):
+                sampling = RolloutSampling(rollout, "at-1", "policy-0", 0.7, 64)
+                prefix = signed_prefix(sampling, "the-token-of-this-run")
+                said = {"role": "assistant", "content": "Hi.", "reasoning_content": reason}
+                path = f"{prefix}/rollout/{rollout}/attempt/at-1/v1/chat/completions"
+                assert (await client.post(path, json={"messages": [said]})).status_code == 200
+    assert asked == [[7], [None], ["Hm."]]
+
+
+def results(request):
+    return sum(message["role"] == "tool" for message in request["messages"])
 
 
 def ok(request):

@@ -3,6 +3,7 @@
 The routes are those of the servers' own applications, so that a new one is tried without being listed here.
 """
 
+import asyncio
 import json
 import re
 from itertools import product
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from sql_agent.model_address import rollout_route
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN, authorization
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
@@ -88,7 +90,7 @@ async def test_of_the_llm_proxy_it_reaches_no_route_of_litellm():
 
 
 async def test_of_a_rollout_it_reaches_calls_of_the_policy_and_neither_its_end_nor_its_conversation(monkeypatch):
-    async def answer(self, request):
+    async def answer(self, request, servers):
         return 200, {"id": "1", "choices": [{"message": {"content": "a secret"}, "finish_reason": "stop"}]}
 
     monkeypatch.setattr(RolloutRoute, "_ask", answer)
@@ -107,6 +109,31 @@ async def test_of_a_rollout_it_reaches_calls_of_the_policy_and_neither_its_end_n
         assert (ended.json()["calls"], json.dumps(ended.json()).count("a secret")) == (2, 2)
         assert (await ask.post(f"{SIGNATURE}{ROLLOUT}/chat/completions", json=call)).status_code == 410
     assert through == []
+
+
+async def test_a_rollout_has_a_number_of_calls_open_and_takes_no_other_rollouts_place(monkeypatch):
+    monkeypatch.setattr(rollout_route, "MAX_OPEN_CALLS", 2)
+    answered, asked = asyncio.Event(), []
+
+    async def answer(self, request, servers):
+        asked.append(request)
+        await answered.wait()
+        return 200, {"id": "1", "choices": [{"message": {"content": "done"}, "finish_reason": "stop"}]}
+
+    monkeypatch.setattr(RolloutRoute, "_ask", answer)
+    proxy, _ = behind(Starlette())
+    call = {"messages": [{"role": "user", "content": "hi"}]}
+    other = signed_prefix(RolloutSampling("ro-2", "at-1", "policy-0", 0.7, 64), TOKEN) + ROLLOUT.replace("ro-1", "ro-2")
+    async with client(proxy) as ask, asyncio.TaskGroup() as tasks:
+        urls = [f"{SIGNATURE}{ROLLOUT}/chat/completions"] * 2 + [f"{other}/chat/completions"]
+        waiting = [tasks.create_task(ask.post(url, json=call)) for url in urls]
+        while len(asked) < 3:
+            await asyncio.sleep(0.01)
+        refused = await ask.post(urls[0], json=call)
+        assert (refused.status_code, "this rollout has 2 calls open" in refused.text) == (429, True)
+        answered.set()
+        assert [(await each).status_code for each in waiting] == [200, 200, 200]
+        assert (await ask.post(urls[0], json=call)).status_code == 200
 
 
 async def test_of_the_runs_store_it_reaches_nothing(monkeypatch):

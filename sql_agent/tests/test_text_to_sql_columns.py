@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from sql_agent.text_to_sql.columns import HINT_KEYS, REFERENCE_KEYS, is_sql
+from sql_agent.text_to_sql.columns import DATABASE_KEYS, HINT_KEYS, REFERENCE_KEYS, is_sql
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
@@ -34,6 +34,59 @@ def read(fish, tmp_path):
 
     return read
 
+
+# Which database -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("databases")
+    for name in ("fish", "boat"):
+        (folder / name).mkdir()
+        with closing(sqlite3.connect(folder / name / f"{name}.sqlite")) as connection:
+            connection.executescript("CREATE TABLE fish (name TEXT);")
+    return folder
+
+
+def asked(database, tmp_path, *rows):
+    (tmp_path / "q.json").write_text(json.dumps([ROW | row for row in rows]))
+    return [question.db_id for question in read_questions(tmp_path / "q.json", Databases(database))]
+
+
+@pytest.mark.parametrize("name", ["db_id", *DATABASE_KEYS])
+def test_a_database_of_a_folder_is_named_by_any_of_these_columns(folder, tmp_path, name):
+    assert asked(folder, tmp_path, {name: "boat"}, {name: " fish"}) == ["boat", "fish"]
+    assert asked(folder, tmp_path, {"db_id": "fish", name: "fish"}) == ["fish"]
+
+
+@pytest.mark.parametrize("path", ["database/boat/boat.sqlite", "boat.db", "/data/boat.sqlite3"])
+def test_a_path_names_its_database(folder, tmp_path, path):
+    assert asked(folder, tmp_path, {"db_path": path}) == ["boat"]
+
+
+@pytest.mark.parametrize("name", DATABASE_KEYS)
+def test_a_database_that_is_not_there_is_refused_by_the_name_of_its_column(folder, tmp_path, name):
+    with pytest.raises(QuestionFileError, match=rf"q\.json, row 2: `{name}`: no database 'boats' in .* has boat, fish"):
+        asked(folder, tmp_path, {name: "boat"}, {name: "boats"})
+
+
+def test_of_several_columns_the_one_with_a_database_that_is_there_counts(folder, tmp_path):
+    assert asked(folder, tmp_path, {"database": "sqlite", "db": "boat"}) == ["boat"]
+    assert asked(folder, tmp_path, {"db_id": "fish", "database": "CREATE TABLE boat (a)", "db": {"a": 1}}) == ["fish"]
+    with pytest.raises(QuestionFileError, match="`db` and `db_name` name different databases, 'boat' and 'fish'"):
+        asked(folder, tmp_path, {"db": "boat", "db_name": "fish"})
+    with pytest.raises(QuestionFileError, match=r"no db_id, and .* holds 2 databases: name one of them"):
+        asked(folder, tmp_path, {"database": "CREATE TABLE boat (a)"})
+
+
+@pytest.mark.parametrize("name", ["db_id", *DATABASE_KEYS])
+def test_one_file_is_meant_whatever_its_rows_call_it_but_they_may_call_it_one_name_only(fish, tmp_path, name):
+    assert asked(fish, tmp_path, {name: "x"}, {name: "x"}) == ["fish", "fish"]
+    with pytest.raises(QuestionFileError, match=r"is about 2 databases \(x 2, y 1\), and --database is one"):
+        asked(fish, tmp_path, {name: "x"}, {name: "y"}, {name: "x"})
+
+
+# What of a row is read ------------------------------------------------------------------------------------------------
 
 STATEMENTS = [
     "SELECT count(*)", "select name from fish;", "(SELECT name FROM fish)", "-- all\nSELECT name FROM fish",
@@ -133,13 +186,21 @@ def test_a_hint_that_stands_elsewhere_is_refused_by_its_name(read, name, value, 
 
 
 @pytest.mark.parametrize("name", ["context", "history", "instruction", "interaction", "messages", "extra_knowledge",
-    "prompt", "user_hint", "previous_questions", "input"])  # fmt: skip
+    "prompt", "user_hint", "previous_questions", "input", "previous", "prior_turns", "notes", "note",
+    "user_definitions",
+    "termMeanings", "business_rules", "comment", "column_info"])  # fmt: skip
 @pytest.mark.parametrize("value", ["Think of cod.", ["Think of cod."], [{"role": "user", "content": "Think of cod."}]])
 def test_a_column_that_looks_like_a_part_of_the_prompt_is_refused_by_its_name(read, name, value):
     with pytest.raises(
         QuestionFileError, match=f"row 1: `{name}` looks like a part of the prompt, and no prompt would"
     ):
         read(ROW | {name: value})
+
+
+@pytest.mark.parametrize("name", ["previous_sql", "previous_query", "history", "prev_turn"])
+def test_sql_of_an_earlier_question_is_neither_a_reference_nor_passed_over(read, name):
+    with pytest.raises(QuestionFileError, match=f"row 1: `{name}` looks like a part of the prompt"):
+        read(ROW | {name: "SELECT name FROM fish"})
 
 
 SAME_OR_SCHEMA = [

@@ -18,6 +18,7 @@ from dbbench_adapter.backends.sqlite.copy_on_write import (
     Changes,
     CopyOnWrite,
 )
+from dbbench_adapter.backends.sqlite.foreign_schema import Unparsed
 from dbbench_adapter.backends.sqlite.sandbox import Guard, virtual_tables
 from dbbench_adapter.datatypes import Row, Rows
 from dbbench_adapter.judges.strict import same_content
@@ -44,9 +45,9 @@ class ChangeableDatabase(UserDatabase):
 
     refusal = CHANGE_REFUSAL
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
         self._view = CopyOnWrite(self._path)
-        return self._view.connection
+        return self._view.connection, self._view.unparsed
 
     def run(self, sql: str) -> Result:
         """Run one statement; one that changes rows gives their number, triggers included, or what RETURNING gives.
@@ -71,6 +72,7 @@ class ChangeableDatabase(UserDatabase):
 
     def _allows(self, action: int, first: str, second: str) -> bool:
         if action in _CHANGING:
+            self._why_denied = self._view.unchangeable.get(first, self._why_denied)
             return first in self._view.writable and first.lower() not in virtual_tables()
         return super()._allows(action, first, second)
 

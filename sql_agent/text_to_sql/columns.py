@@ -1,4 +1,4 @@
-"""Says which columns of a row of questions hold the reference, the hints and the difficulty.
+"""Says which columns of a row of questions hold the database's name, the reference, the hints and the difficulty.
 
 Spider writes `query` (and its parse as `sql`), BIRD `SQL`, `evidence` and `difficulty`. Other data sets have other
 names. A column that nobody reads and that looks like SQL or like a part of the prompt is an error.
@@ -7,6 +7,8 @@ names. A column that nobody reads and that looks like SQL or like a part of the 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from pathlib import PurePath
 from typing import Any
 
 import sqlglot
@@ -15,13 +17,31 @@ from sqlglot.errors import SqlglotError
 
 from agentgrpo.column_names import unread_prompt, words
 
+DATABASE_KEYS = (
+    "db", "db_name", "dbname", "dbid", "database", "database_id", "database_name", "db_path", "db_file",
+    "database_path", "database_file",
+)  # fmt: skip
+"""Columns that name the database of a row without `db_id`; of a file its name without folder and suffix."""
 REFERENCE_KEYS = ("query", "SQL", "sql")
 """Columns of the reference; a value that is no text, as Spider's parse, is not read."""
 HINT_KEYS = (
     "evidence", "external_knowledge", "knowledge", "hint", "hints", "background", "background_knowledge",
     "domain_knowledge", "knowledge_evidence", "formulaic_knowledge", "commonsense_knowledge", "oracle_knowledge",
+    "definition", "definitions", "formula", "formulas", "glossary", "terminology",
 )  # fmt: skip
 """Columns whose texts go into the prompt, behind the question, in this order."""
+HINT_WORDS = frozenset((
+    "definition", "note", "formula", "glossary", "term", "terminology", "fact", "rule", "assumption", "clarification",
+    "guideline", "remark", "comment", "tip", "meaning", "concept", "convention", "info", "information", "doc",
+    "documentation",
+))  # fmt: skip
+"""A column whose name has one of these words, or its plural, may hold a hint, or a remark that gives the answer away,
+so only the user can say whether the prompt should have it."""
+HISTORY_WORDS = frozenset((
+    "previous", "prev", "prior", "preceding", "earlier", "history", "interaction", "turn", "turns", "conversation",
+    "dialog", "dialogue",
+))  # fmt: skip
+"""A column whose name has one of these words belongs to earlier questions; SQL in it is no reference."""
 SQL_WORDS = frozenset((
     "sql", "query", "gold", "golden", "reference", "answer", "solution", "target", "output", "truth", "label",
     "response", "completion", "statement", "program", "code",
@@ -32,6 +52,37 @@ NO_REFERENCE_WORDS = frozenset((
     "template", "toks", "tokens", "no", "schema", "context", "create", "ddl", "explanation", "prompt",
 ))  # fmt: skip
 """A column whose name has one of these words holds other SQL than the reference."""
+
+
+def database_of(row: dict[str, Any], known: Collection[str]) -> tuple[str, str] | None:
+    """Return the column that names the row's database, and the name; None if there is none.
+
+    Args:
+        known: the names of the databases.
+    Raises:
+        ValueError: `db_id` is no text, or other columns name different databases and not one that is known.
+    """
+    given = row.get("db_id")
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"`db_id` is {given!r}, expected a text")
+    if given and given.strip():
+        return "db_id", given.strip()
+    named = {name: _database_name(row[name]) for name in DATABASE_KEYS if _is_database_name(row.get(name))}
+    there = {name: value for name, value in named.items() if value in known} or named
+    if len(set(there.values())) > 1:
+        first, other = list(dict.fromkeys(there.values()))[:2]
+        columns = " and ".join(f"`{name}`" for name in there)
+        raise ValueError(f"{columns} name different databases, {first!r} and {other!r}; write the right one as `db_id`")
+    return next(iter(there.items()), None)
+
+
+def _is_database_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\n" not in value.strip() and not _SCHEMA.match(value)
+
+
+def _database_name(value: str) -> str:
+    path = PurePath(value.strip())
+    return path.stem if path.suffix in (".sqlite", ".sqlite3", ".db") else value.strip()
 
 
 def reference_of(row: dict[str, Any]) -> str | None:
@@ -61,7 +112,7 @@ def reference_of(row: dict[str, Any]) -> str | None:
 def _sql_in(name: str, value: Any) -> str | None:
     """Return the SQL in a column that has the name of a reference, as a text or a list of texts."""
     found = words(name)
-    if found.isdisjoint(SQL_WORDS) or not found.isdisjoint(NO_REFERENCE_WORDS):
+    if found.isdisjoint(SQL_WORDS) or not found.isdisjoint(NO_REFERENCE_WORDS | HISTORY_WORDS):
         return None
     texts = value if isinstance(value, list) else [value]
     return "; ".join(texts) if texts and all(isinstance(text, str) and is_sql(text) for text in texts) else None
@@ -138,9 +189,11 @@ def check_unread(row: dict[str, Any], question: str, hints: str) -> None:
         ValueError: a column has the name of a prompt or hint, and its text is neither in the question nor in the hints.
     """
     of_code = {
-        name for name, value in row.items() if isinstance(value, str) and (_SCHEMA.match(value) or is_sql(value))
+        name
+        for name, value in row.items()
+        if isinstance(value, str) and words(name).isdisjoint(HISTORY_WORDS) and (_SCHEMA.match(value) or is_sql(value))
     }
-    if (name := unread_prompt(row, _READ | of_code, [question, hints])) is not None:
+    if (name := unread_prompt(row, _READ | of_code, [question, hints], also=HINT_WORDS)) is not None:
         raise ValueError(
             f"`{name}` looks like a part of the prompt, and no prompt would hold it; put a hint into `evidence`, or "
             "remove it"

@@ -78,7 +78,7 @@ class Databases:
         return self._schemas[db_id]
 
     def unreadable_tables(self, db_id: str) -> dict[str, str]:
-        """Return the tables and views that no statement can read, each with the reason."""
+        """Return what of the schema no statement can use (`FileSchema.unreadable`), each with the reason."""
         return self._schema(db_id).unreadable
 
     def unreadable(self) -> dict[str, str]:

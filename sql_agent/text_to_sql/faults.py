@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.backends.sqlite.foreign_schema import FOREIGN
 from dbbench_adapter.backends.sqlite.read_only import connect
 from sql_agent.text_to_sql.sandbox import MAX_VALUE_BYTES
 from sql_agent.text_to_sql.schema import TableInfo, quoted
@@ -29,7 +30,7 @@ _PROGRESS_OPCODES = 10_000
 
 def of_database(fault: str) -> bool:
     """Return whether a reference fails because of the database, so that nothing has to be corrected in it."""
-    return fault.startswith((_TOO_BIG, _COLLATION, _NO_PLAN))
+    return fault.startswith((_TOO_BIG, _COLLATION, _NO_PLAN)) or fault.endswith(FOREIGN)
 
 
 def explained(error: str, query: str, path: Path, tables: Sequence[TableInfo]) -> str:

@@ -2,7 +2,7 @@
 
 A row is an object with `question`; `query` (Spider) or `SQL` (BIRD), or `answer`: a value, a list of values, or a list
 of rows; `db_id`, which a single database does not need; `evidence` and `difficulty` (BIRD). `columns` holds the other
-names of hints, and what may not be passed over; other keys are not read.
+names of databases and hints, and what may not be passed over; other keys are not read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from dbbench_adapter.backends import mysql_lexer
 from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
 from dbbench_adapter.datatypes import Cell, Rows
 from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
-from sql_agent.text_to_sql.columns import REFERENCE_KEYS, check_unread, difficulty_of, hints_of, reference_of
+from sql_agent.text_to_sql.columns import (
+    REFERENCE_KEYS,
+    check_unread,
+    database_of,
+    difficulty_of,
+    hints_of,
+    reference_of,
+)
 from sql_agent.text_to_sql.databases import Databases, ServerDatabase
 from sql_agent.text_to_sql.datatypes import DatabaseError, Question
 
@@ -56,7 +63,7 @@ def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Qu
             questions.append(_question(row, f"{path.stem}-{place.rpartition(' ')[2]}", databases))
         except (ValueError, TypeError) as error:
             raise QuestionFileError(f"{path}, {place}: {error}") from None
-        named.update([_text(row, "db_id")] if _text(row, "db_id") else [])
+        named.update([found[1]] if (found := database_of(row, databases.ids)) else [])
     if len(databases.ids) == 1 and len(named) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in named.most_common(5)) + ", ..." * (len(named) > 5)
         raise QuestionFileError(
@@ -243,13 +250,13 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
     question = _text(row, "question")
     if not question:
         raise ValueError(f"no `question`; the row has {', '.join(row) or 'nothing'}")
-    db_id = _text(row, "db_id") or None
+    column, named = database_of(row, databases.ids) or ("db_id", None)
     try:
-        db_id = databases.db_id(db_id)
+        db_id = databases.db_id(named)
         if isinstance(databases, Databases):  # a broken file is an error of the questions about it alone
             databases.schema(db_id)
     except DatabaseError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error) if column == "db_id" else f"`{column}`: {error}") from None
     query, hints = reference_of(row), hints_of(row)
     check_unread(row, question, hints)
     answer = _answer(row["answer"]) if query is None and row.get("answer") is not None else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.backends.sqlite.read_only import connect
+from dbbench_adapter.backends.sqlite.read_only import opened
 from sql_agent.text_to_sql.datatypes import DatabaseError
 
 SAMPLED_ROWS = 1_000
@@ -24,6 +24,7 @@ SAMPLES = 2
 SAMPLE_CHARS = 24
 MAX_VIEW_USES = 1_000
 """A view may use this many views, those of its views included."""
+_OF_FOREIGN = "it reads what another version of SQLite defined"
 _COLLATIONS = ("binary", "nocase", "rtrim")
 """SQLite's own; `pragma_collation_list` also lists those that a file names and nobody has."""
 _WORD = re.compile(r"\w+")
@@ -62,38 +63,46 @@ class TableInfo:
 class FileSchema:
     tables: tuple[TableInfo, ...]
     unreadable: dict[str, str]
-    """Tables and views that no statement can read, each with the reason."""
+    """Tables and views that no statement can read, and indexes and triggers that this SQLite cannot parse, each with
+    the reason."""
 
 
 def read_schema(path: Path) -> FileSchema:
     """Read the tables and views of a file in their order.
 
     SQLite's own tables are left out, and so are virtual tables, and views of views of more than `MAX_VIEW_USES` tables,
-    which take SQLite seconds. A table that is sorted by another program's collation, and a view that names missing
-    tables, can be read by no statement; the others can.
+    which take SQLite seconds. A table that is sorted by another program's collation, a view that names missing tables,
+    and what another version of SQLite defined in a syntax of its own can be read by no statement; the others can.
 
     Raises:
         DatabaseError: the file cannot be read, or has no table.
     """
     tables, unreadable = [], dict[str, str]()
     try:
-        with closing(connect(path)) as connection:
+        connection, unparsed = opened(path)
+        with closing(connection):
             listed = connection.execute(
                 "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view') "
                 "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
                 "AND coalesce(sql, '') NOT LIKE 'CREATE VIRTUAL %' ORDER BY rowid"
             ).fetchall()
             large = _large_views({name: sql for name, kind, sql in listed if kind == "view"})
+            known = dict.fromkeys(large, f"it uses more than {MAX_VIEW_USES:,} views")
+            known |= {entry.name: entry.why for entry in unparsed if entry.is_read}
             for name, kind, sql in listed:
-                if name in large:
-                    unreadable[name] = f"it uses more than {MAX_VIEW_USES:,} views"
+                if name in known:
+                    unreadable[name] = known[name]
                     continue
                 try:
                     tables.append(_read_table(connection, name, kind == "view"))
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
+                except sqlite3.DatabaseError as error:
+                    code = error.sqlite_errorcode & 0xFF
+                    if code not in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_AUTH):
                         raise
-                    unreadable[name] = why_unreadable(str(error), sql)
+                    unreadable[name] = _OF_FOREIGN if code == sqlite3.SQLITE_AUTH else why_unreadable(str(error), sql)
+            for entry in unparsed:
+                if not entry.is_read:
+                    unreadable[f"{entry.kind} {entry.name} of {entry.table}"] = f"{entry.why}; its rows cannot change"
     except (OSError, sqlite3.Error, BackendUnavailable) as error:
         raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
     if not tables:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.backends.base import BackendUnavailable
-from dbbench_adapter.backends.sqlite.read_only import connect
+from dbbench_adapter.backends.sqlite.foreign_schema import load_schema
+from dbbench_adapter.backends.sqlite.read_only import opened
 from dbbench_adapter.datatypes import Row, Rows
 
 MAX_WRITTEN_BYTES = 64 * 1024**2
@@ -65,13 +66,16 @@ class CopyOnWrite:
     Attributes:
         connection: the view, without any limits of an agent's.
         writable: the tables and views that can be changed. SQLite's own tables, virtual tables and the tables in which
-            these keep their data are left out.
+            these keep their data are left out, and so is each of `unchangeable`.
+        unchangeable: tables and views whose definition, trigger or index cannot be parsed, each with the reason.
+        unparsed: these parts of the schema.
     Raises:
         BackendUnavailable: the file cannot be opened, or this Python's SQLite lacks the calls that are needed.
     """
 
     connection: sqlite3.Connection
     writable: frozenset[str]
+    unchangeable: dict[str, str]
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -80,7 +84,8 @@ class CopyOnWrite:
         library = _library()
         with contextlib.ExitStack() as undo:
             try:
-                self._original = undo.enter_context(contextlib.closing(connect(path)))
+                self._original, self.unparsed = opened(path)
+                undo.callback(self._original.close)
                 tables = self._original.execute(
                     "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND type IN ('table', 'view') "
                     "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
@@ -106,11 +111,16 @@ class CopyOnWrite:
             self._callback = _ON_CHANGE(self._note)  # ctypes keeps no reference
             library.sqlite3_preupdate_hook(self._handle, self._callback, None)
             undo.callback(library.sqlite3_preupdate_hook, self._handle, _WITHOUT_CALLBACK, None)
+            load_schema(self.connection)  # before the first statement that needs it
             self.connection.execute("PRAGMA journal_mode = MEMORY")
             self.connection.execute("PRAGMA temp_store = MEMORY")
             (self._page_bytes,) = self.connection.execute("PRAGMA page_size").fetchone()
             self._undo = undo.pop_all()
-        self.writable = frozenset(name for name, _, _ in tables)
+        self.unchangeable = {
+            entry.table: f"{entry.table} cannot be changed: {entry.kind} {entry.name}: {entry.why}"
+            for entry in self.unparsed
+        }
+        self.writable = frozenset(name for name, _, _ in tables) - self.unchangeable.keys()
         self._without_rowid = {name for name, _, without in tables if without}
 
     def begin(self) -> None:

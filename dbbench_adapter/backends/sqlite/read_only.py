@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from dbbench_adapter.backends.base import MAX_ROWS, BackendUnavailable, Result
 from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
+from dbbench_adapter.backends.sqlite.foreign_schema import Unparsed, denying, load_schema
 from dbbench_adapter.backends.sqlite.planning import fault_of_plan
 from dbbench_adapter.backends.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
 
@@ -53,7 +54,13 @@ def connect(path: Path) -> sqlite3.Connection:
 
     Raises:
         BackendUnavailable: the newest changes are in a file beside it.
+        sqlite3.DatabaseError: the file is no database that can be read.
     """
+    return opened(path)[0]
+
+
+def opened(path: Path) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
+    """Return what `connect` does, and what of the schema cannot be parsed, which the connection never reads."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with path.open("rb") as file:
         header = file.read(20)
@@ -71,7 +78,14 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA trusted_schema = OFF")  # a view calls none of the functions that are added
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA hard_heap_limit = {MAX_HEAP_BYTES}")
-    return connection
+    try:
+        unparsed = load_schema(connection)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    if unparsed:
+        connection.set_authorizer(denying(unparsed))
+    return connection, unparsed
 
 
 class ReadOnlyDatabase:
@@ -115,11 +129,13 @@ class ReadOnlyDatabase:
         self._tables, self._callable, self._refusal = tables, frozenset(callable_functions), refusal
         self._max_sort_opcodes, self._max_rows, self._max_chars = max_sort_opcodes, max_rows, max_chars
         try:
-            self._connection = self._opened()
+            self._connection, unparsed = self._opened()
             names = {row[0].lower() for row in self._connection.execute("SELECT name FROM sqlite_master")}
         except (OSError, sqlite3.Error, MemoryError) as error:
             raise BackendUnavailable(f"{path} cannot be opened: {error}; leave it in place during the run") from None
         self._others = names - set(tables or names) | CATALOGUES
+        self._unparsed = {entry.name.lower(): f"{entry.name} cannot be read: {entry.why}" for entry in unparsed}
+        self._why_denied: str | None = None
         self._connection.execute(f"PRAGMA trusted_schema = {int(trusted_schema)}")
         limits = {**_LIMITS, **limits}
         for limit, value in limits.items():
@@ -132,8 +148,8 @@ class ReadOnlyDatabase:
         self._connection.set_authorizer(self._authorize)
         self._connection.set_progress_handler(self._has_to_stop, PROGRESS_OPCODES)
 
-    def _opened(self) -> sqlite3.Connection:
-        return connect(self._path)
+    def _opened(self) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
+        return opened(self._path)
 
     def run(self, sql: str) -> Result:
         """Run one statement of the agent; its error is in `Result.error`."""
@@ -144,7 +160,7 @@ class ReadOnlyDatabase:
         self._guard = Guard(self._max_sort_opcodes if _SORTS.search(sql) else None)
         if (fault := fault_of_plan(sql)) is not None:
             return Result(error=fault)
-        self._bytes_left = _MAX_TEXT_BYTES
+        self._bytes_left, self._why_denied = _MAX_TEXT_BYTES, None
         with time_limit(self.statement_timeout_s), self._watchdog.watching(self._connection, self.statement_timeout_s):
             try:
                 with closing(self._connection.execute(sql)) as cursor:
@@ -176,8 +192,19 @@ class ReadOnlyDatabase:
             raise MemoryError("too many long texts")
         return raw.decode("utf-8", self.undecodable)
 
-    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """Authorize an action of SQLite. The last argument is not used: a CTE may have a table's name."""
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, _schema: str | None, inside: str | None
+    ) -> int:
+        """Authorize an action of SQLite.
+
+        Args:
+            inside: the view or CTE in which it is. A CTE may have a table's name, so it permits nothing.
+        """
+        read = (first or "") if action == sqlite3.SQLITE_READ else ""
+        for name in (read, inside or ""):
+            if (why := self._unparsed.get(name.lower())) is not None:
+                self._why_denied = why
+                return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK if self._allows(action, first or "", second or "") else sqlite3.SQLITE_DENY
 
     def _allows(self, action: int, first: str, second: str) -> bool:
@@ -205,7 +232,7 @@ class ReadOnlyDatabase:
         if any(
             words in text for words in ("not authorized", "prohibited", "authorization denied", "vtable constructor")
         ):
-            return self._refusal  # SQLite's message would name columns of other tables
+            return self._why_denied or self._refusal  # SQLite's message would name columns of other tables
         return text or type(error).__name__
 
 
