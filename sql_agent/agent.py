@@ -53,7 +53,7 @@ from sql_agent.environments.base import (
     with_observation,
 )
 from sql_agent.model_servers.ask import ChatClient
-from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED, TOO_LARGE
+from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -370,21 +370,21 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
     """Return the stop reason of a failed request.
 
     A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template may
-    fail on arguments that are not an object), and so is half a surrogate pair in a call, which no UTF-8 can hold;
-    everything else is the endpoint's fault.
+    fail on arguments that are not an object), and so are a call that the endpoint could not parse and half a surrogate
+    pair in one, which no UTF-8 can hold; everything else is the endpoint's fault.
 
     Raises:
         EpisodeLostError: what the environment's tools returned is more than our servers read.
     """
-    if isinstance(failure, UnicodeEncodeError):
-        return "malformed"
+    if isinstance(failure, UnicodeEncodeError):  # without a reply the task's own text holds it
+        return "malformed" if rollout.num_turns else "environment_error"
     if not isinstance(failure, APIStatusError) or failure.status_code not in REFUSED:
         return "model_unavailable"
     if failure.code == TOO_LARGE:
         raise EpisodeLostError(TOO_LARGE, str(failure))
     if failure.code == CONTEXT_FULL:
         return "max_tokens"
-    return "malformed" if rollout.malformed_calls else "model_unavailable"
+    return "malformed" if failure.code == UNREAD_CALL or rollout.malformed_calls else "model_unavailable"
 
 
 async def _score(rollout: _Rollout, stop: StopReason) -> Score:
@@ -398,7 +398,8 @@ async def _score(rollout: _Rollout, stop: StopReason) -> Score:
     if stop == "model_unavailable":
         return Score(None, stop)
     episode = rollout.episode
-    if rollout.num_turns == 0 or episode is None:  # the context was full before the first reply
+    unread = stop == "malformed"  # the endpoint had a first reply, with a call that it could not parse
+    if episode is None or (rollout.num_turns == 0 and not unread):  # the context was full before the first reply
         return Score(None, "no_reply")
     return await rollout.blocking(lambda: rollout.environment.judge(episode))
 

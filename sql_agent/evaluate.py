@@ -45,8 +45,10 @@ from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
-from sql_agent.model_servers.histories import words_of
+from sql_agent.model_servers.calls_as_text import CallsAsText
+from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.model_servers.listed import listed_models, lists_all, served_as
+from sql_agent.model_servers.refusals import words_of
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import fit_tasks
@@ -144,10 +146,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
         started = time.perf_counter()
         play = _player(args, environment, functions, api_key, stack)
+        as_text = CallsAsText()
 
         def done(record: RolloutRecord) -> None:
             records.append(record)
             write(record)
+            if note := as_text.note(record):
+                console.print(note, markup=False, highlight=False, soft_wrap=True)
 
         try:
             with ends_in_order():
@@ -185,11 +190,12 @@ def _fitted(
     """
     if isinstance(environment, AgentTasks):
         return tasks
-    served = ServedTokenizer(args.base_url, args.model, api_key, environment)
     flag = "--max-prompt-tokens"
     try:
-        limit = served.limit(args.max_prompt_tokens, flag, reply_tokens=args.max_tokens)
-        found = None if limit is None else fit_tasks(tasks, environment, served.prompt_tokens, limit)
+        with DeadlineClient(api_key) as client:
+            served = ServedTokenizer(args.base_url, args.model, client, environment)
+            limit = served.limit(args.max_prompt_tokens, flag, reply_tokens=args.max_tokens)
+            found = None if limit is None else fit_tasks(tasks, environment, served.prompt_tokens, limit)
     except httpx.HTTPError as failure:
         found, limit = None, None
         console.print(f"{args.base_url} does not count tokens ({failure})", markup=False, soft_wrap=True)
@@ -276,14 +282,15 @@ def check_endpoint(
     Raises:
         SystemExit: the endpoint cannot be used; the message says what to do.
     """
-    url, headers = base_url.rstrip("/"), {"Authorization": f"Bearer {api_key}"}
+    url = base_url.rstrip("/")
     try:
-        answer = httpx.get(f"{url}/models", headers=headers, timeout=10.0)
-        listed = {} if answer.status_code in NO_SUCH_ADDRESS else _listed(answer.raise_for_status())
-        name = served_as(model, listed)
-        if name is None and not lists_all(listed):
-            _ask_once(url, model, headers)
-            return None
+        with DeadlineClient(api_key) as client:
+            answer = client.get(f"{url}/models", timeout_s=10.0)
+            listed = {} if answer.status_code in NO_SUCH_ADDRESS else _listed(answer.raise_for_status())
+            name = served_as(model, listed)
+            if name is None and not lists_all(listed):
+                _ask_once(url, model, client)
+                return None
     except (httpx.HTTPError, httpx.InvalidURL, ReplyError) as failure:
         raise SystemExit(
             f"no model server at {url}/models: {failure}; start one, or give its address up to /v1 with {flags[0]}"
@@ -303,14 +310,14 @@ def _listed(answer: httpx.Response) -> dict[str, Any]:
         return {}
 
 
-def _ask_once(url: str, model: str, headers: dict[str, str]) -> None:
+def _ask_once(url: str, model: str, client: DeadlineClient) -> None:
     """Ask for a short reply, where a server does not list all its models.
 
     Raises:
         httpx.HTTPError, ReplyError: there is no reply.
     """
     asked = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
-    answer = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=60.0)
+    answer = client.post(f"{url}/chat/completions", asked, timeout_s=60.0)
     if answer.status_code != 200:
         what = f"it does not list {model!r}, and {url}/chat/completions answers {answer.status_code}"
         raise ReplyError(f"{what}: {words_of(answer.content)[:SHOWN_CHARS]}")

@@ -22,6 +22,8 @@ class CallLog:
     completion_tokens: int = 0
     refused: str | None = None
     """The newest answer that refused a request as invalid (a 4xx status)."""
+    unread: int = 0
+    """Calls in which the model wrote a tool call that its server could not parse."""
     _conversations: list[list[Message]] = field(default_factory=list)
     _said: list[tuple[int, int]] = field(default_factory=list)
     """For each reply, the conversation and the place in it."""
@@ -68,6 +70,7 @@ class CallLog:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "refused": self.refused,
+            "unread": self.unread,
             "failure": next(iter(self._failures.values()), None),
         }
 

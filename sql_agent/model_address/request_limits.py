@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgrpo.json_text import parse_json
-from sql_agent.model_servers.histories import TOO_LARGE
+from sql_agent.model_servers.refusals import TOO_LARGE
 
 CONTEXT_TOKENS = "AGENTGRPO_CONTEXT_TOKENS"
 """Variable with the context length of a model server, for its guard."""

@@ -34,7 +34,7 @@ from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, re
 from sql_agent.model_address.request_limits import RequestLimits, error_body
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.model_servers.ask import ChatServers
-from sql_agent.model_servers.histories import words_of
+from sql_agent.model_servers.refusals import UNREAD_CALL, words_of
 
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
@@ -227,13 +227,14 @@ class RolloutRoute:
         if url is None:
             return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}")
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+            timeout = aiohttp.ClientTimeout(total=None)  # a call's deadline stands below
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         request |= {"model": self.served_model}
         if type(self).write is not None:
             request |= {"return_token_ids": True, "logprobs": True}
         try:
-            status, answer = await servers.ask(url, request, functools.partial(self._post, self._session, url))
+            async with asyncio.timeout(self.timeout_s):
+                status, answer = await servers.ask(url, request, functools.partial(self._post, self._session, url))
         except (aiohttp.ClientError, TimeoutError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
         return status, _readable(answer) if isinstance(answer, bytes) else answer
@@ -257,6 +258,8 @@ def _note(log: CallLog, request: dict[str, Any], status: int, answer: dict[str, 
         log.fail(request["messages"], str(answer))
     else:
         log.refused = str(answer)
+        error = answer.get("error")
+        log.unread += isinstance(error, dict) and error.get("code") == UNREAD_CALL
 
 
 async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:

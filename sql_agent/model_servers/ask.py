@@ -6,6 +6,7 @@ LLM proxy. Leaves out retries after a failure, which are the clients' own.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import httpx
 from openai import DefaultAsyncHttpxClient
 
-from sql_agent.model_servers.histories import (
+from sql_agent.model_servers.histories import refused_fields, sendable
+from sql_agent.model_servers.refusals import (
     CONTEXT_FULL,
     REFUSED,
+    UNREAD_CALL,
     is_overflow,
     is_too_large,
-    refused_fields,
-    sendable,
+    is_unread_call,
+    true_status,
     words_of,
 )
 from sql_agent.model_servers.replies import ReplyError, call_ids, read_reply
@@ -42,24 +45,27 @@ class ChatServers:
             server: what servers are told apart by.
         Returns:
             200 and the reply as `read_reply` has it; 502 and an error if it cannot be read; 400 and an error with
-            OpenAI's code `context_length_exceeded` if the context is full; else the server's own status and body.
+            OpenAI's code `context_length_exceeded` if the context is full, or with `unreadable_tool_call` if the server
+            could not parse a call that the model wrote; else the server's own status and body.
         """
         messages = request.get("messages")
         if not isinstance(messages, list):
             return await send(request)
         refused = self._refused.get(server, frozenset())
         while True:
-            status, body = await send({**request, "messages": sendable(messages, refused)})
+            answered, body = await send({**request, "messages": sendable(messages, refused)})
+            status = true_status(answered, body)
             if status in REFUSED and is_too_large(body):
                 return status, body
-            if is_overflow(status, words_of(body)):
-                return 400, error_of(words_of(body), CONTEXT_FULL)
-            more = refused_fields(words_of(body), messages, refused) if status in REFUSED else None
+            words = "" if status == 200 else words_of(body)
+            if code := _code_of(status, words):
+                return 400, error_of(words, code)
+            more = refused_fields(words, messages, refused) if status in REFUSED else None
             if not more:
                 break
             refused |= more
         if status != 200:
-            return status, body
+            return status, body if status == answered else error_of(words, "refused")
         self._refused[server] = refused  # what helped; a refusal may have had another cause
         try:
             return 200, read_reply(body, call_ids(messages))
@@ -67,20 +73,38 @@ class ChatServers:
             return 502, error_of(f"the reply of the model server cannot be read: {error}", "unreadable_reply")
 
 
+def _code_of(status: int, words: str) -> str | None:
+    """Return the code of a failure that the model's own words caused; None for any other answer."""
+    if is_unread_call(status, words):  # first, because its words may hold those of the model
+        return UNREAD_CALL
+    return CONTEXT_FULL if is_overflow(status, words) else None
+
+
 def error_of(message: str, code: str) -> Json:
     return {"error": {"message": message, "type": "model_server", "code": code}}
 
 
 class ChatClient(DefaultAsyncHttpxClient):
-    """Is the HTTP client of an `AsyncOpenAI`, whose chat completions `ChatServers` asks for."""
+    """Is the HTTP client of an `AsyncOpenAI`, whose chat completions `ChatServers` asks for.
+
+    The client's timeout is the deadline of a whole call; httpx's own begins anew with every byte that arrives.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._servers = ChatServers()
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        if not request.url.path.endswith("/chat/completions"):
-            return await super().send(request, **options)
+        limit_s = request.extensions["timeout"]["read"]
+        try:
+            async with asyncio.timeout(limit_s):
+                if request.url.path.endswith("/chat/completions"):
+                    return await self._ask(request, **options)
+                return await super().send(request, **options)
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from None
+
+    async def _ask(self, request: httpx.Request, **options: Any) -> httpx.Response:
         asked, last = json.loads(request.content), httpx.Response(502)
 
         async def send(body: Json) -> tuple[int, bytes]:

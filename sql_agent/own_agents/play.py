@@ -25,7 +25,7 @@ from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord, StopReas
 from sql_agent.environments.rows import RowTask, short
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
-from sql_agent.model_servers.histories import CONTEXT_FULL, REFUSED, TOO_LARGE
+from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 
@@ -122,7 +122,7 @@ def _verdict(
         # an agent that continues without an answer must not be judged for an infrastructure failure
         error = "\n".join(filter(None, [calls["failure"], end.error]))
         return "model_unavailable", Score(None, "model_unavailable"), error
-    if not calls.get("calls") and (lost is None or lost[1] == "agent_error"):
+    if not calls.get("calls") and not calls.get("unread") and (lost is None or lost[1] == "agent_error"):
         return _without_calls(end, lost, calls.get("refused"))
     if lost is not None:
         return lost[0], Score(None, lost[1]), end.error

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from sql_agent.environments.base import Environment
+from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.model_servers.listed import listed_models, served_as
 from sql_agent.prompts.limit import Limit, choose_limit, limit_within
 
@@ -22,11 +23,12 @@ class ServedTokenizer:
     Args:
         base_url: the server's address, up to `/v1`.
         model: the name under which it serves the model.
+        client: open as long as tokens are made.
     """
 
-    def __init__(self, base_url: str, model: str, api_key: str, environment: Environment) -> None:
+    def __init__(self, base_url: str, model: str, client: DeadlineClient, environment: Environment) -> None:
         self._url, self._model, self._environment = base_url.rstrip("/").removesuffix("/v1"), model, environment
-        self._client = httpx.Client(headers={"Authorization": f"Bearer {api_key}"}, timeout=TIMEOUT_S)
+        self._client = client
         self._ids = functools.lru_cache(maxsize=4096)(self._ask)
 
     def prompt_ids(self, task: Any) -> list[int]:
@@ -43,7 +45,7 @@ class ServedTokenizer:
     def _ask(self, messages: str) -> list[int]:
         tools = {"tools": self._environment.tools} if self._environment.tools else {}
         asked = {"model": self._model, "messages": json.loads(messages), "add_generation_prompt": True, **tools}
-        answer = self._client.post(f"{self._url}/tokenize", json=asked)
+        answer = self._client.post(f"{self._url}/tokenize", asked, timeout_s=TIMEOUT_S)
         answer.raise_for_status()
         tokens = _json(answer).get("tokens")
         if not isinstance(tokens, list):
@@ -62,7 +64,7 @@ class ServedTokenizer:
             ValueError: the context has no room for a prompt as long as `given`.
             httpx.HTTPError: the server lists no models.
         """
-        answer = self._client.get(f"{self._url}/v1/models")
+        answer = self._client.get(f"{self._url}/v1/models", timeout_s=TIMEOUT_S)
         answer.raise_for_status()
         listed = listed_models(_json(answer))
         served = listed.get(served_as(self._model, listed) or "", {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sql_agent import oracle
@@ -136,5 +137,36 @@ def serving(answer: Callable[[dict[str, Any]], Any], models: Any = None):
         yield url
 
 
+@contextmanager
+def dripping(models: bool = False):
+    """Serve an answer that never ends: a blank every 20 ms, which JSON may begin with; yields the base URL.
+
+    Args:
+        models: whether the list of models is such an answer too.
+    """
+
+    async def blanks():
+        while True:
+            yield b" "
+            await asyncio.sleep(0.02)
+
+    async def drip(_request):
+        return StreamingResponse(blanks(), media_type="application/json")
+
+    async def listed(request):
+        return await drip(request) if models else Response('{"data": [{"id": "m"}]}')
+
+    routes = [Route("/v1/chat/completions", drip, methods=["POST"]), Route("/v1/models", listed)]
+    with oracle.serve(Starlette(routes=routes)) as url:
+        yield url
+
+
 def refusal(words: str, status: int = 400) -> tuple[int, dict[str, Any]]:
     return status, {"error": {"message": words, "type": "invalid_request_error"}}
+
+
+def wrapped(inner: Any, **beside: Any) -> dict[str, Any]:
+    """An error as a router passes it on, in which that of the server behind it is a text."""
+    raw = inner if isinstance(inner, str) else json.dumps(inner)
+    metadata = {"raw": raw, "provider_name": "DeepInfra", **beside}
+    return {"error": {"message": "Provider returned error", "code": 400, "metadata": metadata}}

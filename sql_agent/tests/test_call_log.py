@@ -34,6 +34,7 @@ def test_a_conversation_is_kept_once_though_every_request_repeats_it():
         "prompt_tokens": 20,
         "completion_tokens": 6,
         "refused": None,
+        "unread": 0,
         "failure": None,
     }
 

@@ -1,15 +1,21 @@
 """`sql_agent.model_servers`: what a server's answer says, what is sent back, which names it serves."""
 
+import importlib.util
 import json
 import random
+from pathlib import Path
 
 import pytest
 from openai.types.chat import ChatCompletion
 
-from sql_agent.model_servers.histories import is_overflow, refused_fields, sendable, words_of
+from dbbench_adapter.datatypes import Score
+from sql_agent.model_servers.calls_as_text import _PARSERS, CallsAsText, parser_of
+from sql_agent.model_servers.histories import CONTENT_BESIDE_CALLS, refused_fields, sendable
 from sql_agent.model_servers.listed import listed_models, lists_all, served_as
+from sql_agent.model_servers.refusals import is_overflow, is_unread_call, true_status, words_of
 from sql_agent.model_servers.replies import ReplyError, read_reply
-from sql_agent.tests.odd_server import ARGUMENTS, CALLS, CONTENTS, UNREADABLE, USAGES, call, reply
+from sql_agent.tests.odd_server import ARGUMENTS, CALLS, CONTENTS, UNREADABLE, USAGES, call, reply, wrapped
+from sql_agent.tests.records import make_record
 
 
 def read(answer, taken=()):
@@ -198,6 +204,10 @@ def test_a_message_without_content_and_call_has_an_empty_text():
         ("'messages.2' : property 'reasoning' is unsupported", {"reasoning"}),
         ("Extra inputs are not permitted", {"content", "reasoning"}),  # it names none: all that can be left out
         ("reasoning_content is not allowed", {"content", "reasoning"}),  # which was not sent
+        (
+            words_of(json.dumps(wrapped({"error": {"message": "no", "param": "messages[1].reasoning"}})).encode()),
+            {"reasoning"},
+        ),
     ],
 )
 def test_a_refusal_names_the_fields_that_are_left_out(words, fields):
@@ -206,6 +216,28 @@ def test_a_refusal_names_the_fields_that_are_left_out(words, fields):
     sent = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call()]}
     sent |= {"content": ""} if "content" in fields else {}
     assert sendable([LOOKED], left_out) == [{n: v for n, v in sent.items() if n not in fields - {"content"}}]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Assistant message must have either content or tool_calls, but not both.",
+        "an assistant message cannot have both tool calls and content",
+        "content and tool_calls may not be set at the same time",
+    ],
+)
+def test_content_beside_calls_is_left_out_where_a_server_takes_only_one_of_both(words):
+    said = {"role": "assistant", "content": "I look.", "reasoning": "Hm.", "tool_calls": [call()]}
+    left_out = refused_fields(words, [QUESTION, said], frozenset())
+    assert left_out == {CONTENT_BESIDE_CALLS}
+    assert sendable([said], left_out) == [{"role": "assistant", "reasoning": "Hm.", "tool_calls": [call()]}]
+    assert sendable([{"role": "assistant", "content": "4"}], left_out) == [{"role": "assistant", "content": "4"}]
+    assert refused_fields(words, [QUESTION, said], left_out) == {"reasoning"}  # the words had another cause
+
+
+def test_a_message_that_needs_content_or_calls_keeps_both():
+    said = {"role": "assistant", "content": "I look.", "tool_calls": [call()]}
+    assert refused_fields("Assistant message must have either content or tool_calls", [said], frozenset()) == set()
 
 
 def test_a_conversation_of_which_nothing_can_be_left_out_is_not_sent_again():
@@ -235,6 +267,15 @@ def test_a_conversation_of_which_nothing_can_be_left_out_is_not_sent_again():
         (400, "Prompt length (4100) exceeds maximum input length (4096)"),
         (400, "Range of input length should be [1, 4096]"),
         (400, "litellm.ContextWindowExceededError: ..."),
+        (400, "Please reduce the length of the messages or completion. Current length is 4100 while limit is 4096"),
+        (400, "Unable to submit request because the input token count is 4100 but model only supports up to 4096."),
+        (400, "Requested tokens (4100) exceed context window of 4096"),
+        (400, "Prompt 超长"),
+        (400, "Prompt sequence length is greater than 4096, perhaps consider using `truncate_sequence`?"),
+        (400, "Total tokens (4100) exceed the limit of 4096"),
+        (400, "At body -> messages: Total length of messages exceeds limit"),
+        (424, "Input is too long for requested model."),
+        (400, "Provider returned error; openinference; prompt is too long: 4100 tokens > 4096 maximum"),
     ],
 )
 def test_a_full_context_is_known_in_the_words_of_each_server(status, words):
@@ -253,6 +294,10 @@ def test_a_full_context_is_known_in_the_words_of_each_server(status, words):
         (422, "Extra inputs are not permitted"),
         (429, "maximum context length"),
         (500, "out of memory"),
+        (400, "max_tokens (8192) exceeds the limit of this model"),
+        (400, "input: `top_k` has to be greater than 0"),
+        (400, "Please reduce the length of the messages; rate_limit_exceeded"),
+        (400, "the prompt is empty; the limit of stop words is exceeded"),  # of two texts, neither is about the context
         (200, "context length"),
     ],
 )
@@ -263,17 +308,135 @@ def test_other_refusals_are_no_full_context(status, words):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"error": {"message": "no", "type": "x"}}', "no"),
-        (b'{"error": "no", "error_type": "validation"}', "no"),
-        (b'{"object": "error", "message": "no"}', "no"),
-        (b'{"detail": [{"loc": ["body"]}]}', '[{"loc": ["body"]}]'),
+        (b'{"error": {"message": "no", "type": "x"}}', "no; x"),
+        (b'{"error": {"code": "x", "message": "no", "param": "messages[2].name"}}', "no; x; messages[2].name"),
+        (b'{"error": "no", "error_type": "validation"}', "no; validation"),
+        (b'{"object": "error", "message": "no"}', "no; error"),
+        (b'{"detail": [{"loc": ["body", 2, "name"], "msg": "no", "input": "yes"}]}', "no; body; name"),
+        (b'{"errors": {"messages[2].reasoning": ["no", "no"]}}', "messages[2].reasoning; no"),
+        (b'[{"error": {"code": 400, "message": "no"}}]', "no"),
         (b"<html>no</html>", "<html>no</html>"),
         (b'{"error": null}', '{"error": null}'),
         (b"\xff", "\ufffd"),
+        (wrapped({"error": {"message": "too\n long"}}), "Provider returned error; too long; DeepInfra"),
+        (wrapped("[] no"), "Provider returned error; [] no; DeepInfra"),
+        (wrapped(wrapped("{")), "Provider returned error; {; DeepInfra"),  # a router behind a router
+        (wrapped("a" * 5_000), f"Provider returned error; {'a' * 2_000}; DeepInfra"),
     ],
 )
-def test_the_sentence_of_an_error_is_found(body, words):
-    assert words_of(body) == words
+def test_all_that_an_error_says_is_found_and_its_sentence_first(body, words):
+    assert words_of(body if isinstance(body, bytes) else json.dumps(body).encode()) == words
+
+
+def test_the_words_of_an_error_have_a_limit():
+    body = json.dumps({"error": [f"{n:05}" for n in range(10_000)]}).encode()
+    assert len(words_of(body)) == 4_000 and words_of(b"[" * 100_000) == "[" * 2_000
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (500, "Failed to parse tool call arguments as JSON: [json.exception.parse_error.101] parse error at line 1"),
+        (500, 'Failed to parse input at pos 11: <tool_call>{"name": "execute_sql"; server_error'),
+        (500, "error parsing tool call: raw='{', err=unexpected end of JSON input"),
+        (400, "invalid tool call arguments"),
+        (400, "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details."),
+        (400, "tool call validation failed: attempted to call tool 'a' which was not in request; tool_use_failed"),
+        (400, "Failed to parse fc related info to json format!"),
+        (500, "openai_harmony.HarmonyError: unexpected tokens remaining in message header"),
+        (424, "Model produced invalid sequence as part of ToolUse. Please refer to the model tool use guide."),
+        (400, "Provider returned error; Failed to call a function; tool_use_failed; Groq"),
+        (500, "error parsing tool call: raw='the prompt is too long', err=invalid character 't'"),
+    ],
+)
+def test_a_call_that_a_server_could_not_parse_is_known_in_the_words_of_each_server(status, words):
+    assert is_unread_call(status, words)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (500, "Internal Server Error"),
+        (500, "Failed to parse tools: unsupported schema"),
+        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+        (400, "Invalid tool call id: it has to have nine letters"),
+        (400, "maximum context length is 4096 tokens"),
+        (503, "Failed to parse tool call arguments as JSON"),
+        (200, "Failed to parse tool call arguments as JSON"),
+    ],
+)
+def test_other_failures_are_no_call_that_could_not_be_parsed(status, words):
+    assert not is_unread_call(status, words)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "true"),
+    [
+        (200, wrapped("no"), 400),
+        (200, b'{"error": {"code": 413}}', 413),
+        (200, b'{"error": {"code": 502}}', 200),  # it holds no reply, and is asked for again
+        (200, b'{"error": {"code": "x"}}', 200),
+        (200, b'{"error": null, "choices": []}', 200),
+        (200, b"<html>", 200),
+        (429, wrapped("no"), 429),
+    ],
+)
+def test_a_refusal_under_status_200_has_the_status_that_it_names(status, body, true):
+    assert true_status(status, body if isinstance(body, bytes) else json.dumps(body).encode()) == true
+
+
+# calls as text ------------------------------------------------------------------------------------------------------
+
+HERMES = '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "parser"),
+    [
+        (HERMES, "hermes"),
+        (f"<think>Hm.</think>I look.\n{HERMES}", "hermes"),
+        ("<tool_call>\n<function=execute_sql>\n<parameter=query>\nSELECT 1", "qwen3_coder"),
+        ("<tool_call>execute_sql\n<arg_key>query</arg_key>", "glm45"),
+        ('<function=execute_sql>{"query": "SELECT 1"}</function>', "llama3_json"),
+        ('<|python_tag|>{"name": "execute_sql", "parameters": {}}', "llama3_json"),
+        (' {"name": "execute_sql", "parameters": {"query": "SELECT 1"}}\n', "llama3_json"),
+        ('[TOOL_CALLS][{"name": "execute_sql", "arguments": {}}]', "mistral"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>execute_sql", "deepseek_v3"),
+        ('<tool_call>\n{"name": "execute_sql", "argum', None),  # cut: a parser would leave it in the text too
+        ('<tool_call>\n{"name": execute_sql}\n</tool_call>', None),
+        ("I write <tool_call> to call a tool.", None),
+        ('{"score": 0.5}', None),
+        ('{"name": "Ann"}', None),
+        ("{", None),
+        ("", None),
+    ],
+)
+def test_a_whole_call_in_a_text_names_the_parser_that_would_read_it(text, parser):
+    assert parser_of(text) == parser
+
+
+def test_the_parsers_that_are_named_are_vllms():
+    vllm = importlib.util.find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        pytest.skip("vLLM is not installed")
+    # its import takes ten seconds, and its table is a literal
+    table = (Path(vllm.origin).parent / "tool_parsers" / "__init__.py").read_text("utf-8")
+    assert [parser for parser in _PARSERS.values() if f'"{parser}": (' not in table] == []
+
+
+def test_calls_as_text_are_told_once_and_not_after_a_call_that_was_read():
+    def played(*messages, tools=("execute_sql",)):
+        return make_record(Score(0.0, "no_answer"), messages=[*messages], tools=None if tools is None else [*tools])
+
+    as_text = {"role": "assistant", "content": HERMES}
+    watch = CallsAsText()
+    assert watch.note(played({"role": "user", "content": HERMES})) is None
+    assert watch.note(played(as_text, tools=())) is None  # a protocol of texts
+    assert "--enable-auto-tool-choice --tool-call-parser hermes" in str(watch.note(played(as_text)))
+    assert watch.note(played(as_text)) is None
+    assert "hermes" in str(CallsAsText().note(played(as_text, tools=None)))  # of an agent of the user's own
+    reads = CallsAsText()
+    assert [reads.note(played(LOOKED)), reads.note(played(as_text))] == [None, None]
 
 
 # names --------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """Rollouts, evaluations, own agents, the judge and APO's optimiser against servers with manners of their own."""
 
+import dataclasses
 import json
+import os
 import sqlite3
 from contextlib import closing
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, InternalServerError
+from openai import APITimeoutError, AsyncOpenAI, InternalServerError
 
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
@@ -17,7 +19,20 @@ from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.model_address.rollout_route import RolloutRoute
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
 from sql_agent.model_servers.ask import ChatClient
-from sql_agent.tests.odd_server import CALLS, CONTENTS, UNREADABLE, USAGES, call, refusal, reply, serving
+from sql_agent.model_servers.deadline_client import DeadlineClient
+from sql_agent.own_agents.evaluation import SERVER, policy_served
+from sql_agent.tests.odd_server import (
+    CALLS,
+    CONTENTS,
+    UNREADABLE,
+    USAGES,
+    call,
+    dripping,
+    refusal,
+    reply,
+    serving,
+    wrapped,
+)
 from sql_agent.tests.test_llm_judge import failure as judge_failure
 from sql_agent.tests.test_llm_judge import judge, record
 
@@ -165,6 +180,16 @@ async def test_a_reply_that_nobody_can_go_on_from_ends_its_own_rollout(play, mes
     assert played.stop_reason == end
 
 
+async def test_a_task_that_no_request_can_hold_is_no_fault_of_the_policy(backend):
+    environment = DbBench("fc", backend=backend)
+    with serving(lambda request: reply(COMMIT)) as url:
+        played = await run_rollout(
+            dataclasses.replace(QUESTION, question="Which \ud83d?"),
+            environment=environment, base_url=url, model="m", config=AgentConfig(),
+        )  # fmt: skip
+    assert (played.stop_reason, played.score) == ("environment_error", Score(None, "no_reply"))
+
+
 @pytest.mark.parametrize(
     "words",
     ["Unsupported parameter: 'max_tokens' is not supported with this model.", "'temperature' does not support 0.0"],
@@ -299,6 +324,38 @@ BOTH = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("status", [200, 400])
+async def test_what_a_router_says_that_a_server_refused_is_left_out(play, status):
+    asked, said = [], {"reasoning": "Hm.", "reasoning_content": "Hm."}
+    inner = {"error": {"message": "property 'reasoning' is unsupported", "code": 400}}
+
+    def answer(request):
+        asked.append([{*message} & {*said} for message in request["messages"] if message["role"] == "assistant"])
+        if asked[-1] and "reasoning" in asked[-1][0]:
+            return status, wrapped(inner)
+        return looking({"tool_calls": [call()], **said})(request)
+
+    assert (await play(answer)).score.value == 1.0
+    assert asked == [[], [{"reasoning", "reasoning_content"}], [{"reasoning_content"}]]
+
+
+async def test_a_refusal_under_status_200_that_helps_nobody_is_told_with_its_words(play):
+    played = await play(lambda request: wrapped("temperature does not support 0.0"))
+    assert (played.stop_reason, played.score.value) == ("model_unavailable", None)
+    assert "Provider returned error; temperature does not support 0.0; DeepInfra" in played.error
+
+
+async def test_a_server_that_takes_content_or_calls_gets_calls_without_content(play):
+    """As those of Mistral's models; a reply without a call keeps its content."""
+    answer, asked = picky(
+        "Assistant message must have either content or tool_calls, but not both.",
+        lambda m: bool(m.get("content")) and bool(m.get("tool_calls")), {"content": "I look."},
+    )  # fmt: skip
+    played = await play(answer)
+    assert (played.score.value, len(asked)) == (1.0, 3)
+    assert [m["content"] for m in played.messages if m["role"] == "assistant"] == ["I look.", None]
+
+
 @pytest.mark.parametrize("status", [400, 422])
 @pytest.mark.parametrize("manner", [NULL, REASONING, UNNAMED, BOTH], ids=["null", "reasoning", "unnamed", "both"])
 async def test_a_refused_history_is_sent_once_more_without_what_was_refused(play, manner, status):
@@ -372,8 +429,13 @@ OVERFLOWS = [
     refusal("prompt is too long: 4100 tokens > 4096 maximum"),
     refusal("The input token count (4100) exceeds the maximum number of tokens allowed (4096)."),
     (413, b"<html>Request Entity Too Large</html>"),
+    (400, {"error": {"message": "Please shorten it.", "code": "context_length_exceeded"}}),
+    (400, wrapped({"error": {"message": "This model's maximum context length is 4096 tokens."}})),
+    (200, wrapped({"error": {"message": "This model's maximum context length is 4096 tokens."}})),
 ]
-SERVERS = ["llama.cpp", "llama.cpp_in_a_reply", "TGI", "Anthropic", "Gemini", "413"]
+SERVERS = [
+    "llama.cpp", "llama.cpp_in_a_reply", "TGI", "Anthropic", "Gemini", "413", "a_code", "a_router", "a_router_with_200",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("full", OVERFLOWS, ids=SERVERS)
@@ -403,6 +465,96 @@ def test_a_full_context_ends_an_own_agents_rollout_as_max_tokens(tmp_path, full)
     answer = lambda request: full if looked(request) else reply({"tool_calls": [call()]})  # noqa: E731
     (row,) = evaluate(tmp_path, answer, [{"prompt": "How many?"}], *flags)
     assert (row["stop_reason"], row["score"]["value"], row["num_turns"]) == ("max_tokens", 0.0, 1)
+
+
+# calls that a server cannot parse ------------------------------------------------------------------------------------
+
+UNREAD = [
+    refusal("Failed to parse tool call arguments as JSON: [json.exception.parse_error.101] parse error", 500),
+    refusal("Failed to parse input at pos 0: <tool_call>", 500),
+    refusal("error parsing tool call: raw='{', err=unexpected end of JSON input", 500),
+    (400, {"error": {"message": "Failed to call a function.", "code": "tool_use_failed", "failed_generation": "<f"}}),
+    (400, wrapped({"error": {"message": "Please adjust your prompt.", "code": "tool_use_failed"}})),
+]
+PARSERS = ["llama.cpp", "llama.cpp_text", "Ollama", "Groq", "a_router"]
+
+
+@pytest.mark.parametrize("unread", UNREAD, ids=PARSERS)
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_call_that_the_server_cannot_parse_ends_its_rollout_as_malformed(play, monkeypatch, unread, first):
+    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 2)  # the policy gets no second try either
+    asked = []
+
+    def answer(request):
+        asked.append(request)
+        return unread if first or looked(request) else reply({"tool_calls": [call()]})
+
+    played = await play(answer)
+    assert (played.stop_reason, played.score.value, len(asked)) == ("malformed", 0.0, 1 if first else 2)
+    assert "unreadable_tool_call" in played.error
+
+
+@pytest.mark.parametrize("unread", UNREAD, ids=PARSERS)
+def test_an_own_agent_is_told_that_its_call_could_not_be_parsed(tmp_path, unread):
+    (tmp_path / "mine.py").write_text(AGENT)
+    flags = ["--agent", f"{tmp_path}/mine.py:agent", "--reward", f"{tmp_path}/mine.py:reward"]
+    (row,) = evaluate(tmp_path, lambda request: unread, [{"prompt": "How many?"}], *flags)
+    assert (row["stop_reason"], row["score"]["value"]) == ("malformed", 0.0)
+
+
+# servers that never finish ------------------------------------------------------------------------------------------
+
+
+async def test_a_turn_has_one_deadline_whatever_arrives(backend, monkeypatch):
+    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    with dripping() as url:
+        played = await run_rollout(
+            QUESTION, environment=DbBench("fc", backend=backend), base_url=url, model="m",
+            config=AgentConfig(statement_timeout_s=0.1, turn_timeout_s=0.2, rollout_timeout_s=20),
+        )  # fmt: skip
+    assert (played.stop_reason, played.error) == ("model_unavailable", "APITimeoutError: Request timed out.")
+
+
+def test_a_call_of_an_own_agent_has_one_deadline_whatever_arrives():
+    with dripping() as url, policy_served(url, "m", "-", timeout_s=0.2) as address:
+        prefix = signed_prefix(RolloutSampling("ro", "1", SERVER, 0.0, 16), os.environ[RUN_TOKEN])
+        answer = httpx.post(
+            f"{address}{prefix}/rollout/ro/attempt/1/v1/chat/completions",
+            json={"model": SERVER, "messages": [{"role": "user", "content": "Who?"}]}, timeout=20,
+        )  # fmt: skip
+    assert answer.status_code == 502 and "did not answer: TimeoutError" in answer.text
+
+
+async def test_a_call_of_apos_optimiser_has_one_deadline_whatever_arrives():
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Edit."}]}
+    with dripping() as url, pytest.raises(APITimeoutError):
+        await optimiser(url).with_options(timeout=1.0).chat.completions.create(**asked)  # no byte is so late
+
+
+async def test_a_judge_has_one_deadline_whatever_arrives(tmp_path):
+    with dripping() as url:
+        reason, words = await judge_failure(judge(url, tmp_path, timeout_s=0.2)(record()))
+    assert (reason, "judge.timeout_s=0.2" in words) == ("judge_unavailable", True)
+
+
+def test_the_check_has_one_deadline_whatever_arrives():
+    with dripping(models=True) as url, DeadlineClient("-") as client:
+        with pytest.raises(httpx.ReadTimeout, match=r"models gave no whole answer within 0\.2 s"):
+            client.get(f"{url}/models", timeout_s=0.2)
+        with pytest.raises(httpx.ReadTimeout, match="no whole answer"):
+            client.post(f"{url}/chat/completions", {}, timeout_s=0.2)
+
+
+# calls as text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_an_evaluation_says_once_that_the_server_reads_no_calls(tmp_path, ferries, capsys, offered):
+    text = '<tool_call>\n{"name": "submit_sql", "arguments": {"sql": "SELECT 2"}}\n</tool_call>'
+    rows = [{"question": f"How many, {n}?", "query": COUNT} for n in range(3)]
+    answer = lambda request: reply({"content": text} if offered else submit(COUNT))  # noqa: E731
+    evaluate(tmp_path, answer, rows, *ferries)
+    assert capsys.readouterr().out.count("--enable-auto-tool-choice --tool-call-parser hermes") == offered
 
 
 # the check before the first rollout ---------------------------------------------------------------------------------

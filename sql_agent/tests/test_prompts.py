@@ -22,6 +22,7 @@ from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Split
 from sql_agent.local.conversation import first_prompt
+from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
 from sql_agent.prompts.served import ServedTokenizer
@@ -343,8 +344,8 @@ def test_a_server_makes_the_tokens_that_training_plays(served_policy_folder, vll
     wide = wide_database(tmp_path, columns)
     ids, _, chosen = main_job(served_policy_folder, wide)
     assert {task.schema_chars is None for task in chosen.split.train} == {whole}
-    with TextToSql(wide[0]) as environment:
-        served = ServedTokenizer(vllm, "policy", "-", environment)
+    with TextToSql(wide[0]) as environment, DeadlineClient("-") as client:
+        served = ServedTokenizer(vllm, "policy", client, environment)
         limit = served.limit(None, "--max-prompt-tokens", reply_tokens=512)
         assert limit == choose_limit(served_policy_folder, None, "--max-prompt-tokens")
         found = fit_tasks(environment.read_tasks(wide[1]), environment, served.prompt_tokens, limit)
@@ -356,8 +357,9 @@ def test_a_server_makes_the_tokens_that_training_plays(served_policy_folder, vll
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_reply_that_is_longer_than_what_training_leaves_lowers_the_limit(vllm, wide):
-    with TextToSql(wide[0]) as environment:
-        limit = ServedTokenizer(vllm, "policy", "-", environment).limit(None, "--max-prompt-tokens", reply_tokens=1024)
+    with TextToSql(wide[0]) as environment, DeadlineClient("-") as client:
+        served = ServedTokenizer(vllm, "policy", client, environment)
+        limit = served.limit(None, "--max-prompt-tokens", reply_tokens=1024)
     why = "the context that policy is served with, 4,096 tokens, less 1,024 for a reply"
     assert limit == Limit(4096 - 1024, why, "--max-prompt-tokens")  # training's 3,328 leave less than that
 

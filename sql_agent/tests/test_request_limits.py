@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sql_agent.model_address.request_limits import RequestLimits, RequestTooLargeError, error_body
-from sql_agent.model_servers.histories import TOO_LARGE, is_overflow, is_too_large
+from sql_agent.model_servers.refusals import TOO_LARGE, is_overflow, is_too_large
 
 LIMITS = RequestLimits(4096)
 USER = {"role": "user", "content": "hi"}

@@ -810,9 +810,15 @@ def test_an_episode_looks_first_and_then_submits(environment):
         ("SELECT '```sql'", "SELECT '```sql'"),
         ("```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```", "```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```"),
         ("SELECT 1", "SELECT 1"),
+        ("```sql\nSELECT 1\n```\nIt counts the `ferries`.", "SELECT 1"),
+        ("Here's the query:\n\n```sql\nSELECT 1;\n```", "SELECT 1;"),
+        ("Look:\n  ```\nSELECT 1\n  ```\nDone.", "SELECT 1"),
+        ("SELECT '\n```sql\nx\n```\n'", "SELECT '\n```sql\nx\n```\n'"),
+        ("-- a\n```sql\nSELECT 1\n```", "-- a\n```sql\nSELECT 1\n```"),
+        ("Use ```SELECT 1```", "Use ```SELECT 1```"),
     ],
 )
-def test_a_code_fence_around_a_whole_statement_is_taken_off(written, statement):
+def test_a_code_fence_around_a_statement_and_the_sentences_beside_it_are_taken_off(written, statement):
     assert unfenced(written) == statement
 
 

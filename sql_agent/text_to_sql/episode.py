@@ -153,13 +153,22 @@ class TextToSqlEpisode:
         return f"Error: {reason}."
 
 
-_FENCED = re.compile(r"\s*```(?:[ \t]*(?:\w*sql\w*|mariadb)\b)?(.*?)(?:```\s*)?", re.DOTALL | re.IGNORECASE)
+_FENCED = re.compile(
+    r"(?P<before>.*?)^[ \t]*```(?:[ \t]*(?:\w*sql\w*|mariadb)\b)?(?P<sql>.*?)(?:```(?P<behind>.*))?",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
+_STATEMENT = re.compile(r"\s*(\(|--|/\*|(select|with|values|insert|update|delete|replace|explain)\b)", re.IGNORECASE)
 
 
 def unfenced(sql: str) -> str:
-    """Return a statement without the code fence of Markdown around it, which models write out of habit."""
+    """Return the statement in the one code fence of a Markdown text, which models write out of habit.
+
+    A sentence before or behind the fence is dropped. A text that begins as a statement is one, whatever stands in it.
+    """
     fenced = _FENCED.fullmatch(sql)
-    return fenced[1].strip() if fenced and fenced[1].strip() and "```" not in fenced[1] else sql
+    if not fenced or sql.count("```") > 2 or not fenced["sql"].strip() or _STATEMENT.match(fenced["before"]):
+        return sql
+    return fenced["sql"].strip()
 
 
 def format_result(result: Result) -> str:
