@@ -17,8 +17,9 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from dbbench_adapter.backends.mysql_on_sqlite.allowed_sql import refuse_definitions, refuse_other_kinds
 from dbbench_adapter.backends.mysql_on_sqlite.checks import refuse, refuse_reserved, refuse_row_ids
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import Columns, Kind
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
+from dbbench_adapter.backends.mysql_on_sqlite.literals import check_literals
 from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten, shift_dates
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
     MysqlOnSqlite,
@@ -59,7 +60,7 @@ class Statement:
     """MySQL's type of each result column where it is known; empty for `SELECT *` and unions."""
 
 
-def translate(sql: str, columns: ColumnKinds) -> Statement:
+def translate(sql: str, columns: Columns) -> Statement:
     """Translate one MySQL statement, within the thread's `time_limit`.
 
     Args:
@@ -79,7 +80,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         raise syntax_error(sql) from None
 
 
-def _translated(sql: str, columns: ColumnKinds) -> Statement:
+def _translated(sql: str, columns: Columns) -> Statement:
     tree = parse_one(sql)
     if meta := _meta_statement(tree):
         return meta
@@ -88,6 +89,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         raise unsupported("WITH ROLLUP")
     shift_dates(tree)
+    check_literals(list(tree.walk()))
     nodes = list(tree.walk())  # walking costs more than anything else here, so it is done once
     for node in nodes:
         if isinstance(node, exp.SetOperation):

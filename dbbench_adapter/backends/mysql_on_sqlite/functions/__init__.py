@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from dbbench_adapter.backends.clock import check, count_made
-from dbbench_adapter.backends.mysql_on_sqlite.functions import comparing, dates, numeric, patterns, text
+from dbbench_adapter.backends.mysql_on_sqlite.functions import comparing, dates, numeric, patterns, storing, text
 from dbbench_adapter.backends.mysql_on_sqlite.functions.aggregates import AGGREGATES
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES, Function
 
@@ -43,7 +43,7 @@ def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any
 
 FUNCTIONS: dict[str, Function] = {
     name: (count, _limited(function, strict=strict))
-    for module in (text, patterns, numeric, dates, comparing)
+    for module in (text, patterns, numeric, dates, comparing, storing)
     for strict, group in ((False, module.NULLS_MATTER), (True, module.STRICT))
     for name, (count, function) in group.items()
 }

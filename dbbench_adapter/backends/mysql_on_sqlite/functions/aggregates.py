@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dbbench_adapter.backends.clock import check
+from dbbench_adapter.backends.clock import Refused, check
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import fold, number, sort_key, text_of
 
 GROUP_CONCAT_MAX_LEN = 1024
@@ -72,6 +72,22 @@ class _GroupConcat:
         return joined.encode()[:GROUP_CONCAT_MAX_LEN].decode("utf-8", "ignore")
 
 
+class _OnlyRow:
+    """Returns the value of the only row, or NULL if there is none."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.found = False
+
+    def step(self, value: Any) -> None:
+        if self.found:
+            raise Refused("1242 (21000): Subquery returns more than 1 row")
+        self.value, self.found = value, True
+
+    def finalize(self) -> Any:
+        return self.value
+
+
 class _Any:
     """Computes ANY from its comparisons: 1 if one is true, else NULL if one is NULL; ALL from its own, turned about."""
 
@@ -105,6 +121,7 @@ AGGREGATES: dict[str, tuple[int, type]] = {
     "std": (1, _variance(ddof=0, root=True)),
     "var_pop": (1, _variance(ddof=0, root=False)),
     "var_samp": (1, _variance(ddof=1, root=False)),
+    "only_row": (1, _OnlyRow),
     "any_is": (1, _Any),
     "all_are": (1, _All),
     "mysql_group_concat": (-1, _GroupConcat),
