@@ -14,6 +14,7 @@ from sqlglot import exp
 from dbbench_adapter.backends.clock import Refused
 from dbbench_adapter.backends.mysql_on_sqlite.comparisons import put
 from dbbench_adapter.backends.mysql_on_sqlite.functions.storing import stored_as
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder, branches
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     BINARY,
@@ -193,8 +194,9 @@ def _fits(column: TableColumn, value: exp.Expr, kind: Kind | None, origin: exp.E
             return stored_as(column.declared, column.name, given) == given
         except Refused:
             return False  # which is an error only once there is a row to change
-    plain = isinstance(origin, exp.Column) or (kind is not None and kind.is_number)
-    return column.declared in TEXT_BYTES and column.declared != "TINYTEXT" and plain
+    room = TEXT_BYTES.get(column.declared, 0)
+    short = isinstance(origin, exp.Column) or (kind is not None and kind.is_number)
+    return room > MAX_VALUE_BYTES or (short and room >= TEXT_BYTES["TEXT"])
 
 
 def _is_chosen(value: exp.Expr) -> bool:
