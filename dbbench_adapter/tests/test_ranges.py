@@ -56,6 +56,21 @@ def test_what_leaves_a_type_ends_the_statement(database, expression, error):
     assert (database.run(f"SELECT id FROM t HAVING COUNT(*) > 0 OR {expression} > 1").error or "") != ""
 
 
+@pytest.mark.parametrize(
+    ("sql", "row"),
+    [
+        ("SELECT SUM(n) FROM t", (Decimal(LARGEST + 4_000_000_000),)),
+        ("SELECT COUNT(*), SUM(-n) AS total FROM t", (2, Decimal(-LARGEST - 4_000_000_000))),
+        ("SELECT SUM(n) FROM t WHERE id = 2", (Decimal(4_000_000_000),)),
+        ("SELECT SUM(id) FROM t ORDER BY SUM(id)", (Decimal(3),)),
+        ("SELECT SUM(n) FROM t WHERE id > 5", (None,)),
+        ("SELECT SUM(n) / 2 FROM t WHERE id = 2", (Decimal("2000000000.0000"),)),
+    ],
+)
+def test_a_sum_of_whole_numbers_is_a_decimal(database, sql, row):
+    assert database.run(sql).rows == (row,)
+
+
 @pytest.mark.parametrize("assigned", ["n = n + 1", "n = n * n", "f = f * 10"])
 def test_a_change_out_of_range_changes_nothing(database, assigned):
     before = database.snapshot()
@@ -110,7 +125,7 @@ def test_what_stays_in_its_type_is_exact(database, expression, value):
     [
         *("18446744073709551615", "9223372036854775808 + 1", "99999999999999999999 * 2", "-9223372036854775809"),
         *("CAST(-1 AS UNSIGNED)", "CAST('-1' AS UNSIGNED)", "0xFFFFFFFFFFFFFFFF + 0", "CONCAT(18446744073709551615)"),
-        *("n + 0.5", "n * 1.0", "n / 2", "AVG(n)", "SUM(n)", "0.1234567890123456789", "GREATEST(5, 0x41)"),
+        *("n + 0.5", "n * 1.0", "n / 2", "AVG(n)", "SUM(n) + 1", "0.1234567890123456789", "GREATEST(5, 0x41)"),
         "(1, 2) = (0x01, 2)",
     ],
 )  # fmt: skip
@@ -154,5 +169,7 @@ def test_a_literal_beyond_all_doubles_is_refused(database):
 def test_a_text_is_compared_with_a_large_number_as_doubles(backend):
     with backend.open([T], typed=False) as database:
         assert database.run("SELECT id FROM t WHERE n = 9223372036854775807").rows == (("1",),)
+        assert database.run("UPDATE t SET f = n - 1 WHERE id = 1").error is None
+        assert database.run("SELECT f FROM t WHERE id = 1").rows == (("9.223372036854776e18",),)
         assert database.run("SELECT n DIV 2 FROM t WHERE id = 1").rows == ((2**62 - 1,),)
         assert database.run("SELECT SUM(n) FROM t").rows == ((float(LARGEST + 4_000_000_000),),)

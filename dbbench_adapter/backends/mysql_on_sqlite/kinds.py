@@ -161,6 +161,8 @@ def as_driver_shows(value: Any, kind: Kind | None) -> Any:
         return value
     if kind.is_temporal and isinstance(value, str):
         return _as_moment(value, kind)
+    if isinstance(value, str) and kind.name == "decimal" and value.removeprefix("-").isdecimal():
+        return Decimal(value)  # a sum of more than 64 bits
     if not isinstance(value, int | float):
         return value
     if not math.isfinite(value):

@@ -18,6 +18,8 @@ _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.Bitw
 _DEFINITIONS = (exp.CheckColumnConstraint, exp.DefaultColumnConstraint)
 """A schema calls no function of ours."""
 _BEYOND = 2**63
+_SUMMED = 2**32
+"""No table has so many rows that a sum of smaller numbers exceeds 64 bits."""
 _ROWS, _DATES = 2**40, 10**15
 """A count of rows, and a date as a number, are smaller."""
 
@@ -37,6 +39,21 @@ def guards(nodes: Iterable[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr
         if not (name == "in_bigint" and found.get(id(outer)) in ("in_bigint", "in_unsigned")):  # which sees the double
             guarded.append((node, name))
     return guarded
+
+
+def sums(tree: exp.Expr, nodes: Iterable[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr, str]]:
+    """Return the sums of whole numbers that may exceed 64 bits, each with the aggregate that adds them."""
+    shown: set[int] = set()
+    if isinstance(tree, exp.Select) and not any(tree.args.get(part) for part in ("order", "having", "distinct")):
+        shown = {id(item.unalias()) for item in tree.expressions}
+    return [
+        (node, "sum_digits" if id(node) in shown else "sum_whole")
+        for node in nodes
+        if isinstance(node, exp.Sum)
+        and not isinstance(node.parent, exp.Window)
+        and finder.kind(node.this) == INT
+        and _bound(node.this, finder) > _SUMMED
+    ]
 
 
 def guard(node: exp.Expr, name: str) -> None:

@@ -14,7 +14,7 @@ from dbbench_adapter.backends.group_order import order_groups
 from dbbench_adapter.backends.mysql_on_sqlite.collation import COLLATING, collate_computed
 from dbbench_adapter.backends.mysql_on_sqlite.comparisons import COMPARISONS, compare, quantified, take_arguments
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
-from dbbench_adapter.backends.mysql_on_sqlite.ranges import guard, guards
+from dbbench_adapter.backends.mysql_on_sqlite.ranges import guard, guards, sums
 from dbbench_adapter.backends.mysql_on_sqlite.scalars import allow_one_row, scalar_queries
 from dbbench_adapter.backends.mysql_on_sqlite.stored import store, stored_default
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError, syntax_error, unsupported
@@ -47,7 +47,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         StatementError: the translation does not support something in it.
     """
     assignments = _assignments(tree)
-    scalar, guarded = scalar_queries(nodes), guards(nodes, finder)
+    scalar, guarded, summed = scalar_queries(nodes), guards(nodes, finder), sums(tree, nodes, finder)
     for node in nodes:
         check()
         take_arguments(node, finder)
@@ -78,6 +78,8 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     order_groups(tree)
     for node, name in guarded:
         guard(node, name)
+    for node, name in summed:
+        node.replace(exp.Anonymous(this=name, expressions=[node.this]))
     for query, width in scalar:
         allow_one_row(query, width)
     if isinstance(tree, exp.Update):

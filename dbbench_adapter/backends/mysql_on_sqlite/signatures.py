@@ -175,7 +175,7 @@ SIGNATURES: dict[str, Signature] = {
     **_listed("ceil ceiling floor", _whole, "n"),
     **_listed("round round_double mysql_round truncate", _rounded, "n"),
     **_listed("mod", _modulo, "n"),
-    **_listed("sum", _sum, "n"),
+    **_listed("sum sum_whole sum_digits", _sum, "n"),
     **_listed("avg", _average, "n"),
     # dates and times
     **_listed("date date_of curdate current_date last_day makedate from_days", DATE),

@@ -160,6 +160,9 @@ def _in_unsigned(value: Any) -> Any:
 
 
 def _in_double(value: Any) -> Any:
+    """Return a sum in which one operand is a double, also where SQLite adds a text as a whole number."""
+    if isinstance(value, int) and abs(value) > 2**53:
+        return float(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise Refused(_DOUBLE)
     return value
