@@ -22,11 +22,7 @@ class StatementTimeout(Exception):
 
 
 class Refused(ValueError):
-    """MySQL ends the statement with this error; SQLite does not pass on its text, so it is kept here."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        _CLOCK.refused = text
+    """MySQL ends the statement with this error."""
 
 
 class _Clock(threading.local):
@@ -56,6 +52,12 @@ def count_made(chars: int) -> None:
     _CLOCK.chars_left -= chars
     if _CLOCK.chars_left < 0:
         raise MemoryError("too many long texts")
+
+
+def kept(refusal: Refused) -> Refused:
+    """Keep the error of a function for `refused`, since SQLite does not pass on its text; return it to be raised."""
+    _CLOCK.refused = str(refusal)
+    return refusal
 
 
 def refused() -> str | None:

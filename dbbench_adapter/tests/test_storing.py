@@ -123,6 +123,7 @@ def test_an_insert_of_a_query_stores_the_same(database, column, value, held):
         ("INSERT INTO t (id, w) SELECT * FROM (SELECT 9, 'abcdef') q", TOO_LONG),
         ("UPDATE t a JOIN t b ON a.id = b.id SET a.w = CONCAT(b.w, b.w)", TOO_LONG),
         ("UPDATE t SET w = 'abcdef' WHERE id = 99", ""),  # no row takes it
+        ("UPDATE t SET w = 'abcdef' WHERE nobody = 1", "1054"),
         ("INSERT INTO t SELECT * FROM t", ""),
         ("INSERT INTO t (id, w) SELECT 9", "1136"),
         ("CREATE TABLE v (a VARCHAR(3) DEFAULT 'abcd')", "1067"),

@@ -23,23 +23,31 @@ _TAKE_LARGE = (
 """Whole numbers beyond 64 bits may stand below these: comparisons, which doubles do not change, and values to store."""
 
 
-def check_literals(nodes: Iterable[exp.Expr]) -> None:
-    """Refuse numbers that SQLite reads otherwise than MySQL, and cap those of LIMIT, in place.
+def settled_literals(nodes: Iterable[exp.Expr]) -> list[exp.Expr]:
+    """Return the nodes, with the numbers of LIMIT capped and bits turned to bytes in place.
 
     Raises:
         StatementError: MySQL refuses the number too, or SQLite cannot hold it.
     """
+    settled = []
     for node in nodes:
-        if isinstance(node, exp.Limit | exp.Offset):
-            _cap(node)
-        elif isinstance(node, exp.BitString):
-            node.replace(_hex(int(node.name or "0", 2)))
-        elif isinstance(node, exp.HexString):
-            node.set("this", node.name.zfill(len(node.name) + len(node.name) % 2))
-            if isinstance(node.parent, exp.Tuple) and not isinstance(node.parent.parent, exp.Values):
-                raise unsupported("bytes in a row that is compared")
-        elif isinstance(node, exp.Literal) and not node.is_string:
-            _check_number(node)
+        if isinstance(node, exp.BitString):
+            settled.append(node.replace(_hex(int(node.name or "0", 2))))
+        else:
+            settled.append(node)
+        _settle(settled[-1])
+    return settled
+
+
+def _settle(node: exp.Expr) -> None:
+    if isinstance(node, exp.Limit | exp.Offset):
+        _cap(node)
+    elif isinstance(node, exp.HexString):
+        node.set("this", node.name.zfill(len(node.name) + len(node.name) % 2))
+        if isinstance(node.parent, exp.Tuple) and not isinstance(node.parent.parent, exp.Values):
+            raise unsupported("bytes in a row that is compared")
+    elif isinstance(node, exp.Literal) and not node.is_string:
+        _check_number(node)
 
 
 def _hex(number: int) -> exp.HexString:

@@ -19,7 +19,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.checks import refuse, refuse_reser
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import Columns, Kind
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
-from dbbench_adapter.backends.mysql_on_sqlite.literals import check_literals
+from dbbench_adapter.backends.mysql_on_sqlite.literals import settled_literals
 from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten, shift_dates
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
     MysqlOnSqlite,
@@ -53,7 +53,7 @@ class Statement:
     tables: tuple[str, ...] = ()
     """The names of tables as written, without those that the statement defines itself."""
     target: str = ""
-    """The table that `alter`, `columns` and `create` name, or the pattern of `tables`."""
+    """The table that `columns`, `create` and `index` name, or the pattern of `tables`."""
     sorts: bool = False
     """Whether SQLite may have to sort."""
     kinds: tuple[Kind | None, ...] = ()
@@ -89,8 +89,7 @@ def _translated(sql: str, columns: Columns) -> Statement:
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         raise unsupported("WITH ROLLUP")
     shift_dates(tree)
-    check_literals(list(tree.walk()))
-    nodes = list(tree.walk())  # walking costs more than anything else here, so it is done once
+    nodes = settled_literals(tree.walk())  # walking costs more than anything else here, so it is done once
     for node in nodes:
         if isinstance(node, exp.SetOperation):
             unparenthesise_operands(node)
@@ -110,13 +109,11 @@ def _translated(sql: str, columns: Columns) -> Statement:
     tree = rewritten(tree, nodes, finder)
     printed = tree.sql(MysqlOnSqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
-    table = tree.find(exp.Table) if kind == "alter" else None
     return Statement(
         kind,
         printed,
         catalogue=catalogue,
         tables=tables,
-        target=table.name if table else "",
         sorts=sorts,
         kinds=kinds,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dbbench_adapter.backends.clock import Refused, check
+from dbbench_adapter.backends.clock import Refused, check, kept
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import fold, number, sort_key, text_of
 
 GROUP_CONCAT_MAX_LEN = 1024
@@ -81,7 +81,7 @@ class _OnlyRow:
 
     def step(self, value: Any) -> None:
         if self.found:
-            raise Refused("1242 (21000): Subquery returns more than 1 row")
+            raise kept(Refused("1242 (21000): Subquery returns more than 1 row"))
         self.value, self.found = value, True
 
     def finalize(self) -> Any:
@@ -104,7 +104,7 @@ class _SumWhole:
         return self.total
 
     def beyond(self, total: int) -> str:
-        raise Refused("1235 (42000): This version of MySQL doesn't yet support 'sums of 2^63 and more here'")
+        raise kept(Refused("1235 (42000): This version of MySQL doesn't yet support 'sums of 2^63 and more here'"))
 
 
 class _SumDigits(_SumWhole):
