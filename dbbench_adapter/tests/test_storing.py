@@ -188,6 +188,19 @@ def test_a_row_that_a_column_does_not_take_is_no_table(backend):
         backend.open([table], typed=True)
 
 
+def test_insert_ignore_stores_what_fits_and_is_refused_otherwise(sqlite):
+    with sqlite.open([T], typed=True) as database:
+        assert database.run("INSERT IGNORE INTO t (id, w) VALUES (9, 'abcde')").error is None
+        error = database.run("INSERT IGNORE INTO t (id, w) VALUES (9, 'abcdef')").error
+        assert "'INSERT IGNORE of a value that does not fit column w'" in error
+
+
+def test_a_temporary_table_s_columns_have_their_types_too(backend):
+    with backend.open([T], typed=True) as database:
+        assert database.run("CREATE TEMPORARY TABLE v (a VARCHAR(2))").error is None
+        assert database.run("INSERT INTO v VALUES ('abc')").error.startswith(TOO_LONG)
+
+
 @pytest.mark.parametrize("assigned", ["d = tm", "m = '2024-03-01 10:00:00.6'", "w = 0xFF", "tm = '1 2:3'", "tm = d"])
 def test_what_sqlite_cannot_store_as_mysql_is_refused(sqlite, assigned):
     with sqlite.open([T], typed=True) as database:

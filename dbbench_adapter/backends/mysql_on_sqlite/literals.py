@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 
 from sqlglot import exp
 
@@ -67,9 +68,14 @@ def _cap(node: exp.Limit | exp.Offset) -> None:
 def _check_number(node: exp.Literal) -> None:
     if math.isinf(float(node.name)):
         raise StatementError(f"1367 (22007): Illegal double '{node.name[:80]}' value found during parsing")
-    if not node.is_int or int(node.name) <= _LARGEST:
-        return
     parent = node.parent
+    if not node.is_int:
+        assigned = isinstance(parent, exp.Tuple) or isinstance(parent.parent if parent else None, exp.Update)
+        if "e" not in node.name.lower() and not assigned and Decimal(repr(float(node.name))) != Decimal(node.name):
+            raise unsupported("decimals of more than 15 digits")
+        return
+    if int(node.name) <= _LARGEST:
+        return
     if isinstance(parent, exp.Neg) and int(node.name) == _LARGEST + 1:
         return
     while isinstance(parent, exp.Paren | exp.Neg):

@@ -190,7 +190,7 @@ SIGNATURES: dict[str, Signature] = {
     **_listed("greatest_number least_number", DOUBLE),
     **_listed("moment_of", DATETIME),
     **_listed("as_text decimal_text", TEXT),
-    **_listed("stored_as", lambda finder, values: finder.kind(values[2])),
+    **_listed("stored_as stored_ignoring", lambda finder, values: finder.kind(values[2])),
     **_listed("only_row in_bigint in_unsigned in_double in_either", _first),
     **_listed("null_if", lambda finder, values: finder.kind(values[1])),
     # one of their arguments

@@ -58,6 +58,10 @@ def store(tree: exp.Expr, finder: KindFinder) -> None:
                 put(cell, lambda value, column=column: _stored_in(column, value, finder))
     elif isinstance(tree.expression, exp.Query):
         _store_selected(tree, tree.expression, places, finder)
+    if tree.args.get("ignore"):
+        for call in tree.find_all(exp.Anonymous):
+            if call.name == "stored_as":
+                call.set("this", "stored_ignoring")
 
 
 def stored_default(column: exp.ColumnDef) -> None:

@@ -192,7 +192,8 @@ class SqliteDatabase(Database):
     def _columns_now(self) -> Columns:
         """Return the columns of all tables; SQLite declares those of CREATE TABLE ... AS by types of its own."""
         found = []
-        for table in table_names(self._read):
+        temporary = self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'")
+        for table in dict.fromkeys([*table_names(self._read), *(name for (name,) in temporary)]):
             for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
                 unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
                 named = mysql_type(declared)

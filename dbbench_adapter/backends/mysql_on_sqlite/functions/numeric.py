@@ -21,6 +21,7 @@ _DOUBLE_DIGITS = Context(prec=15)
 """A double holds this many digits of a decimal."""
 _INTEGER = re.compile(r"\s*([-+]?[0-9]+)")
 _DECIMAL = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)")
+_LARGE = "1235 (42000): This version of MySQL doesn't yet support 'whole numbers of 2^63 and more'"
 _BIGINT = "1690 (22003): BIGINT value is out of range"
 _DOUBLE = "1690 (22003): DOUBLE value is out of range"
 
@@ -50,8 +51,15 @@ def _integer(value: Any) -> int:
 
 
 def _cast_signed(value: Any) -> int:
-    """Return the nearest BIGINT; MySQL adds a warning."""
-    return min(max(_integer(value), -(2**63)), 2**63 - 1)
+    """Return the nearest BIGINT; MySQL adds a warning.
+
+    Raises:
+        Refused: a text has more digits, of which MySQL takes 64 bits in its own way.
+    """
+    cast = _integer(value)
+    if isinstance(value, str) and not -(2**63) <= cast < 2**63:
+        raise Refused(_LARGE)
+    return min(max(cast, -(2**63)), 2**63 - 1)
 
 
 def _cast_unsigned(value: Any) -> int:
@@ -62,7 +70,7 @@ def _cast_unsigned(value: Any) -> int:
     """
     cast = _integer(value)
     if not 0 <= cast < 2**63:
-        raise Refused("1235 (42000): This version of MySQL doesn't yet support 'whole numbers of 2^63 and more'")
+        raise Refused(_LARGE)
     return cast
 
 

@@ -51,6 +51,19 @@ def stored_as(declared: str, column: str, value: Any) -> Any:
     return _text(declared, column, text_of(value))
 
 
+def stored_ignoring(declared: str, column: str, value: Any) -> Any:
+    """Return what INSERT IGNORE stores, of values that the column takes as they are.
+
+    Raises:
+        Refused: MySQL would store the nearest value that fits.
+    """
+    try:
+        return stored_as(declared, column, value)
+    except Refused:
+        what = f"INSERT IGNORE of a value that does not fit column {column}"
+        raise Refused(f"1235 (42000): This version of MySQL doesn't yet support '{what}'") from None
+
+
 def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     written, limits = _written(kind, column, value), integer_range(declared)
     if limits is not None:
@@ -134,4 +147,5 @@ NULLS_MATTER: dict[str, Function] = {}
 
 STRICT: dict[str, Function] = {
     "stored_as": (3, stored_as),
+    "stored_ignoring": (3, stored_ignoring),
 }
