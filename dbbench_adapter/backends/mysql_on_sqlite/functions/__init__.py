@@ -49,4 +49,4 @@ FUNCTIONS: dict[str, Function] = {
     for module in (text, patterns, numeric, dates, comparing, storing)
     for strict, group in ((False, module.NULLS_MATTER), (True, module.STRICT))
     for name, (count, function) in group.items()
-}
+} | numeric.RANGES
