@@ -1,7 +1,9 @@
-"""Holds the deadline of the statement that the current thread runs, and counts the characters that its functions make.
+"""Holds what the functions of the statement that the current thread runs have to know and to say.
 
-Parser, functions and collation check it. A C library does not check it while it works, so the size of its input is
-limited instead (see `sqlite.sandbox`).
+It is the deadline, the characters that they have made, and MySQL's error where one of them ends the statement.
+
+Parser, functions and collation check the deadline. A C library does not check it while it works, so the size of its
+input is limited instead (see `sqlite.sandbox`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,14 @@ class StatementTimeout(Exception):
     """The statement's time is up."""
 
 
+class Refused(ValueError):
+    """MySQL ends the statement with this error."""
+
+
 class _Clock(threading.local):
     deadline = float("inf")
     chars_left = float("inf")
+    refused: str | None = None
 
 
 _CLOCK = _Clock()
@@ -30,7 +37,7 @@ _CLOCK = _Clock()
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Set the deadline of the code inside to `seconds` from now; limits do not nest."""
-    _CLOCK.deadline, _CLOCK.chars_left = time.monotonic() + seconds, MAX_MADE_CHARS
+    _CLOCK.deadline, _CLOCK.chars_left, _CLOCK.refused = time.monotonic() + seconds, MAX_MADE_CHARS, None
     try:
         yield
     finally:
@@ -45,6 +52,17 @@ def count_made(chars: int) -> None:
     _CLOCK.chars_left -= chars
     if _CLOCK.chars_left < 0:
         raise MemoryError("too many long texts")
+
+
+def kept(refusal: Refused) -> Refused:
+    """Keep the error of a function for `refused`, since SQLite does not pass on its text; return it to be raised."""
+    _CLOCK.refused = str(refusal)
+    return refusal
+
+
+def refused() -> str | None:
+    """Return the error with which a function ended the statement."""
+    return _CLOCK.refused
 
 
 def expired() -> bool:

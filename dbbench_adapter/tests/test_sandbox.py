@@ -149,7 +149,7 @@ HOLDING_UP = [
 def test_nothing_holds_up_the_interpreter(sqlite, sql):
     """A neighbour's statement is at most half a second late; a late one has a second try."""
     with sqlite.open([T], typed=True, statement_timeout_s=1.0) as hog, sqlite.open([T], typed=True) as neighbour:
-        assert hog.run("CREATE TABLE h (c TEXT, d TEXT)").error is None
+        assert hog.run("CREATE TABLE h (c LONGTEXT, d LONGTEXT)").error is None
         text = f"REPEAT('{MARKS}', 30000)"
         assert hog.run(f"INSERT INTO h SELECT CONCAT('a', {text}, b), CONCAT({text}, b) FROM t").error is None
         assert min(longest_wait_s(hog, neighbour, sql) for _ in range(2)) < 0.5
@@ -186,7 +186,7 @@ def test_a_sort_of_long_texts_ends_in_time(sqlite, clause, size):
 @pytest.mark.parametrize("clause", ["h x, h y ORDER BY x.c", "h x, t y GROUP BY x.c, y.b", "h x, h y, t ORDER BY x.c"])
 def test_a_sort_of_stored_long_texts_ends_in_time(sqlite, clause, size, times):
     with sqlite.open([T], typed=True, statement_timeout_s=0.4) as database:
-        assert database.run("CREATE TABLE h (c TEXT, n INT)").error is None
+        assert database.run("CREATE TABLE h (c LONGTEXT, n INT)").error is None
         for _ in range(times):
             assert database.run(f"INSERT INTO h SELECT CONCAT(REPEAT('{MARKS}', {size}), b), b FROM t").error is None
         started = time.thread_time()
@@ -208,7 +208,7 @@ def test_an_answer_that_comes_too_late_is_none(sqlite):
     """The collation calls all texts equal once the time is up, so that a sort ends: what it sorted is not shown."""
     texts = [f"CONCAT(REPEAT('é', 60000), '{number}')" for number in range(90)]
     with sqlite.open([T], typed=True, statement_timeout_s=5.0) as database:
-        assert database.run("CREATE TABLE h (c TEXT)").error is None
+        assert database.run("CREATE TABLE h (c LONGTEXT)").error is None
         for text in texts:
             assert database.run(f"INSERT INTO h VALUES ({text})").error is None
         database._timeout_s = 0.05

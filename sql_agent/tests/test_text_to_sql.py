@@ -707,6 +707,17 @@ INSERT INTO t VALUES (1, 'p', 'x'), (1, 'q', 'X'), (2, 'r', 'y'), (2, 's', NULL)
     ("SELECT DISTINCT b, a FROM t ORDER BY a", "u pq rs"),
     ("SELECT b, a FROM t UNION SELECT b, a FROM t ORDER BY a", "u pq rs"),
     ("WITH w AS (SELECT * FROM t) SELECT b FROM w ORDER BY a LIMIT 5", "u pq rs"),
+    ("SELECT b, 0 - a AS n FROM t ORDER BY abs(n)", "u pq rs"),
+    ("SELECT b, a AS n FROM t ORDER BY -n, c IS NULL", "u r s pq"),
+    ("SELECT b, 2 - a AS a FROM t ORDER BY -a", "u rs pq"),  # inside an expression it is the table's column
+    ("SELECT b, a AS \"the n\" FROM t ORDER BY -\"the n\"", "u rs pq"),
+    ("SELECT min(b), count(*) AS n FROM t GROUP BY a ORDER BY 1 - n", "pr u"),
+    ("SELECT b, rank() OVER (ORDER BY a) AS place FROM t ORDER BY -place", "rs pq u"),
+    ("SELECT DISTINCT b, a AS n FROM t ORDER BY -n", "u rs pq"),
+    ("SELECT DISTINCT b, 2 - a AS a FROM t ORDER BY -a", "u r s p q"),  # the table's column is not seen
+    ("SELECT b FROM t ORDER BY 'b'", "pqrsu"),  # a text orders nothing
+    ("SELECT b FROM t ORDER BY 'b', a", "u pq rs"),
+    ("SELECT b FROM t ORDER BY NULL", "pqrsu"),
     ("SELECT DISTINCT b FROM t ORDER BY a", "u p q r s"),  # what is not seen has no ties
     ("SELECT * FROM (SELECT b, a FROM t) ORDER BY 2", "u p q r s"),
 ])  # fmt: skip

@@ -39,7 +39,7 @@ from sql_agent.text_to_sql.judges import (
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
 from sql_agent.text_to_sql.schema import Rendered, lengths, render, said_unreadable
-from sql_agent.text_to_sql.ties import ranked, ranks
+from sql_agent.text_to_sql.ties import probes, ranked, ranks
 
 JUDGED_S = 30.0
 """Seconds that a reference or a submitted query may take, longer than other statements; for `bird` both together."""
@@ -256,7 +256,9 @@ class TextToSql(Environment):
 
     def _run_ranks(self, db_id: str, query: str) -> list[int] | None:
         """Return which rows of an ordered reference are tied; None if that cannot be said."""
-        numbered = ranked(query, self.databases.dialect)
+        asked = probes(query, self.databases.dialect)
+        columns = {name for name, probe in asked.items() if self._run(db_id, probe).error is None}
+        numbered = ranked(query, self.databases.dialect, columns)
         rows = self._run(db_id, numbered).rows if numbered is not None else None
         return None if rows is None else ranks(rows, self._reference(db_id, query).rows)
 

@@ -1,14 +1,14 @@
 """Finds which rows of an ordered reference are tied, so that any order of them is right.
 
 The reference is run once more with a column that numbers the places (`dense_rank`). What its syntax tree does not show
-(a position behind a `*`, an expression over a column that UNION makes) has no ties: every row keeps its place. So have
-the rows at the end of a LIMIT: which of the tied ones are kept is part of the answer.
+(a position behind a `*`, what DISTINCT does not return) has no ties: every row keeps its place. So have the rows at the
+end of a LIMIT: which of the tied ones are kept is part of the answer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,16 +19,46 @@ from dbbench_adapter.datatypes import Rows
 from sql_agent.text_to_sql.load import parsed
 
 
-def ranked(reference: str, dialect: str = "sqlite") -> str | None:
-    """Return the reference with one more column, the rank of each row; None if it cannot be written so."""
+def probes(reference: str, dialect: str = "sqlite") -> dict[str, str]:
+    """Return a query for each alias that an expression in ORDER BY contains, by the alias in lower case.
+
+    It runs only where FROM has a column of that name: inside an expression the column is meant, not the alias.
+    """
+    tree = parsed(reference, dialect)
+    if not isinstance(tree, exp.Select) or not tree.args.get("order"):
+        return {}
+    aliases = _aliases(tree)
+    keys = [_key(term) for term in tree.args["order"].expressions]
+    names = {name for key in keys if _result_column(key, tree) is None for name in _names(key) if name in aliases}
+    try:
+        return {name: _column_alone(tree, name).sql(dialect=dialect) for name in names}
+    except (SqlglotError, RecursionError):
+        return {}
+
+
+def _column_alone(tree: exp.Select, name: str) -> exp.Select:
+    probe = tree.copy()
+    column = exp.Var(this=f"`{name.replace('`', '``')}`")  # SQLite reads an unknown name in double quotes as a text
+    for part in ("order", "offset", "distinct", "where", "group", "having", "windows", "qualify"):
+        probe.set(part, None)
+    probe.set("expressions", [column])
+    return probe.limit(0, copy=False)
+
+
+def ranked(reference: str, dialect: str = "sqlite", columns: Collection[str] = ()) -> str | None:
+    """Return the reference with one more column, the rank of each row; None if it cannot be written so.
+
+    Args:
+        columns: the aliases, in lower case, that are columns of FROM too.
+    """
     tree = parsed(reference, dialect)
     if not isinstance(tree, exp.Query) or not tree.args.get("order"):
         return None
     tree = tree.copy()
     plain = isinstance(tree, exp.Select) and not tree.args.get("distinct")
-    terms = _terms(tree, by_name=not plain)
+    terms = _terms(tree, columns, by_name=not plain)
     if plain and any(term is not None and term.find(exp.Window) for term in terms):  # no window holds another
-        plain, terms = False, _terms(tree, by_name=True)
+        plain, terms = False, _terms(tree, columns, by_name=True)
     if None in terms:
         return None
     rank = exp.Window(this=exp.func("dense_rank", dialect=dialect), order=exp.Order(expressions=terms))
@@ -40,27 +70,74 @@ def ranked(reference: str, dialect: str = "sqlite") -> str | None:
         return None
 
 
-def _terms(query: exp.Query, *, by_name: bool) -> list[exp.Expr | None]:
-    return [_term(each, query, by_name=by_name) for each in query.args["order"].expressions]
+def _terms(query: exp.Query, columns: Collection[str], *, by_name: bool) -> list[exp.Expr | None]:
+    return [_term(each, query, columns, by_name=by_name) for each in query.args["order"].expressions]
 
 
-def _term(term: exp.Expr, query: exp.Query, *, by_name: bool) -> exp.Expr | None:
+def _key(term: exp.Expr) -> exp.Expr:
+    key = term.this if isinstance(term, exp.Ordered) else term
+    return key.this if isinstance(key, exp.Collate) else key
+
+
+def _term(term: exp.Expr, query: exp.Query, columns: Collection[str], *, by_name: bool) -> exp.Expr | None:
     """Return a term of ORDER BY as a window may have it, where neither positions nor aliases mean anything.
 
     Args:
         by_name: the window stands outside of the query, and sees only the names of its columns.
     """
     term = term.copy()
-    key = term.this if isinstance(term, exp.Ordered) else term
-    inner = key.this if isinstance(key, exp.Collate) else key
+    inner = _key(term)
     column = _result_column(inner, query)
-    if column is None:
-        return None if by_name or isinstance(inner, exp.Literal) else term
-    if by_name and not column.alias_or_name:
-        return None
-    meant = exp.column(column.alias_or_name, table="q", quoted=True) if by_name else column.unalias().copy()
-    inner.replace(meant)
+    if column is not None:
+        if by_name and not column.alias_or_name:
+            return None
+        inner.replace(_outer(column) if by_name else column.unalias().copy())
+        return term
+    if isinstance(inner, exp.Literal) and inner.is_int:
+        return None  # a position that is not shown
+    return _expression(term, query, columns) if by_name else _without_aliases(term, _aliases(query), columns)
+
+
+def _without_aliases(term: exp.Expr, aliases: dict[str, exp.Expr], columns: Collection[str]) -> exp.Expr:
+    """Put what an alias stands for in its place, unless FROM has a column of that name."""
+    for name in list(term.find_all(exp.Column)):
+        meant = aliases.get(name.name.lower())
+        if meant is not None and not name.table and name.name.lower() not in columns:
+            name.replace(exp.paren(meant))
     return term
+
+
+def _expression(term: exp.Expr, query: exp.Query, columns: Collection[str]) -> exp.Expr | None:
+    """Return an expression over the query's columns by their names; None if it reads something else."""
+    if term.find(exp.Query):
+        return None
+    for name in list(term.find_all(exp.Column)):
+        column = _result_column(name, query)
+        ours = isinstance(query, exp.SetOperation) or (column is not None and not _hides(column, columns))
+        if column is None or not ours:
+            return None
+        name.replace(_outer(column))
+    return term
+
+
+def _hides(column: exp.Expr, columns: Collection[str]) -> bool:
+    """Return whether a column of the result has the name of another one of FROM."""
+    inner = column.unalias()
+    own = isinstance(inner, exp.Column) and inner.name.lower() == column.alias_or_name.lower()
+    return not own and column.alias_or_name.lower() in columns
+
+
+def _outer(column: exp.Expr) -> exp.Column:
+    return exp.column(column.alias_or_name, table="q", quoted=True)
+
+
+def _aliases(query: exp.Query) -> dict[str, exp.Expr]:
+    aliased = [item for item in query.selects if isinstance(item, exp.Alias)]
+    return {item.alias.lower(): item.this for item in reversed(aliased)}
+
+
+def _names(key: exp.Expr) -> list[str]:
+    return [column.name.lower() for column in key.find_all(exp.Column) if not column.table]
 
 
 def _result_column(key: exp.Expr, query: exp.Query) -> exp.Expr | None:

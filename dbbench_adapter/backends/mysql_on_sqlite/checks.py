@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from sqlglot import exp
 from sqlglot.generators.mysql import MySQLGenerator
 
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import Columns
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, syntax_error
 
 _RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # sqlglot also takes these two for names
@@ -20,7 +20,7 @@ _AGGREGATES = frozenset(["std", "json_arrayagg", "json_objectagg"])
 """sqlglot reads these aggregates as unknown functions."""
 
 
-def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
+def refuse(selects: Iterable[exp.Select], columns: Columns) -> None:
     """Refuse a statement that parses but that MySQL 8 does not run.
 
     Args:
@@ -28,7 +28,7 @@ def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
     Raises:
         StatementError: the statement is refused; the message is that of MySQL 8.
     """
-    known = {name for _, name, _ in columns}
+    known = {column.name for column in columns}
     for select in selects:
         _refuse_into(select)
         _refuse_bare_columns(select)
@@ -52,7 +52,7 @@ def refuse_reserved(names: Iterable[exp.Identifier]) -> None:
 _ROW_IDS = frozenset(["rowid", "oid", "_rowid_"])
 
 
-def refuse_row_ids(nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
+def refuse_row_ids(nodes: Iterable[exp.Expr], columns: Columns) -> None:
     """Refuse SQLite's names for the row id, unless the database or the statement defines such a name.
 
     Raises:
@@ -61,7 +61,7 @@ def refuse_row_ids(nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
     found = [node for node in nodes if isinstance(node, exp.Identifier) and node.name.lower() in _ROW_IDS]
     if not found:
         return
-    given = {name for _, name, _ in columns} | {
+    given = {column.name for column in columns} | {
         node.name.lower() for node in found if not isinstance(node.parent, exp.Column | exp.Schema)
     }
     for name in found:
@@ -95,7 +95,7 @@ def _refuse_bare_columns(select: exp.Select) -> None:
     groups = list(group.expressions) if group is not None else []
     if group is not None and not groups:
         return  # sqlglot's extensions of GROUP BY have no plain keys
-    if not groups and not any(_aggregates(item) for item in select.expressions):
+    if not groups and not any(aggregates(item) for item in select.expressions):
         return
     keys = [_resolved(key, select) for key in groups]
     fixed = [*(key for key in keys if isinstance(key, exp.Column)), *_equated(select)]
@@ -155,7 +155,7 @@ def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp
         stack += list(part.iter_expressions())
 
 
-def _aggregates(item: exp.Expr) -> bool:
+def aggregates(item: exp.Expr) -> bool:
     """Return whether an item has an aggregate of this query, outside its sub-queries and windows."""
     stack = [item]
     while stack:

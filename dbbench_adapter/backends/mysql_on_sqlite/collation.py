@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import BINARY
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
 
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)
@@ -51,7 +52,7 @@ def _collate(value: exp.Expr, finder: KindFinder) -> None:
     if (
         isinstance(value, _HAVE_THEIR_OWN)
         or binary
-        or (kind is not None and kind.is_number)
+        or (kind is not None and (kind.is_number or kind == BINARY))
         or parent is None
         or not key
     ):

@@ -13,7 +13,8 @@ from sqlglot import exp
 
 from dbbench_adapter.backends.mysql_on_sqlite.functions.dates import moment, seconds_of
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder, branches
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import DATE, DATETIME, DOUBLE, NULL, TEXT, Kind, as_number
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import BINARY, DATE, DATETIME, DOUBLE, NULL, TEXT, Kind, as_number
+from dbbench_adapter.backends.mysql_on_sqlite.literals import number_of, settle_literals
 from dbbench_adapter.backends.mysql_on_sqlite.signatures import called
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError, unsupported
 
@@ -31,6 +32,7 @@ def compare(node: exp.Expr, finder: KindFinder) -> None:
     Raises:
         StatementError: SQLite cannot compare these kinds as MySQL does.
     """
+    settle_literals(node, finder)
     if isinstance(node, COMPARISONS):
         _compare_two(node, finder)
     elif isinstance(node, exp.Between):
@@ -55,12 +57,20 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
     if isinstance(node, exp.Round) and as_number(finder.kind(node.this)) == DOUBLE:
         digits = node.args.get("decimals")
         node.replace(_call("round_double", node.this, *([digits] if digits else [])))
+    elif isinstance(node, exp.Sum) and finder.kind(node.this) == TEXT:  # SQLite would add whole numbers as such
+        put(node.this, lambda value: exp.Cast(this=value, to=exp.DataType.build("double")))
     elif found is not None:
         signature, values = found
         for place, value in enumerate(values):
+            if signature.taken(place) == "." and finder.kind(value) == BINARY and not _reads_bytes(node):
+                raise unsupported("bytes as an argument of this function")
             _take(value, signature.taken(place), finder)
     elif isinstance(node, exp.Cast) and node.to.is_type(*exp.DataType.TEXT_TYPES):
         _take(node.this, "s", finder)
+    elif isinstance(node, exp.Cast) and node.to.is_type(*exp.DataType.NUMERIC_TYPES):
+        _take(node.this, "n", finder)
+        if finder.kind(node.this) == DOUBLE and node.to.is_type(*exp.DataType.INTEGER_TYPES):
+            put(node.this, lambda value: _call("round_double", value))
     elif isinstance(node, exp.SetOperation):
         _same_kinds(node, finder)
     elif isinstance(node, _ARITHMETIC):
@@ -74,6 +84,10 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
                 _take(value, "s", finder)
             elif common == DATETIME and kind == DATE:
                 put(value, lambda value: _call("datetime_of", value))
+
+
+def _reads_bytes(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Nullif) or node.name.lower() == "hex"
 
 
 def _same_kinds(union: exp.SetOperation, finder: KindFinder) -> None:
@@ -127,7 +141,9 @@ def _take(value: exp.Expr, context: str, finder: KindFinder) -> None:
         kind = finder.kind(value)
     if kind is None or kind == NULL:
         return
-    if context == "n" and kind.is_temporal:
+    if context == "n" and kind == BINARY:
+        value.replace(number_of(value.unnest()))
+    elif context == "n" and kind.is_temporal:
         put(value, lambda value: _call("temporal_number", value))
     elif (context == "t" and kind.is_number and kind.scale) or (context == "s" and kind.is_number):
         digits = [exp.Literal.number(kind.scale)] if kind.name == "decimal" or kind.scale else []
@@ -254,6 +270,7 @@ def _compare_range(node: exp.Between, finder: KindFinder) -> None:
 def _compare_list(node: exp.In, finder: KindFinder) -> None:
     query = node.args.get("query")
     if query is not None:
+        query.set("this", query.unnest())  # SQLite takes a sub-query in two parentheses for a value
         _compare_query(node, query, finder)
     if query is not None or not node.expressions:
         return

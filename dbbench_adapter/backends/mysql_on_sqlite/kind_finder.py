@@ -12,12 +12,14 @@ from sqlglot import exp
 
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
+    BINARY,
     DOUBLE,
     INT,
     NULL,
     TEXT,
-    ColumnKinds,
+    Columns,
     Kind,
+    TableColumn,
     as_number,
     cast_kind,
     common_kind,
@@ -32,8 +34,8 @@ _MAX_ALIAS_DEPTH = 20
 class KindFinder:
     """Finds the kinds of the expressions in one statement, given all its nodes; it follows the statement's aliases."""
 
-    def __init__(self, nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
-        self._by_table = {(table, column): kind for table, column, kind in columns}
+    def __init__(self, nodes: Iterable[exp.Expr], columns: Columns) -> None:
+        self._by_table = {(column.table, column.name): column for column in columns}
         self._aliases: dict[str, list[exp.Expr]] = {}
         self._tables: dict[str, set[str]] = {}
         for node in nodes:
@@ -47,9 +49,9 @@ class KindFinder:
                 self._tables.setdefault(node.alias_or_name.lower(), set()).add(node.name.lower())
         used = set[str]().union(*self._tables.values())
         self._by_name: dict[str, set[Kind | None]] = {}
-        for (table, column), kind in self._by_table.items():
-            if table in used:
-                self._by_name.setdefault(column, set()).add(kind)
+        for column in columns:
+            if column.table in used:
+                self._by_name.setdefault(column.name, set()).add(column.kind)
         self._known: dict[str, Kind | None] = {}
         self._depth = 0
 
@@ -70,6 +72,15 @@ class KindFinder:
     def is_foreign(self, column: exp.Column) -> bool:
         """Return whether a column belongs to no table of the task and to no sub-query, but to the catalogue."""
         return column.name.lower() not in self._by_name and column.name.lower() not in self._aliases
+
+    def columns_of(self, table: str) -> list[TableColumn]:
+        return [column for column in self._by_table.values() if column.table == table.lower()]
+
+    def declared(self, node: exp.Column) -> set[str]:
+        """Return the declared types of the columns of tables that a name may mean."""
+        named = self._tables.get(node.table.lower()) if node.table else set[str]().union(*self._tables.values())
+        keys = [(table, node.name.lower()) for table in named or ()]
+        return {self._by_table[key].declared for key in keys if key in self._by_table}
 
     def _find(self, node: exp.Expr) -> Kind | None:
         match node:
@@ -93,6 +104,8 @@ class KindFinder:
                 return cast_kind(node.to)
             case exp.Coalesce() | exp.If() | exp.Case():
                 return common_kind([self.kind(branch) for branch in branches(node)])
+            case exp.HexString() | exp.BitString():
+                return BINARY
             case exp.Introducer() | exp.National():
                 return TEXT
         found = called(node)
@@ -116,7 +129,7 @@ class KindFinder:
     def _column(self, node: exp.Column) -> Kind | None:
         name, table = node.name.lower(), node.table.lower()
         if table and (tables := self._tables.get(table)):
-            found = {self._by_table[key] for key in ((one, name) for one in tables) if key in self._by_table}
+            found = {self._by_table[key].kind for key in ((one, name) for one in tables) if key in self._by_table}
             if found:
                 return found.pop() if len(found) == 1 else None
         if name not in self._known:  # kept, since a chain of sub-queries asks for a name exponentially often

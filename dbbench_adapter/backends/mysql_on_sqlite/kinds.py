@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlglot import exp
+
+from dbbench_adapter.backends.clock import Refused
 
 _MAX_SCALE = 30
 
 
 @dataclass(frozen=True)
 class Kind:
-    name: Literal["text", "int", "decimal", "double", "date", "datetime", "time", "null"]
+    name: Literal["text", "int", "decimal", "double", "date", "datetime", "time", "binary", "null"]
     scale: int = 0
     """Digits shown after the point, at most 30 as in MySQL; 0 for a double means all of its digits."""
 
@@ -42,14 +45,31 @@ class Kind:
 
 TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
 DATE, DATETIME, TIME = Kind("date"), Kind("datetime"), Kind("time")
+BINARY = Kind("binary")
+"""The kind of `0x41` and `b'101'`, which are bytes, and whole numbers in sums."""
 NULL = Kind("null")
 """The kind of the word NULL, which compares with everything."""
-ColumnKinds = frozenset[tuple[str, str, Kind | None]]
-"""Table and column, both in lower case, and the column's kind."""
+
+
+class TableColumn(NamedTuple):
+    table: str
+    """In lower case, as the next."""
+    name: str
+    kind: Kind | None
+    declared: str
+    """MySQL's type, such as `VARCHAR(5)`; empty where it is unknown."""
+
+
+Columns = tuple[TableColumn, ...]
+"""The columns of all tables, those of a table in their order."""
 _AVG_DIGITS = 4
 """MySQL's div_precision_increment: AVG and `/` of exact numbers return four more digits."""
 _DECIMALS = Context(prec=400)
 """This precision has room for every double with all of MySQL's digits."""
+_DOUBLE_INTEGERS = 2.0**53
+"""Up to here a double holds every whole number."""
+_DOUBLE_DIGITS = 15
+"""A double holds every decimal of so many digits."""
 _MAX_WRITTEN_DIGITS = 400
 """The most digits before or after the point; no column holds a number with more."""
 
@@ -82,6 +102,46 @@ def integer_range(declared: str) -> tuple[int, int] | None:
     return (0, 2**bits - 1) if "UNSIGNED" in declared.upper() else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
+def sizes(declared: str) -> tuple[int, ...]:
+    """Return the numbers in the parentheses of a declared type."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", declared.partition("(")[2]))
+
+
+def sqlite_type(declared: str) -> str | None:
+    """Return the type by which SQLite declares a column such that `mysql_type` finds MySQL's; None if it is not known.
+
+    Dates are texts for SQLite. Its CREATE TABLE ... AS declares INT, REAL and TEXT, so the first two are not used here.
+    """
+    words = re.sub(r"\(.*?\)", " ", declared.upper()).split() or [""]
+    name, sized = words[0], ",".join(map(str, sizes(declared)))
+    sign = " UNSIGNED" if "UNSIGNED" in words else ""
+    match declared_kind(declared).name:
+        case "int":
+            return ("INTEGER" if name == "INT" else name) + sign
+        case "decimal":
+            return f"DECIMAL{sign}({sized or 10})"
+        case "double":
+            return ("DOUBLE" if name == "REAL" else name) + sign
+        case "date" | "datetime" | "time":
+            return f"TEXT {name}"
+    if name in SIZED_TEXTS:
+        return f"{name}({sized or 1})"
+    return name if name in TEXT_BYTES else None
+
+
+def mysql_type(declared: str) -> str:
+    """Return MySQL's type of a column that SQLite declares by `sqlite_type`."""
+    name, _, rest = declared.partition(" ")
+    if name == "TEXT" and rest:
+        return rest
+    return f"INT {rest}".strip() if name == "INTEGER" else declared
+
+
+SIZED_TEXTS = frozenset(["CHAR", "VARCHAR", "NCHAR", "NVARCHAR"])
+TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+"""The bytes that a text of these types may have."""
+
+
 def as_written(value: str | float) -> Decimal | None:
     """Return the exact value of a number, or of a text that is one; return None for other texts, nan, infinity."""
     try:
@@ -92,18 +152,39 @@ def as_written(value: str | float) -> Decimal | None:
 
 
 def as_driver_shows(value: Any, kind: Kind | None) -> Any:
-    """Convert a value of SQLite to what MySQL's driver returns: decimals with their scale, doubles as float, dates."""
+    """Convert a value of SQLite to what MySQL's driver returns: decimals with their scale, doubles as float, dates.
+
+    Raises:
+        Refused: SQLite cannot hold MySQL's number, or MySQL ends the statement over it.
+    """
     if kind is None or isinstance(value, bool):
         return value
     if kind.is_temporal and isinstance(value, str):
         return _as_moment(value, kind)
+    if isinstance(value, str) and kind.name == "decimal" and value.removeprefix("-").isdecimal():
+        return Decimal(value)  # a sum of more than 64 bits
     if not isinstance(value, int | float):
         return value
+    if not math.isfinite(value):
+        raise Refused("1690 (22003): DOUBLE value is out of range")
     if kind.name == "double":
         return round(float(value), kind.scale) if kind.scale else float(value)
-    if kind.name == "decimal" and math.isfinite(value):
-        return Decimal(repr(value)).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
+    if kind.name == "decimal":
+        return digits_of(value, kind.scale)
     return value
+
+
+def digits_of(value: int | float, scale: int) -> Decimal:
+    """Return a decimal with so many digits after the point.
+
+    Raises:
+        Refused: SQLite holds it as a double, which has too few digits.
+    """
+    exact = Decimal(repr(value))
+    inexact = isinstance(value, float) and abs(value) * 10.0**scale >= _DOUBLE_INTEGERS
+    if inexact and len(exact.normalize().as_tuple().digits) > _DOUBLE_DIGITS:
+        raise Refused("1235 (42000): This version of MySQL doesn't yet support 'decimals of more than 15 digits'")
+    return exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _DECIMALS)
 
 
 def _as_moment(text: str, kind: Kind) -> datetime.date | datetime.timedelta | str:
@@ -159,7 +240,7 @@ def as_number(inner: Kind | None) -> Kind | None:
     """Return the kind of a value in a numeric context: a double of a text, a whole number of a date or time."""
     if inner is None or inner.is_number:
         return inner
-    return INT if inner.is_temporal else DOUBLE
+    return INT if inner.is_temporal or inner == BINARY else DOUBLE
 
 
 def quotient(left: Kind, right: Kind) -> Kind:

@@ -14,7 +14,9 @@ from dbbench_adapter.backends.group_order import order_groups
 from dbbench_adapter.backends.mysql_on_sqlite.collation import COLLATING, collate_computed
 from dbbench_adapter.backends.mysql_on_sqlite.comparisons import COMPARISONS, compare, quantified, take_arguments
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
-from dbbench_adapter.backends.mysql_on_sqlite.stored import store
+from dbbench_adapter.backends.mysql_on_sqlite.ranges import guard, guards, sums
+from dbbench_adapter.backends.mysql_on_sqlite.scalars import allow_one_row, scalar_queries
+from dbbench_adapter.backends.mysql_on_sqlite.stored import store, stored_default
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError, syntax_error, unsupported
 
 _UNITS = frozenset(["SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"])
@@ -45,6 +47,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         StatementError: the translation does not support something in it.
     """
     assignments = _assignments(tree)
+    scalar, guarded, summed = scalar_queries(nodes), guards(nodes, finder), sums(tree, nodes, finder)
     for node in nodes:
         check()
         take_arguments(node, finder)
@@ -73,6 +76,12 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         _default_is_null(tree)
     store(tree, finder)
     order_groups(tree)
+    for node, name in guarded:
+        guard(node, name)
+    for node, name in summed:
+        node.replace(exp.Anonymous(this=name, expressions=[node.this]))
+    for query, width in scalar:
+        allow_one_row(query, width)
     if isinstance(tree, exp.Update):
         return _sqlite_update(tree)
     if isinstance(tree, exp.Delete):
@@ -81,7 +90,9 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         return exp.Delete(this=tree.expressions[0])
     if isinstance(tree, exp.Create | exp.Alter):
         for column in tree.find_all(exp.ColumnDef):
+            stored_default(column)
             _collate_column(column)
+            _key_column(column)
     if isinstance(tree, exp.Create):
         _drop_index_prefixes(tree)
     if isinstance(tree, exp.Alter):
@@ -103,7 +114,7 @@ def _having_as_where(select: exp.Select) -> None:
         return
     where = select.args.get("where")
     select.set("having", None)
-    select.set("where", exp.Where(this=exp.and_(where.this, having.this) if where else having.this))
+    select.set("where", exp.Where(this=exp.and_(where.this, having.this, copy=False) if where else having.this))
 
 
 def _drop_index_prefixes(tree: exp.Create) -> None:
@@ -119,6 +130,15 @@ def _collate_column(column: exp.ColumnDef) -> None:
     if kind is not None and kind.is_type(*exp.DataType.TEXT_TYPES) and not has_own:
         collation = exp.CollateColumnConstraint(this=exp.Var(this=COLLATION))
         column.append("constraints", exp.ColumnConstraint(kind=collation))
+
+
+def _key_column(column: exp.ColumnDef) -> None:
+    """Count up an AUTO_INCREMENT column in SQLite's words, which knows one type for it, and let no key be NULL."""
+    kinds = [type(item.kind) for item in column.constraints]
+    if exp.AutoIncrementColumnConstraint in kinds:
+        column.set("kind", exp.DataType.build("INT"))
+    elif exp.PrimaryKeyColumnConstraint in kinds and exp.NotNullColumnConstraint not in kinds:
+        column.append("constraints", exp.ColumnConstraint(kind=exp.NotNullColumnConstraint()))
 
 
 def _default_is_null(tree: exp.Insert) -> None:

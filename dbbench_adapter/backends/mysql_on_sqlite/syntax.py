@@ -19,6 +19,7 @@ from sqlglot.tokenizer_core import TokenType
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.mysql_lexer import tokens
 from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import sqlite_type
 
 COLLATION = "mysql_ci"
 MAX_SQL_CHARS = 20_000
@@ -100,11 +101,11 @@ class _AgentMySQL(MySQL):
 def _cast_sql(generator: SQLite.Generator, node: exp.Cast) -> str:
     value, target = node.this, node.to
     if target.this in (exp.DType.BIGINT, exp.DType.UBIGINT):  # SIGNED, UNSIGNED
-        return generator.func("cast_signed", value)
+        return generator.func("cast_signed" if target.this == exp.DType.BIGINT else "cast_unsigned", value)
     if target.this == exp.DType.DECIMAL:
         params = target.expressions
         scale = params[1].this if len(params) > 1 else exp.Literal.number(0)
-        return generator.func("cast_decimal", value, scale)
+        return generator.func("cast_decimal", value, scale, params[0].this if params else exp.Literal.number(10))
     if target.this == exp.DType.BINARY:
         return f"(CAST({generator.sql(value)} AS TEXT) COLLATE BINARY)"
     if target.this == exp.DType.DATE:
@@ -194,6 +195,7 @@ class MysqlOnSqlite(SQLite):
             exp.Stddev: lambda self, node: self.func("stddev_pop", node.this),
             exp.VariancePop: lambda self, node: self.func("var_pop", node.this),
             exp.Variance: lambda self, node: self.func("var_samp", node.this),
+            exp.DataType: lambda self, node: sqlite_type(node.sql("mysql")) or self.datatype_sql(node),
             exp.Xor: lambda self, node: f"(({self.sql(node, 'this')}) <> 0) <> (({self.sql(node, 'expression')}) <> 0)",
         }
 

@@ -17,8 +17,9 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from dbbench_adapter.backends.mysql_on_sqlite.allowed_sql import refuse_definitions, refuse_other_kinds
 from dbbench_adapter.backends.mysql_on_sqlite.checks import refuse, refuse_reserved, refuse_row_ids
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import Columns, Kind
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
+from dbbench_adapter.backends.mysql_on_sqlite.literals import settled_literals
 from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten, shift_dates
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
     MysqlOnSqlite,
@@ -52,14 +53,14 @@ class Statement:
     tables: tuple[str, ...] = ()
     """The names of tables as written, without those that the statement defines itself."""
     target: str = ""
-    """The table that `alter`, `columns` and `create` name, or the pattern of `tables`."""
+    """The table that `columns`, `create` and `index` name, or the pattern of `tables`."""
     sorts: bool = False
     """Whether SQLite may have to sort."""
     kinds: tuple[Kind | None, ...] = ()
     """MySQL's type of each result column where it is known; empty for `SELECT *` and unions."""
 
 
-def translate(sql: str, columns: ColumnKinds) -> Statement:
+def translate(sql: str, columns: Columns) -> Statement:
     """Translate one MySQL statement, within the thread's `time_limit`.
 
     Args:
@@ -79,7 +80,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         raise syntax_error(sql) from None
 
 
-def _translated(sql: str, columns: ColumnKinds) -> Statement:
+def _translated(sql: str, columns: Columns) -> Statement:
     tree = parse_one(sql)
     if meta := _meta_statement(tree):
         return meta
@@ -88,7 +89,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         raise unsupported("WITH ROLLUP")
     shift_dates(tree)
-    nodes = list(tree.walk())  # walking costs more than anything else here, so it is done once
+    nodes = settled_literals(tree.walk())  # walking costs more than anything else here, so it is done once
     for node in nodes:
         if isinstance(node, exp.SetOperation):
             unparenthesise_operands(node)
@@ -108,13 +109,11 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     tree = rewritten(tree, nodes, finder)
     printed = tree.sql(MysqlOnSqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
-    table = tree.find(exp.Table) if kind == "alter" else None
     return Statement(
         kind,
         printed,
         catalogue=catalogue,
         tables=tables,
-        target=table.name if table else "",
         sorts=sorts,
         kinds=kinds,
     )

@@ -10,9 +10,9 @@ The sandbox does not guard against: a sort of long texts, which may run for a se
 or in the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES`
 each); memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
 
-Unlike MySQL's strict mode, which typed tables have, it does not refuse: impossible dates; texts that are no numbers if
-a change computes with them (1292); division by zero in a change (1365). SQLite makes its own choice where MySQL leaves
-one: in a union, or in a group with one MIN or MAX, either of `Plum` and `plum` may stand for both.
+Unlike MySQL's strict mode, which typed tables have, it does not refuse: texts that are no numbers if a change computes
+with them (1292); division by zero in a change (1365). SQLite makes its own choice where MySQL leaves one: in a union,
+or in a group with one MIN or MAX, either of `Plum` and `plum` may stand for both.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import re
 import sqlite3
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP
 from typing import Any
 
 from dbbench_adapter.backends.base import (
@@ -42,17 +41,16 @@ from dbbench_adapter.backends.base import (
     join_hashes,
     quoted,
 )
-from dbbench_adapter.backends.clock import StatementTimeout, check, expired, time_limit
+from dbbench_adapter.backends.clock import Refused, StatementTimeout, check, expired, refused, time_limit
+from dbbench_adapter.backends.mysql_on_sqlite.functions.storing import stored_as
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import text_of
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
-    INT,
-    TEXT,
-    ColumnKinds,
-    Kind,
+    Columns,
+    TableColumn,
     as_driver_shows,
-    as_written,
     declared_kind,
-    integer_range,
+    mysql_type,
+    sqlite_type,
 )
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
 from dbbench_adapter.backends.mysql_on_sqlite.translate import Statement, translate
@@ -67,7 +65,7 @@ from dbbench_adapter.backends.sqlite.sandbox import (
     connect,
     renew_temporary,
 )
-from dbbench_adapter.datatypes import Cell, Rows, Table
+from dbbench_adapter.datatypes import Cell, Column, Rows, Table
 
 MAX_JUDGED_BYTES = 64 * 1024**2
 """A judge reads at most this much memory in Python; SQLite does not store the default of an added column per row."""
@@ -111,13 +109,12 @@ class SqliteDatabase(Database):
         self._autocommit = True
         self.closed = False
         self._names = {table.name for table in tables}
-        self._declared = _declared_kinds(tables, typed=typed)
-        self._columns = _lowered(self._declared)
         self._connection = connect()
         self._connection.set_authorizer(self._authorize)
         try:
             for table in tables:
                 _make_table(self._connection, table, typed=typed)
+            self._columns = self._columns_now()
         except TableError:
             self.close()
             raise
@@ -131,9 +128,11 @@ class SqliteDatabase(Database):
                 result = self._dispatch(translate(sql, self._columns))
                 late = result.rows is not None and expired()  # past the deadline the collation no longer compares
                 return Result(error=_INTERRUPTED) if late else result
-            except StatementError as error:
+            except (StatementError, Refused) as error:
                 return Result(error=str(error))
             except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError, StatementTimeout) as error:
+                if (said := refused()) is not None:
+                    return Result(error=said)
                 if self._guard.out_of_memory:
                     return Result(error=_OUT_OF_MEMORY)
                 if self._guard.out_of_steps:
@@ -179,8 +178,6 @@ class SqliteDatabase(Database):
             make_views(self._read)
         self._refuse_other_case(statement)
         self._altering = statement.kind == "alter"
-        if self._altering:
-            self._drop_rounding(statement.target)
         self._guard = Guard(MAX_SORT_OPCODES, max_growth_bytes=MAX_SORT_GROWTH_BYTES) if statement.sorts else Guard()
         if not self._autocommit and statement.kind == "change" and not self._connection.in_transaction:
             self._connection.execute("BEGIN")
@@ -188,19 +185,22 @@ class SqliteDatabase(Database):
         if statement.kind != "query":
             cursor.close()
             if self._altering or statement.sql.startswith("CREATE"):
-                self._columns = self._kinds_now()
+                self._columns = self._columns_now()
             return Result()
         return _fetched(cursor, statement)
 
-    def _kinds_now(self) -> ColumnKinds:
-        """Return the kinds after tables or columns changed: as the task declares a column, or else as SQLite does."""
-        kinds: dict[tuple[str, str], Kind | None] = {}
-        for table in table_names(self._read):
+    def _columns_now(self) -> Columns:
+        """Return the columns of all tables; SQLite declares those of CREATE TABLE ... AS by types of its own."""
+        found = []
+        temporary = self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'")
+        for table in dict.fromkeys([*table_names(self._read), *(name for (name,) in temporary)]):
             for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
-                unknown = declared in ("", "NUM")  # the columns of CREATE TABLE ... AS have these types
-                known = self._declared.get((table, column))
-                kinds[table, column] = known or (None if unknown else declared_kind(declared))
-        return _lowered(kinds)
+                unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
+                named = mysql_type(declared)
+                kind = None if unknown else declared_kind(named)
+                known = "" if copied or sqlite_type(named) is None else named
+                found.append(TableColumn(table.lower(), column.lower(), kind, known))
+        return tuple(found)
 
     def _refuse_other_case(self, statement: Statement) -> None:
         """Refuse a table's name in another case, as MySQL does on Linux; SQLite ignores case."""
@@ -219,15 +219,6 @@ class SqliteDatabase(Database):
             self._connection.execute("ROLLBACK" if kind == "rollback" else "COMMIT")
         if kind == "begin":
             self._connection.execute("BEGIN")
-
-    def _drop_rounding(self, table: str) -> None:
-        """Drop the rounding triggers of a table before ALTER: SQLite does not alter columns that a trigger names."""
-        self._trusted = True
-        try:
-            for event in ("INSERT", "UPDATE"):
-                self._connection.execute(f"DROP TRIGGER IF EXISTS {quoted(_trigger_name(table, event))}")
-        finally:
-            self._trusted = False
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
@@ -282,84 +273,44 @@ class SqliteDatabase(Database):
         return not self._trusted and (expired() or self._guard.exceeded())
 
 
-def _declared_kinds(tables: Sequence[Table], *, typed: bool) -> dict[tuple[str, str], Kind | None]:
-    return {
-        (table.name, column.name): declared_kind(column.type) if typed else TEXT
-        for table in tables
-        for column in table.columns
-    }
-
-
-def _lowered(kinds: Mapping[tuple[str, str], Kind | None]) -> ColumnKinds:
-    return frozenset((table.lower(), column.lower(), kind) for (table, column), kind in kinds.items())
-
-
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
     """Make a table and insert its rows.
     Raises:
         TableError: SQLite cannot make it.
     """
-    columns = [(column.name, declared_kind(column.type) if typed else TEXT, column.type) for column in table.columns]
-    marks = ", ".join("?" for _ in columns)
-    ranges = [integer_range(column.type) if typed else None for column in table.columns]
-    declared = ", ".join(
-        _column_sql(name, kind.name, limits) for (name, kind, _), limits in zip(columns, ranges, strict=True)
-    )
-    integers = [name for name, kind, _ in columns if kind == INT]
+    types = [column.type if typed else "TEXT" for column in table.columns]
+    marks = ", ".join("?" for _ in types)
+    declared = ", ".join(_column_sql(column.name, each) for column, each in zip(table.columns, types, strict=True))
     try:
         rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
-        if integers:
-            rows = [[_in_range(*cell) for cell in zip(row, ranges, strict=True)] for row in rows]
+        if typed:
+            rows = [[_held(*cell) for cell in zip(row, table.columns, strict=True)] for row in rows]
         connection.execute(f"CREATE TABLE {quoted(table.name)} ({declared})")
         connection.execute("BEGIN")
         connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)
         connection.execute("COMMIT")
-        if integers:
-            _round_integers(connection, table.name, integers)
     except (sqlite3.Error, OverflowError, ValueError) as error:  # a text that UTF-8 cannot hold is a ValueError
         raise TableError(f"table {table.name!r}: {error}; correct the task file") from None
 
 
-def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
-    """Round a cell as MySQL does for an integer column: halves of floats to even, halves of texts away from zero.
-    Args:
-        limits: the smallest and largest value of an integer column; None for any other column.
+def _held(cell: Cell, column: Column) -> Cell:
+    """Return a cell as its column holds it.
     Raises:
         ValueError: the column does not take the cell.
     """
-    if cell is None or limits is None or (type(cell) is int and limits[0] <= cell <= limits[1]):
+    if cell is None or sqlite_type(column.type) is None:
         return cell
-    written = as_written(cell)
-    if written is None:
-        raise ValueError(f"incorrect integer value {cell!r}")
-    rounded = int(written.to_integral_value(ROUND_HALF_UP if isinstance(cell, str) else ROUND_HALF_EVEN))
-    if not limits[0] <= rounded <= limits[1]:
-        raise ValueError(f"{cell!r} is out of the column's range {limits[0]} to {limits[1]}")
-    return rounded
+    try:
+        return stored_as(column.type, column.name, cell)
+    except Refused as refusal:
+        if str(refusal).startswith(_LEFT_OUT):
+            return cell
+        raise
 
 
-def _column_sql(name: str, kind: str, limits: tuple[int, int] | None) -> str:
-    column = quoted(name)
-    if limits is not None:  # MySQL's strict mode refuses text and too large numbers in an INT column
-        fits = f"CONSTRAINT {quoted(_RANGE + name)} CHECK ({column} BETWEEN {limits[0]} - 0.5 AND {limits[1]} + 0.5)"
-        return f"{column} INT CONSTRAINT {column} CHECK (typeof({column}) <> 'text') {fits}"
-    is_text = kind in ("text", "date", "datetime", "time")
-    return f"{column} TEXT COLLATE {COLLATION}" if is_text else f"{column} {kind.upper()}"
-
-
-def _round_integers(connection: sqlite3.Connection, table: str, columns: list[str]) -> None:
-    """Add triggers that round after each change: MySQL rounds decimals in INT columns, SQLite keeps them."""
-    sets = ", ".join(f"{quoted(c)} = CAST(ROUND({quoted(c)}) AS INTEGER)" for c in columns)
-    needed = " OR ".join(f"typeof(new.{quoted(c)}) = 'real'" for c in columns)
-    for event in ("INSERT", "UPDATE"):
-        connection.execute(
-            f"CREATE TRIGGER {quoted(_trigger_name(table, event))} AFTER {event} ON {quoted(table)} WHEN {needed} "
-            f"BEGIN UPDATE {quoted(table)} SET {sets} WHERE rowid = new.rowid; END"
-        )
-
-
-def _trigger_name(table: str, event: str) -> str:
-    return f"round {event} {table}"
+def _column_sql(name: str, declared: str) -> str:
+    known = sqlite_type(declared) or "TEXT"
+    return f"{quoted(name)} {known}{'' if declared_kind(declared).is_number else f' COLLATE {COLLATION}'}"
 
 
 def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
@@ -384,7 +335,8 @@ _OUT_OF_STEPS = (
     "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take "
     f"{MAX_SORT_OPCODES:,} steps; read fewer rows"
 )
-_RANGE = "range of "
+_LEFT_OUT = "1235 "
+"""SQLite cannot hold such a value as MySQL does; one of a task's rows stays as it is."""
 _OUT_OF_MEMORY = "1038 (HY001): Out of memory"
 _DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)
 _DRIVER_TEXTS = (
@@ -408,8 +360,11 @@ _DRIVER_TEXTS = (
         "1582 (42000): Incorrect parameter count in the call to native function '{0}'",
     ),
     (r"misuse of aggregate.*", "1111 (HY000): Invalid use of group function"),
-    (rf"CHECK constraint failed: {_RANGE}(.*)", "1264 (22003): Out of range value for column '{0}' at row 1"),
-    (r"CHECK constraint failed: (.*)", "1366 (HY000): Incorrect integer value for column '{0}' at row 1"),
+    (r"CHECK constraint failed: (.*)", "3819 (HY000): Check constraint '{0}' is violated."),
+    (r"integer overflow", "1690 (22003): BIGINT value is out of range"),
+    (r"sub-select returns \d+ columns - expected (\d+)", "1241 (21000): Operand should contain {0} column(s)"),
+    (r"table only_rows has \d+ values for (\d+) columns", "1241 (21000): Operand should contain {0} column(s)"),
+    (r"table stored_rows has .*", "1136 (21S01): Column count doesn't match value count at row 1"),
     (r"UNIQUE constraint failed: (.*)", "1062 (23000): Duplicate entry for key '{0}'"),
     (r"NOT NULL constraint failed: (.*)", "1048 (23000): Column '{0}' cannot be null"),
     (r"not authorized to use function: (.*)", "1305 (42000): FUNCTION dbbench.{0} does not exist"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from dbbench_adapter.backends.base import Result, quoted
 from dbbench_adapter.backends.mysql_on_sqlite.functions.patterns import like_exactly
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import mysql_type
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
 from dbbench_adapter.backends.mysql_on_sqlite.translate import CATALOGUE, Statement
 
@@ -97,7 +98,7 @@ def _columns(table: str, read: Read) -> list[tuple[str, str]]:
     columns = read("SELECT name, type FROM pragma_table_info(?)", table) if table in _names(read) else []
     if not columns:
         raise no_table(table)
-    return [(name, (declared or "text").lower()) for name, declared in columns]
+    return [(name, mysql_type(declared or "TEXT").lower()) for name, declared in columns]
 
 
 def _names(read: Read) -> set[str]:

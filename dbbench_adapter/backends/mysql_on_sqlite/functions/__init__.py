@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from dbbench_adapter.backends.clock import check, count_made
-from dbbench_adapter.backends.mysql_on_sqlite.functions import comparing, dates, numeric, patterns, text
+from dbbench_adapter.backends.clock import Refused, check, count_made, kept
+from dbbench_adapter.backends.mysql_on_sqlite.functions import comparing, dates, numeric, patterns, storing, text
 from dbbench_adapter.backends.mysql_on_sqlite.functions.aggregates import AGGREGATES
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES, Function
 
@@ -33,7 +33,10 @@ def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any
             raise ValueError("the arguments are too long")
         if strict and None in values:
             return None
-        made = function(*values)
+        try:
+            made = function(*values)
+        except Refused as refusal:
+            raise kept(refusal) from None
         if isinstance(made, str) and len(made) > LONG_CHARS:
             count_made(len(made))
         return made
@@ -43,7 +46,7 @@ def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any
 
 FUNCTIONS: dict[str, Function] = {
     name: (count, _limited(function, strict=strict))
-    for module in (text, patterns, numeric, dates, comparing)
+    for module in (text, patterns, numeric, dates, comparing, storing)
     for strict, group in ((False, module.NULLS_MATTER), (True, module.STRICT))
     for name, (count, function) in group.items()
-}
+} | numeric.RANGES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dbbench_adapter.backends.clock import check
+from dbbench_adapter.backends.clock import Refused, check, kept
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import fold, number, sort_key, text_of
 
 GROUP_CONCAT_MAX_LEN = 1024
@@ -72,6 +72,48 @@ class _GroupConcat:
         return joined.encode()[:GROUP_CONCAT_MAX_LEN].decode("utf-8", "ignore")
 
 
+class _OnlyRow:
+    """Returns the value of the only row, or NULL if there is none."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.found = False
+
+    def step(self, value: Any) -> None:
+        if self.found:
+            raise kept(Refused("1242 (21000): Subquery returns more than 1 row"))
+        self.value, self.found = value, True
+
+    def finalize(self) -> Any:
+        return self.value
+
+
+class _SumWhole:
+    """Adds whole numbers without a bound, as MySQL does in a DECIMAL."""
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+
+    def step(self, value: Any) -> None:
+        if value is not None:
+            self.total = (self.total or 0) + int(value)
+
+    def finalize(self) -> int | str | None:
+        if self.total is not None and not -(2**63) <= self.total < 2**63:
+            return self.beyond(self.total)
+        return self.total
+
+    def beyond(self, total: int) -> str:
+        raise kept(Refused("1235 (42000): This version of MySQL doesn't yet support 'sums of 2^63 and more here'"))
+
+
+class _SumDigits(_SumWhole):
+    """Adds them for the result itself, where a text of digits can stand for a number that SQLite does not hold."""
+
+    def beyond(self, total: int) -> str:
+        return str(total)
+
+
 class _Any:
     """Computes ANY from its comparisons: 1 if one is true, else NULL if one is NULL; ALL from its own, turned about."""
 
@@ -105,6 +147,9 @@ AGGREGATES: dict[str, tuple[int, type]] = {
     "std": (1, _variance(ddof=0, root=True)),
     "var_pop": (1, _variance(ddof=0, root=False)),
     "var_samp": (1, _variance(ddof=1, root=False)),
+    "only_row": (1, _OnlyRow),
+    "sum_whole": (1, _SumWhole),
+    "sum_digits": (1, _SumDigits),
     "any_is": (1, _Any),
     "all_are": (1, _All),
     "mysql_group_concat": (-1, _GroupConcat),

@@ -58,7 +58,21 @@ def seconds_of(value: Any) -> int | None:
     return None if found is None else found.hour * 3600 + found.minute * 60 + found.second
 
 
-def _time_text(seconds: int) -> str:
+def time_within(text: str) -> int | None:
+    """Return the seconds that a TIME column takes of `5:6`, `50607` or a date with a time; None if it takes none."""
+    if (match := re.fullmatch(r"\s*(-?)(\d{1,7})\s*", text)) is not None:
+        number = int(match[2])
+        minutes, seconds = number // 100 % 100, number % 100
+        found = number // 10_000 * 3600 + minutes * 60 + seconds if max(minutes, seconds) < 60 else None
+        found = -found if found is not None and match[1] else found
+    elif _matched(_COMPACT, text) and (read := moment(text)) is not None:
+        found = read.hour * 3600 + read.minute * 60 + read.second
+    else:
+        found = seconds_of(text) if ":" in text else None
+    return found if found is not None and abs(found) <= _MAX_SECONDS else None
+
+
+def time_text(seconds: int) -> str:
     """Write a TIME; one beyond MySQL's range becomes its end."""
     size = min(abs(seconds), _MAX_SECONDS)
     return f"{'-' if seconds < 0 else ''}{size // 3600:02}:{size // 60 % 60:02}:{size % 60:02}"
@@ -299,7 +313,7 @@ def _last_day(day: datetime.datetime) -> str:
 
 def _time_of(value: Any) -> str | None:
     seconds = seconds_of(value)
-    return None if seconds is None else _time_text(seconds)
+    return None if seconds is None else time_text(seconds)
 
 
 def _make_time(hour: Any, minute: Any, second: Any) -> str | None:
@@ -307,7 +321,7 @@ def _make_time(hour: Any, minute: Any, second: Any) -> str | None:
     if not (0 <= minutes < 60 and 0 <= seconds < 60):
         return None
     size = abs(hours) * 3600 + minutes * 60 + seconds
-    return _time_text(-size if hours < 0 else size)
+    return time_text(-size if hours < 0 else size)
 
 
 def _make_date(year: Any, day: Any) -> str | None:
@@ -332,11 +346,11 @@ def _time_difference(left: Any, right: Any) -> str | None:
     """Return TIMEDIFF of two times or of two dates with times; of one each it is NULL."""
     times = [_matched(_TIME, value) is not None for value in (left, right)]
     if all(times):
-        return _time_text((seconds_of(left) or 0) - (seconds_of(right) or 0))
+        return time_text((seconds_of(left) or 0) - (seconds_of(right) or 0))
     first, second = moment(left), moment(right)
     if any(times) or first is None or second is None:
         return None
-    return _time_text(int((first - second).total_seconds()))
+    return time_text(int((first - second).total_seconds()))
 
 
 def _months(period: Any) -> int:
@@ -407,7 +421,7 @@ STRICT: dict[str, Function] = {
     "time_of": (1, _time_of),
     "time_format": (2, _time_format),
     "time_to_sec": (1, seconds_of),
-    "sec_to_time": (1, lambda seconds: _time_text(whole(seconds))),
+    "sec_to_time": (1, lambda seconds: time_text(whole(seconds))),
     "maketime": (3, _make_time),
     "timediff": (2, _time_difference),
     "timestamp": (1, _from_date(lambda d: d.isoformat(sep=" "))),

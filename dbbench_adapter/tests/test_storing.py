@@ -1,0 +1,208 @@
+"""What a column of a declared type takes in a change, on both engines; values worked out by hand."""
+
+import pytest
+
+from dbbench_adapter.backends import TableError, TableState
+from dbbench_adapter.datatypes import Column, Table
+
+COLUMNS = {
+    "id": "INT", "w": "VARCHAR(5)", "k": "CHAR(3)", "i": "INT", "s": "TINYINT", "u": "INT UNSIGNED",
+    "c": "DECIMAL(5,2)", "f": "DOUBLE", "d": "DATE", "m": "DATETIME", "tm": "TIME", "y": "YEAR", "x": "TEXT",
+}  # fmt: skip
+T = Table(
+    "t",
+    tuple(Column(name, declared) for name, declared in COLUMNS.items()),
+    ((1, "Plum", "abc", 4, 1, 1, 7.5, 2.5, "2021-03-01", "2021-03-01 10:05:09", "10:05:09", 2021, "x"),),
+)
+TOO_LONG, OUT_OF_RANGE, TRUNCATED, NO_NUMBER, NO_DATE = "1406", "1264", "1265", "1366", "1292"
+
+
+@pytest.fixture
+def database(backend):
+    with backend.open([T], typed=True) as database:
+        yield database
+
+
+def stored(database, column):
+    ((cell,),) = database.run(f"SELECT {column} FROM t").rows
+    return str(cell)
+
+
+CHANGES = [
+    ("w", "'abcde'", "abcde"),
+    ("w", "'äöüßé'", "äöüßé"),  # characters, not bytes
+    ("w", "'abcde   '", "abcde"),  # blanks that are too many are cut
+    ("w", "'abcdef'", TOO_LONG),
+    ("w", "123456", TOO_LONG),
+    ("w", "1.50", "1.50"),
+    ("w", "CONCAT(w, w)", TOO_LONG),
+    ("w", "d", TOO_LONG),
+    ("w", "0x41", "A"),
+    ("k", "'ab '", "ab"),
+    ("k", "'abcd'", TOO_LONG),
+    ("i", "2147483647", "2147483647"),
+    ("i", "2147483648", OUT_OF_RANGE),
+    ("i", "i * 1000000000", OUT_OF_RANGE),
+    ("i", "18446744073709551615", OUT_OF_RANGE),
+    ("i", "'12'", "12"),
+    ("i", "'12.6'", "13"),
+    ("i", "2.5", "3"),  # a decimal rounds halves away from zero
+    ("i", "5 / 2", "3"),
+    ("i", "f", "2"),  # a double to the even neighbour
+    ("i", "'abc'", NO_NUMBER),
+    ("i", "''", NO_NUMBER),
+    ("i", "'12abc'", TRUNCATED),
+    ("i", "d", "20210301"),
+    ("i", "0x41", "65"),
+    ("i", "TRUE", "1"),
+    ("s", "128", OUT_OF_RANGE),
+    ("u", "-1", OUT_OF_RANGE),
+    ("u", "4294967295", "4294967295"),
+    ("c", "1.005", "1.01"),
+    ("c", "'1.239'", "1.24"),
+    ("c", "1 / 3", "0.33"),
+    ("c", "999.994", "999.99"),
+    ("c", "999.995", OUT_OF_RANGE),
+    ("c", "1000", OUT_OF_RANGE),
+    ("c", "'abc'", NO_NUMBER),
+    ("f", "'1.5'", "1.5"),
+    ("f", "99999999999999999999", "1e+20"),
+    ("d", "'2024/3/1'", "2024-03-01"),
+    ("d", "'2024-3-1'", "2024-03-01"),
+    ("d", "'2024.3.1'", "2024-03-01"),
+    ("d", "'240301'", "2024-03-01"),
+    ("d", "20240301", "2024-03-01"),
+    ("d", "'2024-03-01 10:00:00'", "2024-03-01"),
+    ("d", "m", "2021-03-01"),
+    ("d", "'2024-02-30'", NO_DATE),
+    ("d", "'2024-00-00'", NO_DATE),
+    ("d", "'abc'", NO_DATE),
+    ("d", "''", NO_DATE),
+    ("d", "5", NO_DATE),
+    ("d", "d + 31", NO_DATE),  # 20210332
+    ("m", "'2024/3/1 5:6'", "2024-03-01 05:06:00"),
+    ("m", "'2024-03-01'", "2024-03-01 00:00:00"),
+    ("m", "20240301101112", "2024-03-01 10:11:12"),
+    ("m", "'2024-03-01 25:00:00'", NO_DATE),
+    ("tm", "'5:6'", "5:06:00"),
+    ("tm", "101112", "10:11:12"),
+    ("tm", "m", "10:05:09"),
+    ("tm", "'900:00:00'", NO_DATE),
+    ("y", "24", "2024"),
+    ("y", "'0'", "2000"),
+    ("y", "1800", OUT_OF_RANGE),
+    ("x", "REPEAT('x', 65536)", TOO_LONG),
+]
+LARGE = ("18446744073709551615", "99999999999999999999")
+"""SQLite refuses these in a query."""
+
+
+@pytest.mark.parametrize(("column", "value", "held"), CHANGES)
+def test_an_update_stores_what_the_type_takes_or_changes_nothing(database, column, value, held):
+    before = stored(database, column)
+    error = database.run(f"UPDATE t SET {column} = {value}").error
+    assert ((error or "").split(" ")[0] or stored(database, column)) == held
+    assert error is None or stored(database, column) == before
+
+
+@pytest.mark.parametrize(("column", "value", "held"), [case for case in CHANGES if case[1] not in LARGE])
+def test_an_insert_of_a_query_stores_the_same(database, column, value, held):
+    error = database.run(f"INSERT INTO t (id, {column}) SELECT 9, {value} FROM t").error
+    database.run("DELETE FROM t WHERE id = 1")
+    if error is None:
+        assert stored(database, column) == held
+    else:
+        assert error.split(" ")[0] == held
+
+
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ("INSERT INTO t (id, w) VALUES (9, 'abc'), (10, 'abcdef')", TOO_LONG),
+        ("REPLACE INTO t (id, w) VALUES (9, 'abcdef')", TOO_LONG),
+        ("INSERT INTO t (id, w) SELECT * FROM (SELECT 9, 'abcdef') q", TOO_LONG),
+        ("UPDATE t a JOIN t b ON a.id = b.id SET a.w = CONCAT(b.w, b.w)", TOO_LONG),
+        ("UPDATE t SET w = 'abcdef' WHERE id = 99", ""),  # no row takes it
+        ("UPDATE t SET w = 'abcdef' WHERE nobody = 1", "1054"),
+        ("INSERT INTO t SELECT * FROM t", ""),
+        ("INSERT INTO t (id, w) SELECT 9", "1136"),
+        ("CREATE TABLE v (a VARCHAR(3) DEFAULT 'abcd')", "1067"),
+    ],
+)
+def test_every_way_into_a_column_ends_at_its_type(database, sql, error):
+    assert (database.run(sql).error or "").split(" ")[0] == error
+
+
+def test_the_columns_of_a_new_table_take_what_their_types_take(database):
+    columns = "a VARCHAR(3), b INT, c CHAR(3), d DATE DEFAULT '2024/1/1', e DECIMAL(4,1), k BIGINT PRIMARY KEY"
+    assert database.run(f"CREATE TABLE v ({columns})").error is None
+    for row, error in [
+        ("('abcd', 1, 'x', NULL, 1, 1)", TOO_LONG),
+        ("('abc', 3000000000, 'x', NULL, 1, 1)", OUT_OF_RANGE),
+        ("('abc', 'y', 'x', NULL, 1, 1)", NO_NUMBER),
+        ("('abc', 1, 'x', '2024-13-1', 1, 1)", NO_DATE),
+        ("('abc', 1, 'x', NULL, 1000, 1)", OUT_OF_RANGE),
+        ("('abc', 1, 'x', NULL, 1, NULL)", "1048"),
+        ("('abc', 1.5, 'x ', '2024/3/1', 123.45, 4000000000)", ""),
+    ]:
+        assert (database.run(f"INSERT INTO v VALUES {row}").error or "").split(" ")[0] == error
+    assert database.run("INSERT INTO v (b, k) VALUES (7, 2)").error is None
+    rows = database.run("SELECT a, b, c, d, e, k FROM v ORDER BY k").rows
+    assert [tuple(map(str, row)) for row in rows] == [
+        ("None", "7", "None", "2024-01-01", "None", "2"),
+        ("abc", "2", "x", "2024-03-01", "123.5", "4000000000"),
+    ]
+    conflict = "INSERT INTO v (k) VALUES (2) ON DUPLICATE KEY UPDATE a = 'abcd'"
+    assert database.run(conflict).error.startswith(TOO_LONG)
+
+
+def test_a_column_keeps_its_type_when_the_table_changes(database):
+    for statement in (
+        "ALTER TABLE t ADD COLUMN z VARCHAR(2)",
+        "ALTER TABLE t RENAME COLUMN w TO v",
+        "RENAME TABLE t TO s",
+    ):
+        assert database.run(statement).error is None
+    for assigned, error in (("z = 'abc'", TOO_LONG), ("v = 'abcdef'", TOO_LONG), ("i = 3000000000", OUT_OF_RANGE)):
+        assert database.run(f"UPDATE s SET {assigned}").error.startswith(error)
+    assert database.run("UPDATE s SET i = 4.5").error is None
+    assert database.run("SELECT i FROM s").rows == ((5,),)
+
+
+def test_a_counted_key_goes_on_from_the_last(database):
+    assert database.run("CREATE TABLE v (k BIGINT AUTO_INCREMENT PRIMARY KEY, a VARCHAR(3))").error is None
+    assert database.run("INSERT INTO v (a) VALUES ('x'), ('y')").error is None
+    assert database.snapshot()["v"] == TableState(("k", "a"), ((1, "x"), (2, "y")))
+
+
+def test_a_table_of_a_task_is_held_by_the_same_rules(backend):
+    columns = Column("d", "DATE"), Column("c", "DECIMAL(5,2)"), Column("w", "CHAR(3)")
+    with backend.open([Table("v", columns, (("2024/3/1", 1.005, "x "),))], typed=True) as database:
+        ((*cells,),) = database.run("SELECT d, c, w FROM v").rows
+        assert list(map(str, cells)) == ["2024-03-01", "1.01", "x"]
+
+
+def test_a_row_that_a_column_does_not_take_is_no_table(backend):
+    table = Table("v", (Column("w", "VARCHAR(2)"),), (("abc",),))
+    with pytest.raises(TableError, match="Data too long for column 'w'"):
+        backend.open([table], typed=True)
+
+
+def test_insert_ignore_stores_what_fits_and_is_refused_otherwise(sqlite):
+    with sqlite.open([T], typed=True) as database:
+        assert database.run("INSERT IGNORE INTO t (id, w) VALUES (9, 'abcde')").error is None
+        error = database.run("INSERT IGNORE INTO t (id, w) VALUES (9, 'abcdef')").error
+        assert "'INSERT IGNORE of a value that does not fit column w'" in error
+
+
+def test_a_temporary_table_s_columns_have_their_types_too(backend):
+    with backend.open([T], typed=True) as database:
+        assert database.run("CREATE TEMPORARY TABLE v (a VARCHAR(2))").error is None
+        assert database.run("INSERT INTO v VALUES ('abc')").error.startswith(TOO_LONG)
+
+
+@pytest.mark.parametrize("assigned", ["d = tm", "m = '2024-03-01 10:00:00.6'", "w = 0xFF", "tm = '1 2:3'", "tm = d"])
+def test_what_sqlite_cannot_store_as_mysql_is_refused(sqlite, assigned):
+    with sqlite.open([T], typed=True) as database:
+        assert database.run(f"UPDATE t SET {assigned}").error is not None
+        assert database.snapshot()["t"].rows == T.rows
