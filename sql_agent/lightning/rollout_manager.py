@@ -39,7 +39,14 @@ from sql_agent.rollouts.dynamic_sampling import (
     rollout_seed,
 )
 from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
-from sql_agent.rollouts.stitch import TURN_SPAN, all_there, read_outcome, read_turns, stitch
+from sql_agent.rollouts.stitch import (
+    TURN_SPAN,
+    UntrainableCallError,
+    all_there,
+    read_outcome,
+    read_turns,
+    stitch,
+)
 from sql_agent.rollouts.stops import PrefixStop, check_lost, check_scorer_down
 from sql_agent.rollouts.turn_rewards import credit_turns, place_turn_rewards, turn_ends
 
@@ -256,9 +263,9 @@ class LightningRolloutManager:
                     result.lost = "missing_spans"
                     return
                 await asyncio.sleep(self.cfg.rollout.poll_s / 2)
-        except ValueError as error:
+        except UntrainableCallError as error:
             logger.error("rollout %s: %s", rollout.rollout_id, error)
-            result.lost = "no_token_ids"
+            result.lost = error.reason
             return
         record, reward = result.outcome.record, result.outcome.reward
         if record.score.value is not None:

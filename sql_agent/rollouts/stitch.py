@@ -22,6 +22,15 @@ OUTCOME = "agentgrpo.outcome"
 """Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
 
 
+class UntrainableCallError(ValueError):
+    """Says what the model server left out of a call, without which the rollout cannot be trained on."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """`no_token_ids` or `no_log_probs`, under which the rollout is lost."""
+
+
 class SpanLike(Protocol):
     name: str
     sequence_id: int
@@ -49,20 +58,25 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
     conversations may ask the same twice on purpose, so all its calls are kept.
 
     Raises:
-        ValueError: a model call came back without token ids, so nothing of this rollout can be trained on.
+        UntrainableCallError: a model call came back without token ids, or not with one log-probability for each.
     """
     turns = []
     for span in sorted((s for s in spans if s.name == TURN_SPAN), key=lambda s: s.sequence_id):
         prompt_ids, sampled_ids = (span.attributes.get(k) or () for k in ("prompt_token_ids", "response_token_ids"))
         if not prompt_ids or not sampled_ids:
-            raise ValueError("a model call came back without token ids; the server needs return_token_ids")
+            what = "a model call came back without token ids; the server needs return_token_ids"
+            raise UntrainableCallError("no_token_ids", what)
+        log_probs = tuple(span.attributes.get("response_log_probs") or ())
+        if len(log_probs) != len(sampled_ids):
+            what = f"a model call came back with {len(log_probs)} log-probabilities for {len(sampled_ids)} sampled ids"
+            raise UntrainableCallError("no_log_probs", f"{what}; the server needs logprobs")
         if one_conversation and turns and turns[-1].prompt_ids == tuple(prompt_ids):
             turns.pop()
         turns.append(
             Turn(
                 tuple(prompt_ids),
                 tuple(sampled_ids),
-                tuple(span.attributes.get("response_log_probs") or ()),
+                log_probs,
                 str(span.attributes.get("gen_ai.response.finish_reason", "")),
                 bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
                 span.attributes.get(AGENT),
@@ -110,8 +124,8 @@ class _Chain:
         self.response += [*between, *turn.sampled_ids]
         self.mask += [0] * len(between) + [int(trained)] * len(turn.sampled_ids)
         self.turns += 1
-        known = list(turn.log_probs) if trained else []
-        self.log_probs += [0.0] * len(between) + (known or [0.0] * len(turn.sampled_ids))
+        self.log_probs += [0.0] * len(between)
+        self.log_probs += turn.log_probs if trained else [0.0] * len(turn.sampled_ids)
 
 
 def stitch(

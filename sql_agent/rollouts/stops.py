@@ -32,6 +32,7 @@ _LOST_ADVICE = {
     "rollout_failed": "The runner's log in the run directory has the exception.",
     "missing_spans": "The LLM proxy did not write its spans; its log is in the run directory.",
     "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
+    "no_log_probs": "The model server has to answer logprobs, one for each sampled token.",
     "db_unavailable": f"Is the database server up? `{agentgrpo_command('doctor')}` checks it.",
     "model_deadline": "The model server was too slow for agent.rollout_timeout_s; raise it, or play fewer at once "
     "(rollout.n_runners, rollout.runner_concurrency).",

@@ -168,11 +168,6 @@ def test_the_row_limit_is_no_limit_of_a_rollout_with_one_chain():
     assert row.dropped_turns == 0
 
 
-def test_a_turn_without_log_probs_has_zeros():
-    bare = [dataclasses.replace(t, log_probs=()) for t in (turn([1], [10]), turn([2], [11]))]
-    assert stitch(bare, max_response_tokens=9).log_probs == (0.0, 0.0, 0.0)
-
-
 # Random rollouts ------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,15 @@ import pytest
 
 from sql_agent.datatypes import ScorerResult
 from sql_agent.rollouts.datatypes import Trajectory, Turn
-from sql_agent.rollouts.stitch import OUTCOME, all_there, read_outcome, read_turns, stitch, turn_attributes
+from sql_agent.rollouts.stitch import (
+    OUTCOME,
+    UntrainableCallError,
+    all_there,
+    read_outcome,
+    read_turns,
+    stitch,
+    turn_attributes,
+)
 from sql_agent.tests.records import make_outcome
 
 
@@ -90,6 +98,23 @@ def test_a_turn_has_everything_that_its_span_says():
     assert read_turns([span, other]) == [Turn((1,), (2, 3), (-1.0, -1.0), "tool_calls", has_tool_calls=True)]
 
 
+@pytest.mark.parametrize(
+    ("left_out", "reason", "words"),
+    [
+        ({"response_token_ids": []}, "no_token_ids", "without token ids; the server needs return_token_ids"),
+        ({"prompt_token_ids": []}, "no_token_ids", "without token ids; the server needs return_token_ids"),
+        ({"response_log_probs": []}, "no_log_probs", "with 0 log-probabilities for 2 sampled ids"),
+        ({"response_log_probs": [-0.5]}, "no_log_probs", "with 1 log-probabilities for 2 sampled ids"),
+    ],
+)
+def test_a_call_that_cannot_be_trained_on_loses_its_rollout_under_its_own_reason(left_out, reason, words):
+    span = model_call(1, [1], [2, 3])
+    span.attributes |= left_out
+    with pytest.raises(UntrainableCallError, match=words) as lost:
+        read_turns([span])
+    assert lost.value.reason == reason
+
+
 def test_a_reply_of_vllm_becomes_a_turn():
     said = {"content": None, "tool_calls": [{"id": "call-1"}]}
     log_probs = {"content": [{"logprob": -0.1}, {"logprob": -0.2}]}
@@ -108,12 +133,6 @@ def test_an_agent_of_several_conversations_may_ask_the_same_twice():
     spans = [model_call(1, [1], [2]), model_call(2, [1], [3]), model_call(3, [1, 2, 9], [4])]
     turns = read_turns(spans, one_conversation=False)
     assert [(t.prompt_ids, t.sampled_ids) for t in turns] == [((1,), (2,)), ((1,), (3,)), ((1, 2, 9), (4,))]
-
-
-def test_a_server_without_token_ids_is_refused_not_guessed():
-    for prompt, sampled in (([1], []), ([], [2])):
-        with pytest.raises(ValueError, match="without token ids"):
-            read_turns([model_call(1, prompt, sampled)])
 
 
 def test_the_outcome_is_read_from_the_reward_span():

@@ -59,6 +59,7 @@ class Files:
 FIXED_KEYS = (
     "actor_rollout_ref.actor.data_loader_seed.",
     "actor_rollout_ref.actor.use_dynamic_bsz.",
+    "actor_rollout_ref.actor.use_prefix_grouper.",  # verl 0.9.1's FSDP engine does not read it
     "actor_rollout_ref.model.path.",
     "actor_rollout_ref.rollout.agent.",
     "actor_rollout_ref.rollout.calculate_log_probs.",
@@ -71,12 +72,17 @@ FIXED_KEYS = (
     "actor_rollout_ref.rollout.top_p.",
     "actor_rollout_ref.rollout.val_kwargs.",
     "algorithm.adv_estimator.",
+    "algorithm.filter_groups.",  # our rollout manager chooses groups (rollout.redraws)
+    "algorithm.kl_ctrl.",
+    "algorithm.kl_penalty.",
+    "algorithm.use_kl_in_reward.",  # the advantage would take the KL of each token for a reward of its turn
     "data.train_files.",
     "data.val_files.",
     "ray_kwargs.",
     "reward.num_workers.",
     "trainer.default_local_dir.",
     "trainer.device.",
+    "trainer.nnodes.",
     "trainer.resume_mode.",
     "trainer.resume_from_path.",
     "trainer.use_v1.",
