@@ -25,5 +25,5 @@ check: setup  ## lint, layers, types and the quick tests (about 4 minutes)
 	.venv/bin/pytest -m "not slow" -n 2 --no-loadscope-reorder
 
 clean:  ## remove .venv and caches; runs, models and data stay
-	rm -rf .venv .uv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .uv build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,5 +3,6 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HOME = ROOT if (ROOT / "pyproject.toml").is_file() else Path.cwd()
+IS_CLONE = (ROOT / "scripts" / "setup.sh").is_file()
+HOME = ROOT if IS_CLONE else Path.cwd()
 """Here are the folders models/ and data/ that commands make: in the clone, or where the command was started."""

@@ -27,7 +27,7 @@ WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
 """Formats of weights; the first one that a model has is fetched."""
 BELOW = ["*/*"]
 """Subfolders hold checkpoints and copies for other software."""
-TRAIN = "give the output of reward_modeling.py or of reward_model.merge"
+TRAIN = "give the output of agentgrpo reward train or of agentgrpo reward merge"
 MAKE = f"make a small one with `{agentgrpo_command('tiny-policy')}`"
 
 _set_here = False

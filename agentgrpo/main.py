@@ -6,7 +6,9 @@ A command is a module with a `main` that reads `sys.argv`; it is imported when i
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from typing import NoReturn
 
 from agentgrpo.commands import execute, starting
@@ -55,18 +57,23 @@ COMMANDS = {
 
 
 def main() -> NoReturn:
+    """End with the command's status: 0, 1 for a failure, 2 for flags or settings that cannot be, 130 after Ctrl-C."""
+    starting()
     words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
-        execute(lambda: print(describe()))
-    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
-    if name is None:
-        group = [known for known in COMMANDS if known.startswith(f"{words[0]} ")]
-        meant = " ".join(words[: 2 if group else 1])
-        near = did_you_mean(meant, group or list(COMMANDS))
-        print(f"error: no command {meant!r}{near}; `agentgrpo --help` lists the commands", file=sys.stderr)
-        sys.exit(2)
-    sys.argv[:] = [f"agentgrpo {name}", *words[len(name.split()) :]]
-    script(name)
+    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in COMMANDS), None)
+    if name is not None:
+        sys.argv[:] = [f"agentgrpo {name}", *words[len(name.split()) :]]
+        execute(import_module(COMMANDS[name][0]).main)
+    if words[:1] == ["--version"]:
+        execute(lambda: print(f"agentgrpo {version('agentgrpo')}"))
+    group = [known for known in COMMANDS if words and known.startswith(f"{words[0]} ")]
+    asked = words[1:] if group else words
+    if not asked or asked[0] in ("-h", "--help"):
+        execute(lambda: print(describe(group or list(COMMANDS))))
+    meant = " ".join(words[: 2 if group else 1])
+    near = did_you_mean(meant, group or list(COMMANDS))
+    print(f"error: no command {meant!r}{near}; `agentgrpo --help` lists the commands", file=sys.stderr)
+    sys.exit(2)
 
 
 def script(name: str) -> NoReturn:
@@ -75,7 +82,7 @@ def script(name: str) -> NoReturn:
     execute(import_module(COMMANDS[name][0]).main)
 
 
-def describe() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+def describe(names: Sequence[str]) -> str:
+    width = max(map(len, names))
+    lines = [f"  {name:{width}}  {COMMANDS[name][1]}" for name in names]
     return "\n".join(["usage: agentgrpo COMMAND [--help] ...", "", *lines])

@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from agentgrpo.checkout import ROOT
+from agentgrpo.checkout import IS_CLONE, ROOT
 
 
 def agentgrpo_command(name: str, *arguments: str | Path) -> str:
@@ -37,6 +37,8 @@ def install_command(*packages: str) -> str:
 
 def install_extra(name: str) -> str:
     """Return the command that adds an optional part of the project, a name of `optional-dependencies`."""
+    if not IS_CLONE:
+        return install_command(f"agentgrpo[{name}] @ file://WHEEL")
     return install_command("-r", str(ROOT / "pyproject.toml"), "--extra", name)
 
 

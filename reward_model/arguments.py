@@ -61,7 +61,7 @@ class _Parser(Parser, TrlParser):
 class DataArguments:
     """Names the data to train on and to hold out."""
 
-    dataset_name: str = field(metadata={"help": "Preferences, as convert_dpo_format.py writes them."})
+    dataset_name: str = field(metadata={"help": "Preferences, as agentgrpo reward convert writes them."})
     eval_dataset_name: str | None = field(
         default=None, metadata={"help": "Held-out preferences; without it a part of the prompts is held out."}
     )

@@ -1,6 +1,6 @@
 """Calls a scoring service, also as a command: `agentgrpo reward score --prompt TEXT --response TEXT`.
 
-It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runner pooling`, which both answer `POST
+It works with `agentgrpo reward serve` and with `vllm serve MERGED --runner pooling`, which both answer `POST
 /classify` with the raw logit. `sql_agent.rewards` decides what a score is worth.
 """
 
@@ -226,7 +226,7 @@ class RewardClient:
     def _unavailable(self, what: str) -> ScorerUnavailableError:
         return ScorerUnavailableError(
             f"{self.base_url}: {what}; last: {self._last_reason}; no success for {self.down_s:.0f} s. "
-            "Is `reward_model/inference_api.py` running there? `/readyz` and its log say more"
+            "Is `agentgrpo reward serve` running there? `/readyz` and its log say more"
         )
 
 

@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model",
         type=Path,
         required=True,
-        help="output of reward_modeling.py or of reward_model.merge, or a model's id on the hub",
+        help="output of agentgrpo reward train or of agentgrpo reward merge, or a model's id on the hub",
     )
     parser.add_argument("--data", type=Path, required=True, help="held-out preferences, JSONL")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write evaluation.json and evaluation.png there")

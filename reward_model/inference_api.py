@@ -119,7 +119,7 @@ def check_model(path: Path) -> None:
     if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise ValueError(
             f"--model {path}: no config.json or adapter_config.json there; expected what "
-            "reward_model/reward_modeling.py or agentgrpo reward merge wrote"
+            "agentgrpo reward train or agentgrpo reward merge wrote"
         )
 
 

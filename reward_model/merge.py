@@ -137,22 +137,24 @@ def read_record(adapter: Path) -> dict[str, Any]:
     """Read the record that training wrote beside the adapter.
 
     Raises:
-        MergeError: the folder is not an adapter of `reward_modeling.py`.
+        MergeError: the folder is not an adapter of `agentgrpo reward train`.
     """
     if not adapter.is_dir():
-        raise MergeError(f"{adapter} is not a folder; give the output of reward_modeling.py")
+        raise MergeError(f"{adapter} is not a folder; give the output of agentgrpo reward train")
     if not (adapter / "adapter_config.json").is_file():
         if (adapter / "config.json").is_file():
             raise MergeError(f"{adapter} is a whole model, trained without LoRA; it needs no merge and can be served")
-        raise MergeError(f"{adapter} holds no adapter_config.json; give the output of reward_modeling.py")
+        raise MergeError(f"{adapter} holds no adapter_config.json; give the output of agentgrpo reward train")
     if not (adapter / RECORD).is_file():
-        raise MergeError(f"{adapter} has no {RECORD}, so its base cannot be checked; train it with reward_modeling.py")
+        raise MergeError(
+            f"{adapter} has no {RECORD}, so its base cannot be checked; train it with agentgrpo reward train"
+        )
     return parse_json((adapter / RECORD).read_text())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo reward merge", description="Merge an adapter into its base.")
-    parser.add_argument("--adapter", type=Path, required=True, help="output of reward_modeling.py")
+    parser.add_argument("--adapter", type=Path, required=True, help="output of agentgrpo reward train")
     parser.add_argument("--output", type=Path, required=True, help="the folder to write, which must not exist yet")
     parser.add_argument(
         "--base", type=Path, help="the base, a folder or an id on the hub; default: the base in the record"

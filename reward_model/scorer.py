@@ -60,13 +60,15 @@ class Scorer:
             ModelError: the folder holds no reward model.
         """
         if not path.is_dir():
-            raise ModelError(f"{path} is not a folder; give the output of reward_modeling.py or of reward_model.merge")
+            raise ModelError(
+                f"{path} is not a folder; give the output of agentgrpo reward train or of agentgrpo reward merge"
+            )
         try:
             tokenizer = read_tokenizer(path)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} has no tokenizer that can be read ({error}); give the whole folder") from None
         if not tokenizer.chat_template:
-            raise ModelError(f"{path} has no chat template; reward_modeling.py writes one beside the model")
+            raise ModelError(f"{path} has no chat template; agentgrpo reward train writes one beside the model")
         if fault := endless_template(tokenizer):
             raise ModelError(fault)
         record = parse_json((path / RECORD).read_text()) if (path / RECORD).is_file() else {}
@@ -103,10 +105,10 @@ def _load_merged(path: Path, dtype: Any) -> Any:
     if not architecture.endswith("ForSequenceClassification") or config.num_labels != 1:
         raise ModelError(
             f"{path} is a {architecture} with {config.num_labels} labels, a reward model is a "
-            "...ForSequenceClassification with one; train one with reward_model/reward_modeling.py"
+            "...ForSequenceClassification with one; train one with agentgrpo reward train"
         )
     if fault := misfit(path, "ForSequenceClassification"):
-        raise ModelError(f"{fault}; take config.json and weights of one model, as reward_model.merge wrote them")
+        raise ModelError(f"{fault}; take config.json and weights of one model, as agentgrpo reward merge wrote them")
     return AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, trust_remote_code=False)
 
 

@@ -147,6 +147,7 @@ if [[ -x $python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
 fi
 if compgen -G ".venv/lib/python3*/site-packages/vllm-*.dist-info" | grep -v +cpu >/dev/null; then
     say ".venv holds the GPU packages: left as it is (rm -r .venv to have the CPU set)"
+    [[ -x .venv/bin/agentgrpo ]] || { uv=$(find_uv) && install_project; }
     exit 0
 fi
 uv=$(find_uv)

@@ -145,7 +145,7 @@ class RewardModelConfig(Settings):
     """Configures the reward model in the reward; without a URL there is none."""
 
     url: str | None = None
-    """Scoring service (`reward_model/inference_api.py`); its token, where it wants one, is read from the environment,
+    """Scoring service (`agentgrpo reward serve`); its token, where it wants one, is read from the environment,
     REWARD_API_TOKEN. None: no reward model."""
     weight: float = Field(default=0.2, ge=0, le=0.2)
     """Most that the score adds to the reward of a correct rollout, or takes from it; 0 only logs it."""

@@ -36,7 +36,7 @@ def read_preferences(path: Path) -> list[Preference]:
             row = Preference.model_validate_json(line)
         except ValidationError as error:
             raise PreferenceFileError(
-                f"{path}, row {number}, {describe_faults(error)[0]}; reward_model/convert_dpo_format.py converts other "
+                f"{path}, row {number}, {describe_faults(error)[0]}; agentgrpo reward convert converts other "
                 f"forms, `{agentgrpo_command('reward validate', path)}` lists every fault"
             ) from None
         if (fault := row.rendered_part) is not None:
@@ -52,7 +52,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         PreferenceFileError: the file is missing, is no text, or holds no such line.
     """
     if not path.is_file():
-        raise PreferenceFileError(f"{path} does not exist; reward_model/convert_dpo_format.py makes such files")
+        raise PreferenceFileError(f"{path} does not exist; agentgrpo reward convert makes such files")
     try:
         check_kind(path)
     except RowFileError as error:
@@ -64,7 +64,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 empty = False
                 yield number, line
     if empty:
-        raise PreferenceFileError(f"{path} holds no row; name a file that reward_model/convert_dpo_format.py wrote")
+        raise PreferenceFileError(f"{path} holds no row; name a file that agentgrpo reward convert wrote")
 
 
 def describe_faults(error: ValidationError) -> list[str]:

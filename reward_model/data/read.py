@@ -1,4 +1,4 @@
-"""Reads pairs to train on, in any form that `convert_dpo_format.py` reads, and holds a part of them out."""
+"""Reads pairs to train on, in any form that `agentgrpo reward convert` reads, and holds a part of them out."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def read_any_form(path: Path) -> tuple[list[Preference], Counter[str]]:
             rows.append(converter(value, {}))
         except RowError as problem:
             raise PreferenceFileError(
-                f"{path}, row {number}, {problem}; reward_model/convert_dpo_format.py leaves such rows out and lists "
-                "them"
+                f"{path}, row {number}, {problem}; agentgrpo reward convert leaves such rows out and lists them"
             ) from None
     if not rows:
         raise PreferenceFileError(f"{path} holds no row; give a file of pairs")

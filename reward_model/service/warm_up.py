@@ -79,7 +79,7 @@ def _check_probe(path: Path, scorer: Scorer, bound: float) -> None:
     if abs(score - probe.score) > max(probe.tolerance, bound * max(1.0, abs(probe.score))):
         raise ModelError(
             f"{path}: the conversation in {RECORD} scores {score:.6f}, but {probe.score:.6f} was recorded; weights, "
-            "tokenizer or chat template were changed since; merge again with reward_model/merge.py"
+            "tokenizer or chat template were changed since; merge again with agentgrpo reward merge"
         )
 
 

@@ -118,7 +118,7 @@ def change_record(part, path):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        pytest.param(shutil.rmtree, "is not a folder; give the output of reward_modeling.py", id="no_folder"),
+        pytest.param(shutil.rmtree, "is not a folder; give the output of agentgrpo reward train", id="no_folder"),
         pytest.param(remove_record, "has no reward_model.json, so its base cannot be checked", id="no_record"),
         pytest.param(
             whole_model, "is a whole model, trained without LoRA; it needs no merge and can be served", id="whole_model"

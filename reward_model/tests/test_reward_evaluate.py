@@ -161,7 +161,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(adapter, pairs, tmp_
             ["--model", "gone", "--data", str(pairs)],
             "gone is no folder, and no model of that name is whole in the Hugging Face cache",
         ),
-        (["--model", "/gone", "--data", str(pairs)], "ORG/NAME, or give the output of reward_modeling.py"),
+        (["--model", "/gone", "--data", str(pairs)], "ORG/NAME, or give the output of agentgrpo reward train"),
         (["--model", str(adapter), "--data", "gone"], "gone does not exist"),
         (["--model", str(adapter), "--data", str(pairs), "--output", str(pairs)], "cannot be written"),
     ):

@@ -38,7 +38,7 @@ def command(base: Path, pairs: Path, output: Path, *flags: str) -> list[str]:
             ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "3"],
             "21 pairs are fewer than one batch of 24 (--per-device-train-batch-size x --gradient-accumulation-steps x",
         ),
-        (["--dataset_name", "gone.jsonl"], "gone.jsonl does not exist; reward_model/convert_dpo_format.py makes such"),
+        (["--dataset_name", "gone.jsonl"], "gone.jsonl does not exist; agentgrpo reward convert makes such"),
         (["--eval_dataset_name", "gone.jsonl"], "gone.jsonl does not exist"),
         (
             ["--model_name_or_path", "gone"],

@@ -138,11 +138,11 @@ def adapter_of_nothing(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (shutil.rmtree, "is not a folder; give the output of reward_modeling.py or of reward_model.merge"),
+        (shutil.rmtree, "is not a folder; give the output of agentgrpo reward train or of agentgrpo reward merge"),
         (as_it_is, "is a Qwen3ForCausalLM with 2 labels, a reward model is a ...ForSequenceClassification with one"),
         (three_labels, "is a Qwen3ForSequenceClassification with 3 labels"),
         (remove_tokenizer, "has no tokenizer that can be read"),
-        (remove_template, "has no chat template; reward_modeling.py writes one beside the model"),
+        (remove_template, "has no chat template; agentgrpo reward train writes one beside the model"),
         pytest.param(
             adapter_of_nothing,
             "is an adapter of gone, which is not on this machine; merge it where the base is, with "

@@ -68,7 +68,8 @@ def test_local_training_needs_no_server_and_nothing_of_the_repository(wheel, tmp
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     agentgrpo = programs / "agentgrpo"
-    assert "packages" in run(agentgrpo, "doctor", folder=folder)
+    said = run(agentgrpo, "doctor", folder=folder)
+    assert "packages    agentgrpo[local] is whole; agentgrpo[train] lacks agentlightning, aiohttp" in said
     run(agentgrpo, "tiny-policy", "--steps", "8", folder=folder)
     run(agentgrpo, "sft", "--num-tasks", "8", "--num-epochs", "1", "--run-dir", "tuned", folder=folder)
     run(

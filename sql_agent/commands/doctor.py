@@ -24,14 +24,13 @@ from importlib.metadata import distributions, requires
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentgrpo.checkout import ROOT
+from agentgrpo.checkout import IS_CLONE, ROOT
 from agentgrpo.cpu_features import cpu_flags
 from agentgrpo.flags import Parser
 from agentgrpo.hub import ModelNotFoundError, model_folder
 from agentgrpo.machine import memory_limits, port_number
 from agentgrpo.outputs import named_path
 from agentgrpo.passwords import named_database
-from agentgrpo.printed_commands import install_command
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 if TYPE_CHECKING:
@@ -103,15 +102,40 @@ def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
     An environment is for a GPU if its `vllm` is not the CPU's stand-in.
     """
-    if not (ROOT / "requirements.txt").is_file():  # a wheel: its extras name what runs in one version alone
-        pins = read_pins("\n".join(requires("agentgrpo") or ()))
-        return {name: pins[name] for name in pins if name in installed}, install_command("agentgrpo")
     cpu = installed.get("vllm", "+cpu").endswith("+cpu")
     pins = read_pins((ROOT / ("requirements.txt" if cpu else "requirements-gpu.txt")).read_text())
     if not cpu:
-        return pins, "uv pip install --python .venv/bin/python --no-deps -r requirements-gpu.txt"
+        install = "uv pip install --python .venv/bin/python --no-deps"
+        return pins, f"{install} -r requirements-gpu.txt && {install} --editable ."
     stand_in = tomllib.loads((ROOT / "scripts" / "vllm_alias" / "pyproject.toml").read_text())["project"]
     return pins | {stand_in["name"]: stand_in["version"]}, f"rm -f .venv/.setup-stamp && {SETUP_AND_LOOK}"
+
+
+def check_installed(installed: Mapping[str, str]) -> Finding:
+    """Check the packages: of a clone against its pins, of a wheel which extras are whole."""
+    if IS_CLONE:
+        pins, mend = wanted_packages(installed)
+        return check_packages(pins, installed, mend)
+    return check_extras(installed, requires("agentgrpo") or ())
+
+
+def check_extras(installed: Mapping[str, str], required: Sequence[str]) -> Finding:
+    """Say which extras of an installed wheel are whole, and of those that are not what is missing.
+
+    Args:
+        required: the wheel's requirements, as in its metadata (PEP 508).
+    """
+    missing: dict[str, list[str]] = {"local": [], "train": []}
+    for line in required:
+        name = re.match(r"[\w.-]+", line)[0]  # pyright: ignore[reportOptionalSubscript]
+        for extra, names in missing.items():
+            if f'extra == "{extra}"' in line and name != "agentgrpo" and name not in installed:
+                names.append(name)
+    if "vllm" not in installed:
+        missing["train"].append("vllm")
+    found = [f"agentgrpo[{extra}] is whole" for extra, names in missing.items() if not names]
+    found += [f"agentgrpo[{extra}] lacks {', '.join(names)}" for extra, names in missing.items() if names]
+    return Finding("packages", "; ".join(found))
 
 
 def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], mend: str) -> Finding:
@@ -226,11 +250,10 @@ def examine(model: Path | None, port: int | None, protocol: ProtocolName = "fc")
         port: of a store that is kept outside; None if the run keeps its own.
     """
     installed = installed_versions()
-    pins, mend = wanted_packages(installed)
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # Debian puts servers there
     findings = [
         check_python(sys.version_info[:3], sys.executable),
-        check_packages(pins, installed, mend),
+        check_installed(installed),
         check_cpu(platform.machine(), cpu_flags(), len(os.sched_getaffinity(0))),
         check_memory(available_memory_gib()),
         check_port(STORE_PORT if port is None else port, asked=port is not None),

@@ -5,7 +5,7 @@
 
 --dataset is a file of pairs, and each row has a better and a worse continuation of a prompt:
   pairs made of the agent's own rollouts, by `agentgrpo reward pairs --with-tools`
-  what reward_model/convert_dpo_format.py writes
+  what agentgrpo reward convert writes
   what it reads: TRL's forms and others, as JSONL, JSON or parquet
 A tenth of the prompts is held out (--held-out-fraction), or --val-file FILE has the held-out pairs.
 

@@ -148,19 +148,17 @@ def prepare(cfg: ExperimentConfig) -> int:
     """Say line by line what is there and what to do if something is missing; return 1 if a run cannot start."""
     from sql_agent.commands.doctor import (
         blocks,
-        check_packages,
+        check_installed,
         check_python,
         installed_versions,
         report,
         show,
-        wanted_packages,
     )
 
     installed = installed_versions()
-    pins, mend = wanted_packages(installed)
     findings = [
         check_python(sys.version_info[:3], sys.executable),
-        check_packages(pins, installed, mend),
+        check_installed(installed),
         check_database(cfg.task.backend),
         find_device(cfg.language_model),
         find_model(cfg.language_model.model_path),

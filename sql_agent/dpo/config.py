@@ -15,7 +15,7 @@ class DpoConfig(FineTuningConfig):
     """Holds the flags of `agentgrpo dpo` with their defaults."""
 
     dataset: Path = Field(validation_alias="train_file")
-    """Pairs to train on: a file that `pairs_from_rollouts` or `convert_dpo_format.py` wrote, or one that the latter
+    """Pairs to train on: a file that `pairs_from_rollouts` or `agentgrpo reward convert` wrote, or one that the latter
     reads."""
     eval_dataset: Annotated[Path | None, FlagName("val-file")] = None
     """Held-out pairs; none: a part of the prompts of --dataset is held out."""

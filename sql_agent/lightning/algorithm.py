@@ -25,6 +25,7 @@ from typing import Any
 import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
+from agentgrpo.checkout import HOME
 from agentgrpo.processes import tell
 from sql_agent.config import TrainConfig
 from sql_agent.lightning.runner import TRAINER_WORKER
@@ -197,8 +198,7 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
     with log.open("a") as out:
         return subprocess.Popen(
             [sys.executable, "-m", module, *args],
-            # `python -m` looks here first
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=HOME,  # in a clone `python -m` finds the packages here
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=out,

@@ -155,7 +155,7 @@ def test_a_step_whose_reward_model_is_gone_stops_and_says_so(play):
     """No share of lost rollouts would stop this one."""
     port = free_port()
     settings = [f"reward_model.url=http://127.0.0.1:{port}", "reward_model.timeout_s=1", "reward_model.give_up_s=1"]
-    words = rf"http://127.0.0.1:{port} has given no score for \d s.*inference_api.py --model MERGED --port {port}"
+    words = rf"http://127.0.0.1:{port} has given no score for \d s.*agentgrpo reward serve --model MERGED --port {port}"
     with pytest.raises(RuntimeError, match=words):
         play(KNOWN, *settings, "rollout.max_lost_fraction=1")
 

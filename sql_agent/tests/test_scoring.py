@@ -93,9 +93,7 @@ async def test_a_conversation_that_is_refused_gives_no_score():
 
 async def test_a_run_is_refused_while_nobody_scores():
     port = free_port()
-    with pytest.raises(
-        ValueError, match=rf"no reward model is ready.*reward serve --model MERGED --port {port}"
-    ):
+    with pytest.raises(ValueError, match=rf"no reward model is ready.*reward serve --model MERGED --port {port}"):
         await check_scorer(RewardModelConfig(url=f"http://127.0.0.1:{port}", timeout_s=1.0))
     with serve_scores(lambda _: 401) as url, pytest.raises(ValueError, match="its token is read from REWARD_API_TOKEN"):
         await check_scorer(RewardModelConfig(url=url))

@@ -80,7 +80,8 @@ def test_of_many_wrong_packages_five_are_named():
             {"vllm": "0.24.0"},
             "2.11.0",
             "0.24.0",
-            "uv pip install --python .venv/bin/python --no-deps -r requirements-gpu.txt",
+            "uv pip install --python .venv/bin/python --no-deps -r requirements-gpu.txt"
+            " && uv pip install --python .venv/bin/python --no-deps --editable .",
             id="a_real_vllm_means_the_gpu_set",
         ),
     ],
