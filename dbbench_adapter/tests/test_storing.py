@@ -55,6 +55,8 @@ CHANGES = [
     ("i", "d", "20210301"),
     ("i", "0x41", "65"),
     ("i", "TRUE", "1"),
+    ("i", "'1e500'", OUT_OF_RANGE),
+    ("i", "REPEAT('9', 500)", OUT_OF_RANGE),
     ("s", "128", OUT_OF_RANGE),
     ("u", "-1", OUT_OF_RANGE),
     ("u", "4294967295", "4294967295"),
@@ -65,6 +67,7 @@ CHANGES = [
     ("c", "999.995", OUT_OF_RANGE),
     ("c", "1000", OUT_OF_RANGE),
     ("c", "'abc'", NO_NUMBER),
+    ("c", "'-1e500'", OUT_OF_RANGE),
     ("f", "'1.5'", "1.5"),
     ("f", "99999999999999999999", "1e+20"),
     ("d", "'2024/3/1'", "2024-03-01"),
@@ -182,10 +185,17 @@ def test_a_table_of_a_task_is_held_by_the_same_rules(backend):
         assert list(map(str, cells)) == ["2024-03-01", "1.01", "x"]
 
 
-def test_a_row_that_a_column_does_not_take_is_no_table(backend):
-    table = Table("v", (Column("w", "VARCHAR(2)"),), (("abc",),))
-    with pytest.raises(TableError, match="Data too long for column 'w'"):
-        backend.open([table], typed=True)
+@pytest.mark.parametrize(
+    ("declared", "cell", "message"),
+    [
+        ("VARCHAR(2)", "abc", "Data too long for column 'w'"),
+        ("INT", "1e500", "Out of range value for column 'w'"),
+        ("DECIMAL(4,1)", "1e500", "Out of range value for column 'w'"),
+    ],
+)
+def test_a_row_that_a_column_does_not_take_is_no_table(backend, declared, cell, message):
+    with pytest.raises(TableError, match=message):
+        backend.open([Table("v", (Column("w", declared),), ((cell,),))], typed=True)
 
 
 def test_insert_ignore_stores_what_fits_and_is_refused_otherwise(sqlite):

@@ -30,6 +30,8 @@ _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,
 _FRACTION = re.compile(r":\d{1,2}\.0*[1-9]")
 _DECIMALS = Context(prec=400)
 _TIMESTAMPS = ("1970-01-01 00:00:01", "2038-01-19 03:14:07")
+_MAX_INTEGER_DIGITS = 20
+"""BIGINT UNSIGNED has so many; a number with more is not rounded, since it may exceed the precision."""
 _LARGEST_FLOAT = 3.4028234663852886e38
 _SHOWN_CHARS = 80
 
@@ -69,6 +71,8 @@ def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     if limits is not None:
         if declared.upper().startswith("YEAR"):
             return _year(column, written, value)
+        if written.adjusted() >= _MAX_INTEGER_DIGITS and written:
+            return _out_of_range(column)
         rounding = ROUND_HALF_EVEN if isinstance(value, float) else ROUND_HALF_UP
         whole = int(written.quantize(Decimal(1), rounding, _DECIMALS))
         return whole if limits[0] <= whole <= limits[1] else _out_of_range(column)
@@ -77,8 +81,11 @@ def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     if kind == DOUBLE:
         largest = _LARGEST_FLOAT if declared.upper().startswith("FLOAT") else sys.float_info.max
         return float(written) if abs(float(written)) <= largest else _out_of_range(column)
+    digits = (sizes(declared) or (10,))[0] - kind.scale
+    if written.adjusted() >= digits and written:
+        return _out_of_range(column)
     rounded = written.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
-    if abs(rounded).adjusted() >= (sizes(declared) or (10,))[0] - kind.scale and rounded:
+    if rounded.adjusted() >= digits and rounded:
         return _out_of_range(column)
     if kind.scale == 0 and abs(rounded) < 2**63:
         return int(rounded)
