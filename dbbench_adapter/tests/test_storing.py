@@ -159,6 +159,26 @@ def test_the_columns_of_a_new_table_take_what_their_types_take(database):
     assert database.run(conflict).error.startswith(TOO_LONG)
 
 
+@pytest.mark.parametrize(
+    ("declared", "value", "held"),
+    [
+        ("DECIMAL(10,2) UNSIGNED", "2.005", "2.01"),
+        ("DECIMAL(10,2) UNSIGNED", "-1", OUT_OF_RANGE),
+        ("NUMERIC(4,1) UNSIGNED", "1000", OUT_OF_RANGE),
+        ("DECIMAL UNSIGNED", "2.5", "3"),
+        ("DOUBLE UNSIGNED", "2.5", "2.5"),
+        ("DOUBLE UNSIGNED", "-1", OUT_OF_RANGE),
+        ("FLOAT UNSIGNED", "2.5", "2.5"),
+        ("FLOAT UNSIGNED", "-1", OUT_OF_RANGE),
+    ],
+)
+def test_every_number_may_be_unsigned(database, declared, value, held):
+    assert database.run(f"CREATE TABLE v (a {declared})").error is None
+    error = database.run(f"INSERT INTO v VALUES ({value})").error
+    found = error.split(" ")[0] if error else str(database.run("SELECT a FROM v").rows[0][0])
+    assert found == held
+
+
 def test_a_column_keeps_its_type_when_the_table_changes(database):
     for statement in (
         "ALTER TABLE t ADD COLUMN z VARCHAR(2)",
@@ -183,6 +203,32 @@ def test_a_table_of_a_task_is_held_by_the_same_rules(backend):
     with backend.open([Table("v", columns, (("2024/3/1", 1.005, "x "),))], typed=True) as database:
         ((*cells,),) = database.run("SELECT d, c, w FROM v").rows
         assert list(map(str, cells)) == ["2024-03-01", "1.01", "x"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "cell", "held"),
+    [
+        ("VARCHAR (5)", "Plum", "Plum"),
+        ("TEXT NOT NULL", "Plum", "Plum"),
+        ("TEXT ", "Plum", "Plum"),
+        ("text character set utf8mb4", "Plum", "Plum"),
+        ("DATE NOT NULL", "2024/3/1", "2024-03-01"),
+        ("DECIMAL(10, 2) NOT NULL", 1.005, "1.01"),
+        ("DECIMAL(10,2) UNSIGNED", 1.005, "1.01"),
+        ("DOUBLE PRECISION", 2.5, "2.5"),
+        ("FLOAT UNSIGNED", 2.5, "2.5"),
+    ],
+)
+def test_a_task_may_write_a_type_with_more_words(backend, declared, cell, held):
+    with backend.open([Table("v", (Column("a", declared),), ((cell,),))], typed=True) as database:
+        assert str(database.run("SELECT a FROM v").rows[0][0]) == held
+
+
+def test_a_type_of_more_words_is_described(sqlite):
+    columns = Column("a", "DECIMAL(10, 2) UNSIGNED"), Column("b", "VARCHAR (5) NOT NULL"), Column("c", "DATE NOT NULL")
+    with sqlite.open([Table("v", columns, ())], typed=True) as database:
+        described = database.run("DESCRIBE v").rows
+        assert [row[1] for row in described] == ["decimal(10,2) unsigned", "varchar(5)", "date"]
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     TEXT_BYTES,
     TIME,
     Kind,
+    column_type,
     declared_kind,
     integer_range,
-    sizes,
 )
 
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)\s*")
@@ -69,19 +69,20 @@ def stored_ignoring(declared: str, column: str, value: Any) -> Any:
 def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     written, limits = _written(kind, column, value), integer_range(declared)
     if limits is not None:
-        if declared.upper().startswith("YEAR"):
+        if column_type(declared).name == "YEAR":
             return _year(column, written, value)
         if written.adjusted() >= _MAX_INTEGER_DIGITS and written:
             return _out_of_range(column)
         rounding = ROUND_HALF_EVEN if isinstance(value, float) else ROUND_HALF_UP
         whole = int(written.quantize(Decimal(1), rounding, _DECIMALS))
         return whole if limits[0] <= whole <= limits[1] else _out_of_range(column)
-    if "UNSIGNED" in declared.upper() and written < 0:
+    name, sizes, unsigned = column_type(declared)
+    if unsigned and written < 0:
         return _out_of_range(column)
     if kind == DOUBLE:
-        largest = _LARGEST_FLOAT if declared.upper().startswith("FLOAT") else sys.float_info.max
+        largest = _LARGEST_FLOAT if name == "FLOAT" else sys.float_info.max
         return float(written) if abs(float(written)) <= largest else _out_of_range(column)
-    digits = (sizes(declared) or (10,))[0] - kind.scale
+    digits = (sizes or (10,))[0] - kind.scale
     if written.adjusted() >= digits and written:
         return _out_of_range(column)
     rounded = written.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
@@ -128,7 +129,7 @@ def _moment(declared: str, kind: Kind, column: str, text: str) -> str:
         found = None if seconds is None else time_text(seconds)
     elif (read := moment(text)) is not None:
         found = read.date().isoformat() if kind == DATE else read.isoformat(sep=" ")
-        if declared.upper().startswith("TIMESTAMP") and not _TIMESTAMPS[0] <= found <= _TIMESTAMPS[1]:
+        if column_type(declared).name == "TIMESTAMP" and not _TIMESTAMPS[0] <= found <= _TIMESTAMPS[1]:
             found = None
     if found is None:
         raise Refused(
@@ -139,9 +140,9 @@ def _moment(declared: str, kind: Kind, column: str, text: str) -> str:
 
 def _text(declared: str, column: str, text: str) -> str:
     """Return a text; VARCHAR and CHAR cut blanks that are too many, and CHAR keeps none at the end."""
-    name = declared.upper().partition("(")[0]
+    name, sizes, _ = column_type(declared)
     if name in SIZED_TEXTS:
-        size = (sizes(declared) or (1,))[0]
+        size = (sizes or (1,))[0]
         if text[size:].strip(" "):
             raise Refused(f"1406 (22001): Data too long for column '{column}' at row 1")
         return text[:size].rstrip(" ") if name in ("CHAR", "NCHAR") else text[:size]
