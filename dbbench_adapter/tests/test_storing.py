@@ -179,6 +179,14 @@ def test_every_number_may_be_unsigned(database, declared, value, held):
     assert found == held
 
 
+def test_a_default_is_held_by_its_column(database):
+    columns = "y YEAR DEFAULT 0, z YEAR DEFAULT '0', n INT DEFAULT -3, d DATE DEFAULT 20240101, w CHAR(4) DEFAULT 1.50"
+    assert database.run(f"CREATE TABLE v (k INT, {columns})").error is None
+    assert database.run("INSERT INTO v (k) VALUES (1)").error is None
+    (row,) = database.run("SELECT y, z, n, d, w FROM v").rows
+    assert tuple(map(str, row)) == ("0", "2000", "-3", "2024-01-01", "1.50")
+
+
 def test_a_column_keeps_its_type_when_the_table_changes(database):
     for statement in (
         "ALTER TABLE t ADD COLUMN z VARCHAR(2)",

@@ -72,13 +72,31 @@ def stored_default(column: exp.ColumnDef) -> None:
     """
     declared = column.args["kind"].sql("mysql") if column.args.get("kind") else ""
     for constraint in column.constraints:
-        value = constraint.kind.this if isinstance(constraint.kind, exp.DefaultColumnConstraint) else None
-        if isinstance(value, exp.Literal) and sqlite_type(declared):
+        if not isinstance(constraint.kind, exp.DefaultColumnConstraint) or not sqlite_type(declared):
+            continue
+        value = _constant(constraint.kind.this)
+        if value is not None:
             try:
-                held = stored_as(declared, column.name, value.name)
+                held = stored_as(declared, column.name, value)
             except Refused:
                 raise StatementError(f"1067 (42000): Invalid default value for '{column.name}'") from None
-            value.set("this", str(held))
+            constraint.kind.set("this", exp.convert(held))
+
+
+def _constant(value: exp.Expr) -> str | int | float | None:
+    """Return the value of a literal with its signs, a decimal as a text of all its digits; None for anything else."""
+    negative = False
+    while isinstance(value, exp.Paren | exp.Neg):
+        negative ^= isinstance(value, exp.Neg)
+        value = value.this
+    if not isinstance(value, exp.Literal) or (value.is_string and negative):
+        return None
+    if value.is_string:
+        return value.name
+    found = int(value.name) if value.is_int else float(value.name)
+    if value.is_int or "e" in value.name.lower():
+        return -found if negative else found
+    return f"-{value.name}" if negative and found else value.name
 
 
 def _columns(table: exp.Expr, finder: KindFinder) -> dict[str, TableColumn | None]:
@@ -193,7 +211,7 @@ def _is_like(column: TableColumn | None, value: exp.Expr | None, finder: KindFin
 def _fits(column: TableColumn, value: exp.Expr, kind: Kind | None, origin: exp.Expr | None) -> bool:
     """Return whether a column surely holds the value as it is."""
     if isinstance(value, exp.Literal):
-        given = value.name if value.is_string or not value.is_int else int(value.name)
+        given = _constant(value)
         try:
             return stored_as(column.declared, column.name, given) == given
         except Refused:
