@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 from dbbench_adapter.backends.clock import Refused
@@ -32,6 +32,7 @@ _DECIMALS = Context(prec=400)
 _TIMESTAMPS = ("1970-01-01 00:00:01", "2038-01-19 03:14:07")
 _MAX_INTEGER_DIGITS = 20
 """BIGINT UNSIGNED has so many; a number with more is not rounded, since it may exceed the precision."""
+_YEAR_DIGITS = 4
 _LARGEST_FLOAT = 3.4028234663852886e38
 _SHOWN_CHARS = 80
 
@@ -109,9 +110,16 @@ def _written(kind: Kind, column: str, value: Any) -> Decimal:
 
 
 def _year(column: str, written: Decimal, value: Any) -> int:
-    """Return a year; of two digits those to 69 are in this century, and the text `0` is 2000."""
-    year = int(written)
-    if 0 < year < 100 or (year == 0 and isinstance(value, str)):
+    """Return a year; of two digits those to 69 are in this century, and the text `0` is 2000.
+
+    A double is cut and other numbers are rounded. A text with a point is a decimal (`stored._as_number` passes it so).
+    """
+    if written.adjusted() >= _YEAR_DIGITS and written:
+        return _out_of_range(column)
+    year = int(written.quantize(Decimal(1), ROUND_DOWN if isinstance(value, float) else ROUND_HALF_UP, _DECIMALS))
+    if written < 0:
+        return _out_of_range(column)
+    if 0 < year < 100 or (year == 0 and isinstance(value, str) and "." not in value):
         year += 2000 if year < 70 else 1900
     return year if year == 0 or 1901 <= year <= 2155 else _out_of_range(column)
 
