@@ -68,6 +68,10 @@ CHANGES = [
     ("c", "1000", OUT_OF_RANGE),
     ("c", "'abc'", NO_NUMBER),
     ("c", "'-1e500'", OUT_OF_RANGE),
+    ("c", "-1.12345678901234567", "-1.12"),
+    ("c", "(1.12345678901234567)", "1.12"),
+    ("c", "-(-1.12345678901234567)", "1.12"),
+    ("c", "-1.00499999999999999999", "-1.00"),
     ("f", "'1.5'", "1.5"),
     ("f", "99999999999999999999", "1e+20"),
     ("d", "'2024/3/1'", "2024-03-01"),
@@ -102,7 +106,10 @@ CHANGES = [
     ("y", "1.5e0", "2001"),  # a year cuts a double
     ("x", "REPEAT('x', 65536)", TOO_LONG),
 ]
-LARGE = ("18446744073709551615", "99999999999999999999")
+LARGE = (
+    *("18446744073709551615", "99999999999999999999", "-1.12345678901234567", "(1.12345678901234567)"),
+    *("-(-1.12345678901234567)", "-1.00499999999999999999"),
+)
 """SQLite refuses these in a query."""
 
 
@@ -134,6 +141,7 @@ def test_an_insert_of_a_query_stores_the_same(database, column, value, held):
         ("UPDATE t SET w = 'abcdef' WHERE id = 99", ""),  # no row takes it
         ("UPDATE t SET w = 'abcdef' WHERE nobody = 1", "1054"),
         ("INSERT INTO t SELECT * FROM t", ""),
+        ("INSERT INTO t (id) VALUES (9) ON DUPLICATE KEY UPDATE c = -1.12345678901234567", ""),
         ("INSERT INTO t (id, w) SELECT 9", "1136"),
         ("CREATE TABLE v (a VARCHAR(3) DEFAULT 'abcd')", "1067"),
     ],

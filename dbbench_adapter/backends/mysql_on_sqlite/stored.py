@@ -30,7 +30,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
 from dbbench_adapter.backends.mysql_on_sqlite.literals import number_of, text_of
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, unsupported
 
-_PLAIN_NUMBER = re.compile(r"(?:0|[1-9]\d*)\.\d+|[1-9]\d{18,}")
+_PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)\.\d+|-?[1-9]\d{18,}")
 """A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles."""
 
 
@@ -164,8 +164,9 @@ def _stored_in(column: TableColumn | None, value: exp.Expr, finder: KindFinder) 
     if kind == BINARY:
         value = _bytes_in(column, value)
         kind = finder.kind(value)
-    if isinstance(value, exp.Literal) and not value.is_string and _PLAIN_NUMBER.fullmatch(value.name):
-        return _held(column, exp.Literal.string(value.name), kind, None)
+    constant = _constant(value)
+    if isinstance(constant, str | int) and not value.is_string and _PLAIN_NUMBER.fullmatch(str(constant)):
+        return _held(column, exp.Literal.string(str(constant)), kind, None)
     if (into is None or not into.is_number) and (chosen := branches(value)):
         for branch in chosen:
             put(branch, lambda value: _stored_in(None, value, finder))
