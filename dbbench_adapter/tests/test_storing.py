@@ -201,6 +201,30 @@ def test_a_default_is_held_by_its_column(database):
     assert tuple(map(str, row)) == ("0", "2000", "-3", "2024-01-01", "1.50")
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id, c FROM t WHERE id = 1",  # wrapped, since the column is another type's
+        "SELECT id, c FROM t",
+        "SELECT id, i FROM t",
+        "SELECT 1, 3",
+        "SELECT id, i FROM t UNION SELECT id, i FROM t",
+        "WITH q AS (SELECT id, i FROM t) SELECT * FROM q",
+        "(SELECT id, i FROM t)",
+        "SELECT * FROM (SELECT id, c FROM t) q",
+        "SELECT id, i FROM t ORDER BY id LIMIT 1",
+    ],
+)
+def test_a_query_may_stand_before_on_duplicate_key_update(database, query):
+    for statement in (
+        "CREATE TABLE v (id INT PRIMARY KEY, n INT)",
+        "INSERT INTO v VALUES (1, 2)",
+        f"INSERT INTO v {query} ON DUPLICATE KEY UPDATE n = n + 7",
+    ):
+        assert database.run(statement).error is None
+    assert database.run("SELECT * FROM v").rows == ((1, 9),)
+
+
 def test_a_column_keeps_its_type_when_the_table_changes(database):
     for statement in (
         "ALTER TABLE t ADD COLUMN z VARCHAR(2)",

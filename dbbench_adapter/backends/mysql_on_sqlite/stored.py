@@ -28,7 +28,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     sqlite_type,
 )
 from dbbench_adapter.backends.mysql_on_sqlite.literals import number_of, text_of
-from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, unsupported
+from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, unparenthesised, unsupported
 
 _PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)\.\d+|-?[1-9]\d{18,}")
 """A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles."""
@@ -57,7 +57,10 @@ def store(tree: exp.Expr, finder: KindFinder) -> None:
                 column = places[place] if place < len(places) else None
                 put(cell, lambda value, column=column: _stored_in(column, value, finder))
     elif isinstance(tree.expression, exp.Query):
+        tree.set("expression", unparenthesised(tree.expression))
         _store_selected(tree, tree.expression, places, finder)
+        if tree.args.get("conflict"):
+            _end_with_where(tree.expression)
     if tree.args.get("ignore"):
         for call in tree.find_all(exp.Anonymous):
             if call.name == "stored_as":
@@ -130,6 +133,14 @@ def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColum
     outer = exp.select(*values, copy=False).from_("stored_rows")
     outer.set("with_", exp.With(expressions=[exp.CTE(this=query, alias=alias)]))
     tree.set("expression", outer)
+
+
+def _end_with_where(query: exp.Query) -> None:
+    """Give the last SELECT a WHERE; after a table without one, SQLite reads the ON of the conflict as a join's."""
+    while isinstance(query, exp.SetOperation):
+        query = query.right
+    if isinstance(query, exp.Select) and not query.args.get("where"):
+        query.set("where", exp.Where(this=exp.true()))
 
 
 def _settle_bytes(query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> None:
