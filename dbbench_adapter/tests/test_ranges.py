@@ -88,6 +88,10 @@ def test_a_change_out_of_range_changes_nothing(database, assigned):
         ("n % 10", 7),
         ("u - 3", 0),
         ("-u", -3),
+        ("FLOOR(n)", LARGEST),
+        ("CEIL(-n)", -LARGEST),
+        ("CEILING(9007199254740993)", 9007199254740993),
+        ("FLOOR(1e300)", 1e300),
         ("TRUNCATE(n, -3)", 9223372036854775000),
         ("CAST('9007199254740993' AS SIGNED)", 9007199254740993),
         ("CAST(2.5e0 AS SIGNED)", 2),  # a double rounds halves to the even neighbour
