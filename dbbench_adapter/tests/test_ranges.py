@@ -66,7 +66,8 @@ def database(backend):
 )
 def test_what_leaves_a_type_ends_the_statement(database, expression, error):
     assert (database.run(f"SELECT {expression} FROM t").error or "").startswith(error)
-    assert (database.run(f"SELECT id FROM t HAVING COUNT(*) > 0 OR {expression} > 1").error or "") != ""
+    summed = expression if expression.startswith(("SUM", "MAX")) else f"MAX({expression})"
+    assert (database.run(f"SELECT COUNT(*) FROM t HAVING {summed} > 1").error or "").startswith(error)
 
 
 @pytest.mark.parametrize(

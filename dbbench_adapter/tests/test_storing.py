@@ -306,5 +306,5 @@ def test_a_temporary_table_s_columns_have_their_types_too(backend):
 @pytest.mark.parametrize("assigned", ["d = tm", "m = '2024-03-01 10:00:00.6'", "w = 0xFF", "tm = '1 2:3'", "tm = d"])
 def test_what_sqlite_cannot_store_as_mysql_is_refused(sqlite, assigned):
     with sqlite.open([T], typed=True) as database:
-        assert database.run(f"UPDATE t SET {assigned}").error is not None
+        assert (database.run(f"UPDATE t SET {assigned}").error or "").startswith("1235")
         assert database.snapshot()["t"].rows == T.rows
