@@ -12,6 +12,7 @@ from pymysql.cursors import Cursor
 
 from dbbench_adapter.backends.base import TableError, quoted
 from dbbench_adapter.backends.mysql.names import NEUTRAL_NAME
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import mysql_type, sqlite_type
 from dbbench_adapter.datatypes import Table
 
 _FAULT_KINDS = (
@@ -75,4 +76,8 @@ def _fault(table: Table, reason: str) -> TableError:
 
 
 def _column_type(declared: str) -> str:
-    return declared if _DECLARED_TYPE.fullmatch(declared) else "TEXT"
+    """Return a type as it is, or without what stands behind it, such as NOT NULL; return TEXT for an unknown one."""
+    if _DECLARED_TYPE.fullmatch(declared):
+        return declared
+    known = sqlite_type(declared)
+    return mysql_type(known) if known else "TEXT"

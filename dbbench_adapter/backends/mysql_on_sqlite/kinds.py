@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
 
 from sqlglot import exp
 
@@ -74,17 +75,43 @@ _MAX_WRITTEN_DIGITS = 400
 """The most digits before or after the point; no column holds a number with more."""
 
 
+class ColumnType(NamedTuple):
+    """Holds a declared type, of which other words (`NOT NULL`, `CHARACTER SET utf8mb4`) are left out."""
+
+    name: str
+    """In capitals, such as `DECIMAL`."""
+    sizes: tuple[int, ...]
+    """The numbers in the parentheses."""
+    unsigned: bool
+
+
+_DECLARED = re.compile(
+    r"\s*(?P<name>\w*)(?P<sign>(?:\s+(?:UNSIGNED|ZEROFILL|SIGNED|PRECISION)\b)*)\s*"
+    r"(?:\((?P<sizes>[\d\s,]*)\))?(?P<rest>.*)",
+    re.DOTALL,
+)
+"""SQLite takes the words before the parentheses, MySQL after them."""
+
+
+@lru_cache(maxsize=1024)
+def column_type(declared: str) -> ColumnType:
+    """Read a type as a task, MySQL or SQLite declares it, such as `decimal (10, 2) UNSIGNED NOT NULL`."""
+    parts = cast("re.Match[str]", _DECLARED.match(declared.upper()))
+    words = f"{parts['sign']} {parts['rest']}".split()
+    unsigned = "UNSIGNED" in words or "ZEROFILL" in words
+    return ColumnType(parts["name"], tuple(map(int, re.findall(r"\d+", parts["sizes"] or ""))), unsigned)
+
+
 def declared_kind(declared: str) -> Kind:
     """Return the kind of a column by its declared type, such as `DECIMAL(10,2)`; return TEXT for every unknown type."""
-    name, _, rest = declared.upper().partition("(")
+    name, sizes, _ = column_type(declared)
     if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
         return INT
     if name in ("DOUBLE", "FLOAT", "REAL"):
         return DOUBLE
     if name in ("DECIMAL", "NUMERIC", "DEC"):
-        parts = rest.rstrip(") ").split(",")
-        return Kind("decimal", int(parts[1]) if len(parts) > 1 else 0)
-    return _TEMPORAL.get(name.strip(), TEXT)
+        return Kind("decimal", sizes[1] if len(sizes) > 1 else 0)
+    return _TEMPORAL.get(name, TEXT)
 
 
 _TEMPORAL = {"DATE": DATE, "DATETIME": DATETIME, "TIMESTAMP": DATETIME, "TIME": TIME}
@@ -95,16 +122,11 @@ def integer_range(declared: str) -> tuple[int, int] | None:
     """Return the smallest and largest value that a declared type takes; return None unless it is an integer type."""
     if declared_kind(declared) != INT:
         return None
-    name = declared.upper().partition("(")[0].split()[0]
+    name, _, unsigned = column_type(declared)
     if name == "YEAR":
         return (0, 2155)
     bits = _INTEGER_BITS.get(name, 32)
-    return (0, 2**bits - 1) if "UNSIGNED" in declared.upper() else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-
-
-def sizes(declared: str) -> tuple[int, ...]:
-    """Return the numbers in the parentheses of a declared type."""
-    return tuple(int(digits) for digits in re.findall(r"\d+", declared.partition("(")[2]))
+    return (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def sqlite_type(declared: str) -> str | None:
@@ -112,9 +134,8 @@ def sqlite_type(declared: str) -> str | None:
 
     Dates are texts for SQLite. Its CREATE TABLE ... AS declares INT, REAL and TEXT, so the first two are not used here.
     """
-    words = re.sub(r"\(.*?\)", " ", declared.upper()).split() or [""]
-    name, sized = words[0], ",".join(map(str, sizes(declared)))
-    sign = " UNSIGNED" if "UNSIGNED" in words else ""
+    name, sizes, unsigned = column_type(declared)
+    sized, sign = ",".join(map(str, sizes)), " UNSIGNED" if unsigned else ""
     match declared_kind(declared).name:
         case "int":
             return ("INTEGER" if name == "INT" else name) + sign
@@ -131,10 +152,14 @@ def sqlite_type(declared: str) -> str | None:
 
 def mysql_type(declared: str) -> str:
     """Return MySQL's type of a column that SQLite declares by `sqlite_type`."""
-    name, _, rest = declared.partition(" ")
-    if name == "TEXT" and rest:
+    word, _, rest = declared.partition(" ")
+    if word == "TEXT" and rest:
         return rest
-    return f"INT {rest}".strip() if name == "INTEGER" else declared
+    if sqlite_type(declared) is None:
+        return declared
+    name, sizes, unsigned = column_type(declared)
+    sized = f"({','.join(map(str, sizes))})" if sizes else ""
+    return f"{'INT' if name == 'INTEGER' else name}{sized}{' UNSIGNED' if unsigned else ''}"
 
 
 SIZED_TEXTS = frozenset(["CHAR", "VARCHAR", "NCHAR", "NVARCHAR"])

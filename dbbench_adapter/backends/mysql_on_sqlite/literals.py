@@ -69,17 +69,19 @@ def _check_number(node: exp.Literal) -> None:
     if math.isinf(float(node.name)):
         raise StatementError(f"1367 (22007): Illegal double '{node.name[:80]}' value found during parsing")
     parent = node.parent
+    negative = isinstance(parent, exp.Neg)
+    while isinstance(parent, exp.Paren | exp.Neg):
+        parent = parent.parent
     if not node.is_int:
-        assigned = isinstance(parent, exp.Tuple) or isinstance(parent.parent if parent else None, exp.Update)
+        changed = parent.parent if isinstance(parent, exp.EQ) else None
+        assigned = isinstance(parent, exp.Tuple) or isinstance(changed, exp.Update | exp.OnConflict)
         if "e" not in node.name.lower() and not assigned and Decimal(repr(float(node.name))) != Decimal(node.name):
             raise unsupported("decimals of more than 15 digits")
         return
     if int(node.name) <= _LARGEST:
         return
-    if isinstance(parent, exp.Neg) and int(node.name) == _LARGEST + 1:
+    if negative and int(node.name) == _LARGEST + 1:
         return
-    while isinstance(parent, exp.Paren | exp.Neg):
-        parent = parent.parent
     if not isinstance(parent, _TAKE_LARGE):
         raise unsupported("whole numbers of 2^63 and more")
 

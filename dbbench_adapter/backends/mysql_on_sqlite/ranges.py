@@ -10,11 +10,14 @@ from collections.abc import Iterable
 from sqlglot import exp
 
 from dbbench_adapter.backends.mysql_on_sqlite.comparisons import put
-from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import DOUBLE, INT, integer_range
+from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder, branches
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import BINARY, DOUBLE, INT, integer_range
 
 _SUMS = (exp.Add, exp.Sub, exp.Mul)
 _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift, exp.BitwiseRightShift)
+_FIRST_SIGN = (exp.Mod, exp.Nullif, exp.Abs, exp.Max, exp.Min, exp.AnyValue, exp.Round, exp.Ceil, exp.Floor)
+_FIRST_SIGN_CALLS = frozenset(["mod", "ceiling", "truncate"])
+"""Like the nodes above these are unsigned where their first operand is; a product or quotient where either is."""
 _DEFINITIONS = (exp.CheckColumnConstraint, exp.DefaultColumnConstraint)
 """A schema calls no function of ours."""
 _BEYOND = 2**63
@@ -29,7 +32,7 @@ def guards(nodes: Iterable[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr
     found: dict[int, str] = {}
     guarded = []
     for node in nodes:  # parents come first
-        name = _guard(node, finder) if isinstance(node, (*_SUMS, exp.Div, exp.Neg)) else None
+        name = _guard(node, finder) if isinstance(node, (*_SUMS, exp.Div, exp.IntDiv, exp.Neg)) else None
         if name is None or node.find_ancestor(*_DEFINITIONS):
             continue
         found[id(node)] = name
@@ -67,21 +70,39 @@ def _guard(node: exp.Expr, finder: KindFinder) -> str | None:
     if kind == INT and _is_unsigned(node, finder):
         return "in_unsigned"
     if kind == INT:
-        return "in_bigint" if _bound(node, finder) >= _BEYOND else None
+        return "in_bigint" if not isinstance(node, exp.IntDiv) and _bound(node, finder) >= _BEYOND else None
     return "in_double" if kind.name == DOUBLE.name and not isinstance(node, exp.Neg) else None
 
 
 def _is_unsigned(node: exp.Expr, finder: KindFinder) -> bool:
+    if finder.kind(node) not in (INT, BINARY):
+        return False
     match node:
-        case exp.Paren():
+        case exp.Paren() | exp.Alias() | exp.Window():
             return _is_unsigned(node.this, finder)
-        case exp.Add() | exp.Sub() | exp.Mul():
+        case exp.Add() | exp.Sub() | exp.Mul() | exp.IntDiv():
             return _is_unsigned(node.left, finder) or _is_unsigned(node.right, finder)
+        case exp.Subquery():
+            inner = node.unnest()
+            return isinstance(inner, exp.Select) and len(inner.selects) == 1 and _is_unsigned(inner.selects[0], finder)
+        case exp.Coalesce() | exp.If() | exp.Case():
+            return _all_unsigned(branches(node), finder)
         case exp.Cast():
             return node.to.this == exp.DType.UBIGINT
         case exp.Column():
             return any("UNSIGNED" in declared for declared in finder.declared(node))
-    return isinstance(node, (*_BITS, exp.HexString, exp.BitString))
+    if isinstance(node, (*_BITS, exp.HexString, exp.BitString)):
+        return True
+    name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
+    if name in ("greatest", "least"):
+        return _all_unsigned(node.expressions, finder)
+    if name in _FIRST_SIGN_CALLS:
+        return bool(node.expressions) and _is_unsigned(node.expressions[0], finder)
+    return name == "crc32" or (isinstance(node, _FIRST_SIGN) and _is_unsigned(node.this, finder))
+
+
+def _all_unsigned(values: Iterable[exp.Expr], finder: KindFinder) -> bool:
+    return all(_is_unsigned(value, finder) for value in values if not isinstance(value.unnest(), exp.Null))
 
 
 def _bound(node: exp.Expr, finder: KindFinder) -> int:

@@ -28,9 +28,9 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     sqlite_type,
 )
 from dbbench_adapter.backends.mysql_on_sqlite.literals import number_of, text_of
-from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, unsupported
+from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, unparenthesised, unsupported
 
-_PLAIN_NUMBER = re.compile(r"(?:0|[1-9]\d*)\.\d+|[1-9]\d{18,}")
+_PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)\.\d+|-?[1-9]\d{18,}")
 """A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles."""
 
 
@@ -57,7 +57,10 @@ def store(tree: exp.Expr, finder: KindFinder) -> None:
                 column = places[place] if place < len(places) else None
                 put(cell, lambda value, column=column: _stored_in(column, value, finder))
     elif isinstance(tree.expression, exp.Query):
+        tree.set("expression", unparenthesised(tree.expression))
         _store_selected(tree, tree.expression, places, finder)
+        if tree.args.get("conflict"):
+            _end_with_where(tree.expression)
     if tree.args.get("ignore"):
         for call in tree.find_all(exp.Anonymous):
             if call.name == "stored_as":
@@ -72,13 +75,31 @@ def stored_default(column: exp.ColumnDef) -> None:
     """
     declared = column.args["kind"].sql("mysql") if column.args.get("kind") else ""
     for constraint in column.constraints:
-        value = constraint.kind.this if isinstance(constraint.kind, exp.DefaultColumnConstraint) else None
-        if isinstance(value, exp.Literal) and sqlite_type(declared):
+        if not isinstance(constraint.kind, exp.DefaultColumnConstraint) or not sqlite_type(declared):
+            continue
+        value = _constant(constraint.kind.this)
+        if value is not None:
             try:
-                held = stored_as(declared, column.name, value.name)
+                held = stored_as(declared, column.name, value)
             except Refused:
                 raise StatementError(f"1067 (42000): Invalid default value for '{column.name}'") from None
-            value.set("this", str(held))
+            constraint.kind.set("this", exp.convert(held))
+
+
+def _constant(value: exp.Expr) -> str | int | float | None:
+    """Return the value of a literal with its signs, a decimal as a text of all its digits; None for anything else."""
+    negative = False
+    while isinstance(value, exp.Paren | exp.Neg):
+        negative ^= isinstance(value, exp.Neg)
+        value = value.this
+    if not isinstance(value, exp.Literal) or (value.is_string and negative):
+        return None
+    if value.is_string:
+        return value.name
+    found = int(value.name) if value.is_int else float(value.name)
+    if value.is_int or "e" in value.name.lower():
+        return -found if negative else found
+    return f"-{value.name}" if negative and found else value.name
 
 
 def _columns(table: exp.Expr, finder: KindFinder) -> dict[str, TableColumn | None]:
@@ -114,6 +135,14 @@ def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColum
     tree.set("expression", outer)
 
 
+def _end_with_where(query: exp.Query) -> None:
+    """Give the last SELECT a WHERE; after a table without one, SQLite reads the ON of the conflict as a join's."""
+    while isinstance(query, exp.SetOperation):
+        query = query.right
+    if isinstance(query, exp.Select) and not query.args.get("where"):
+        query.set("where", exp.Where(this=exp.true()))
+
+
 def _settle_bytes(query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> None:
     for item, column in zip(query.selects, columns, strict=False):
         value = item.unalias()
@@ -146,8 +175,9 @@ def _stored_in(column: TableColumn | None, value: exp.Expr, finder: KindFinder) 
     if kind == BINARY:
         value = _bytes_in(column, value)
         kind = finder.kind(value)
-    if isinstance(value, exp.Literal) and not value.is_string and _PLAIN_NUMBER.fullmatch(value.name):
-        return _held(column, exp.Literal.string(value.name), kind, None)
+    constant = _constant(value)
+    if isinstance(constant, str | int) and not value.is_string and _PLAIN_NUMBER.fullmatch(str(constant)):
+        return _held(column, exp.Literal.string(str(constant)), kind, None)
     if (into is None or not into.is_number) and (chosen := branches(value)):
         for branch in chosen:
             put(branch, lambda value: _stored_in(None, value, finder))
@@ -193,7 +223,7 @@ def _is_like(column: TableColumn | None, value: exp.Expr | None, finder: KindFin
 def _fits(column: TableColumn, value: exp.Expr, kind: Kind | None, origin: exp.Expr | None) -> bool:
     """Return whether a column surely holds the value as it is."""
     if isinstance(value, exp.Literal):
-        given = value.name if value.is_string or not value.is_int else int(value.name)
+        given = _constant(value)
         try:
             return stored_as(column.declared, column.name, given) == given
         except Refused:

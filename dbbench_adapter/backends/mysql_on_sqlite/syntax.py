@@ -88,6 +88,11 @@ class _AgentMySQL(MySQL):
             "SUBDATE": lambda args: _shifted(exp.DateSub, args),
         }
 
+        SIGNED_TO_UNSIGNED_TYPE_TOKEN = {  # noqa: RUF012
+            **MySQL.Parser.SIGNED_TO_UNSIGNED_TYPE_TOKEN,
+            TokenType.FLOAT: TokenType.UDOUBLE,  # sqlglot refuses FLOAT UNSIGNED, and has no type for it
+        }
+
         def _retreat(self, index: int) -> None:
             check()
             super()._retreat(index)

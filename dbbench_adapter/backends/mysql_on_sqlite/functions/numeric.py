@@ -240,6 +240,16 @@ def _math(function: Callable[..., float]) -> Callable[..., float | None]:
     return guarded
 
 
+def _to_whole(rounding: Callable[[float], int]) -> Callable[[Any], Any]:
+    """Return CEIL or FLOOR, which leave a whole number as it is and turn a double into one."""
+
+    def rounded(value: Any) -> Any:
+        found = number(value)
+        return found if isinstance(found, int) else _in_double(rounding(found))
+
+    return rounded
+
+
 def _power(base: float, exponent: float) -> float:
     try:
         return math.pow(base, exponent)
@@ -269,9 +279,9 @@ STRICT: dict[str, Function] = {
     "cast_decimal": (3, _cast_decimal),
     "int_div": (2, _int_div),
     "truncate": (2, _truncate),
-    "ceil": (1, _math(math.ceil)),
-    "ceiling": (1, _math(math.ceil)),
-    "floor": (1, _math(math.floor)),
+    "ceil": (1, _to_whole(math.ceil)),
+    "ceiling": (1, _to_whole(math.ceil)),
+    "floor": (1, _to_whole(math.floor)),
     "sign": (1, lambda value: (number(value) > 0) - (number(value) < 0)),
     "sqrt": (1, _math(math.sqrt)),
     "pow": (2, _math(_power)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 from dbbench_adapter.backends.clock import Refused
@@ -21,15 +21,19 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     TEXT_BYTES,
     TIME,
     Kind,
+    column_type,
     declared_kind,
     integer_range,
-    sizes,
 )
 
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)\s*")
 _FRACTION = re.compile(r":\d{1,2}\.0*[1-9]")
+_DAYS = re.compile(r"\s*-?\d+ +\d")
 _DECIMALS = Context(prec=400)
 _TIMESTAMPS = ("1970-01-01 00:00:01", "2038-01-19 03:14:07")
+_MAX_INTEGER_DIGITS = 20
+"""BIGINT UNSIGNED has so many; a number with more is not rounded, since it may exceed the precision."""
+_YEAR_DIGITS = 4
 _LARGEST_FLOAT = 3.4028234663852886e38
 _SHOWN_CHARS = 80
 
@@ -67,18 +71,24 @@ def stored_ignoring(declared: str, column: str, value: Any) -> Any:
 def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     written, limits = _written(kind, column, value), integer_range(declared)
     if limits is not None:
-        if declared.upper().startswith("YEAR"):
+        if column_type(declared).name == "YEAR":
             return _year(column, written, value)
+        if written.adjusted() >= _MAX_INTEGER_DIGITS and written:
+            return _out_of_range(column)
         rounding = ROUND_HALF_EVEN if isinstance(value, float) else ROUND_HALF_UP
         whole = int(written.quantize(Decimal(1), rounding, _DECIMALS))
         return whole if limits[0] <= whole <= limits[1] else _out_of_range(column)
-    if "UNSIGNED" in declared.upper() and written < 0:
+    name, sizes, unsigned = column_type(declared)
+    if unsigned and written < 0:
         return _out_of_range(column)
     if kind == DOUBLE:
-        largest = _LARGEST_FLOAT if declared.upper().startswith("FLOAT") else sys.float_info.max
+        largest = _LARGEST_FLOAT if name == "FLOAT" else sys.float_info.max
         return float(written) if abs(float(written)) <= largest else _out_of_range(column)
+    digits = (sizes or (10,))[0] - kind.scale
+    if written.adjusted() >= digits and written:
+        return _out_of_range(column)
     rounded = written.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
-    if abs(rounded).adjusted() >= (sizes(declared) or (10,))[0] - kind.scale and rounded:
+    if rounded.adjusted() >= digits and rounded:
         return _out_of_range(column)
     if kind.scale == 0 and abs(rounded) < 2**63:
         return int(rounded)
@@ -101,9 +111,16 @@ def _written(kind: Kind, column: str, value: Any) -> Decimal:
 
 
 def _year(column: str, written: Decimal, value: Any) -> int:
-    """Return a year; of two digits those to 69 are in this century, and the text `0` is 2000."""
-    year = int(written)
-    if 0 < year < 100 or (year == 0 and isinstance(value, str)):
+    """Return a year; of two digits those to 69 are in this century, and the text `0` is 2000.
+
+    A double is cut and other numbers are rounded. A text with a point is a decimal (`stored._as_number` passes it so).
+    """
+    if written.adjusted() >= _YEAR_DIGITS and written:
+        return _out_of_range(column)
+    year = int(written.quantize(Decimal(1), ROUND_DOWN if isinstance(value, float) else ROUND_HALF_UP, _DECIMALS))
+    if written < 0:
+        return _out_of_range(column)
+    if 0 < year < 100 or (year == 0 and isinstance(value, str) and "." not in value):
         year += 2000 if year < 70 else 1900
     return year if year == 0 or 1901 <= year <= 2155 else _out_of_range(column)
 
@@ -119,9 +136,11 @@ def _moment(declared: str, kind: Kind, column: str, text: str) -> str:
     if kind == TIME:
         seconds = time_within(text)
         found = None if seconds is None else time_text(seconds)
+        if found is None and (_DAYS.match(text) or moment(text)):
+            raise Refused("1235 (42000): This version of MySQL doesn't yet support 'days in a column of times'")
     elif (read := moment(text)) is not None:
         found = read.date().isoformat() if kind == DATE else read.isoformat(sep=" ")
-        if declared.upper().startswith("TIMESTAMP") and not _TIMESTAMPS[0] <= found <= _TIMESTAMPS[1]:
+        if column_type(declared).name == "TIMESTAMP" and not _TIMESTAMPS[0] <= found <= _TIMESTAMPS[1]:
             found = None
     if found is None:
         raise Refused(
@@ -132,9 +151,9 @@ def _moment(declared: str, kind: Kind, column: str, text: str) -> str:
 
 def _text(declared: str, column: str, text: str) -> str:
     """Return a text; VARCHAR and CHAR cut blanks that are too many, and CHAR keeps none at the end."""
-    name = declared.upper().partition("(")[0]
+    name, sizes, _ = column_type(declared)
     if name in SIZED_TEXTS:
-        size = (sizes(declared) or (1,))[0]
+        size = (sizes or (1,))[0]
         if text[size:].strip(" "):
             raise Refused(f"1406 (22001): Data too long for column '{column}' at row 1")
         return text[:size].rstrip(" ") if name in ("CHAR", "NCHAR") else text[:size]
