@@ -61,7 +61,8 @@ _OTHER_LIMIT = re.compile(
     r".*\b(max_)?(completion|output|new)[ _]tokens?\b"
     # "messages.0: an attachment is too large"
     r"|\A(?!.*\b(context|prompts?|tokens?|conversation|sequence)\b)"
-    r".*\b(attachments?|images?|audios?|videos?|files?|documents?)\b[^.;]{0,60}\b(too (large|big|long)|larger than|exceed)",
+    r".*\b(attachments?|images?|audios?|videos?|files?|documents?)\b"
+    r"[^.;]{0,60}\b(too (large|big|long)|larger than|exceed)",
     re.IGNORECASE | re.DOTALL,
 )
 """It finds limits of one part of the request: an id, an attachment, or `max_tokens` itself, as Groq says it."""
