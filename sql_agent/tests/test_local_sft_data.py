@@ -435,13 +435,18 @@ def test_images_and_sound_are_refused_by_the_name_of_their_column(tmp_path, row,
         assert len(read_messages(write(tmp_path, row | about)).kept) == 1
 
 
-@pytest.mark.parametrize("text", ["<image>\nHow many?", "How many?\n<image>", "a\n<video>\nb", "See <image 1>."])
+@pytest.mark.parametrize("text", ["<image>\nHow many?", "How many?\n<image>", "a\n<video>", "See <image 1>."])
 def test_the_place_of_an_image_in_a_text_is_refused(tmp_path, text):
     for row in ({"messages": [user(text), assistant("b")]}, {"prompt": text, "completion": "b"}, {"text": text}):
         with pytest.raises(
             DataError, match=r"holds '<.*>', the place of an image or of sound, and only texts are read"
         ):
             read_messages(write(tmp_path, row))
+
+
+def test_a_question_about_an_element_of_html_is_read(tmp_path):
+    row = {"messages": [user("Explain the tag <video>"), assistant("<video>")]}
+    assert len(read_messages(write(tmp_path, row)).kept) == 1
 
 
 @pytest.mark.parametrize(
