@@ -25,11 +25,17 @@ _MARKERS = (
 _MARKER = re.compile("|".join(_MARKERS), re.DOTALL)
 _LAST = re.compile(r"</s>\s*\Z")
 """The end token of Llama 2 and Mistral; with `<s>` before it, it is HTML."""
+_TAG = r"<(image|video|audio)>"
 _MEDIUM = re.compile(
     r"<(image|video|audio)[ _]?\d+>|<(start_of_image)>"
-    r"|(?:\A|\n)[ \t]*<(image|video|audio)>[ \t]*(?=\n|\Z)|\A\s*<(image|video|audio)>|<(image|video|audio)>\s*\Z"
+    # before a text, as LLaVA, LLaMA-Factory and Qwen-VL have it; but not "<video> is", "<video>," and "<video><source>"
+    rf"|\A\s*{_TAG}(?![ \t]+[a-z]|\s*(?:[,.;:!?)/&|]|\Z|</?(?!(?:image|video|audio)>)))"
+    # as the last line behind a text, perhaps with more tags
+    rf"|(?<=\S)[ \t]*\n\s*{_TAG}(?=(?:\s*<(?:image|video|audio)>){{0,15}}\s*\Z)"
+    # alone on a line between texts, as rows with several images have it; the other two are elements of HTML
+    r"|\n[ \t]*<(image)>[ \t]*(?=\n)"
 )
-"""Where a processor of LLaVA, LLaMA-Factory, ms-swift or Gemma 3 puts an image; in the middle of a line it is HTML."""
+"""Where a processor of LLaVA, LLaMA-Factory, ms-swift or Gemma 3 puts an image; elsewhere it is HTML."""
 
 
 def marker_in(text: str) -> str | None:

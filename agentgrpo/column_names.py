@@ -48,9 +48,13 @@ ABOUT_MEDIA = frozenset((
 """A column with one of `MEDIA_WORDS` holds images or sound, or says where they are, unless it has one of these too."""
 
 
+TOOLS = "tools or their calls"
+
+
 class UnreadPart(NamedTuple):
     column: str
     what: str
+    """What it looks like, such as `TOOLS`."""
     remedy: str | None
     """What to do with the column; None: its text belongs into the columns that are read."""
 
@@ -112,19 +116,31 @@ def unread_part(
     for name, value in row.items():
         if name in read:
             continue
-        if value and looks_like_media(name):
+        if holds_media(name, value):
             return UnreadPart(name, "images or sound", "only texts are learnt, so leave the row out")
         if any(_is_nowhere(tool, texts) for tool in _tools(name, value)):
-            return UnreadPart(name, "tools or their calls", "rename it to tools, and write calls into the messages")
+            return UnreadPart(name, TOOLS, "rename it to tools, and write calls into the messages")
         if _looks_like_prefix(name) and any(_is_nowhere(text, texts) for text in _texts(value)):
             return UnreadPart(name, "the beginning of a reply", None)
     column = unread_prompt(row, read, prompt, replies)
     return None if column is None else UnreadPart(column, "a part of the prompt", None)
 
 
-def looks_like_media(name: str) -> bool:
+def holds_media(name: str, value: Any) -> bool:
+    """Return whether a column or field has the name of images or sound, and holds some or says where they are.
+
+    A flag or a count does neither, as in `sound: true`; the empty places that `datasets` fills in do not either.
+    """
     found = words(name)
-    return not found.isdisjoint(MEDIA_WORDS) and found.isdisjoint(ABOUT_MEDIA)
+    return not found.isdisjoint(MEDIA_WORDS) and found.isdisjoint(ABOUT_MEDIA) and _is_medium(value)
+
+
+def _is_medium(value: Any, *, inside: bool = False) -> bool:
+    if isinstance(value, list | dict):
+        return any(_is_medium(each, inside=True) for each in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, str | bytes):
+        return bool(value.strip())
+    return inside and isinstance(value, int | float) and not isinstance(value, bool)  # a sample, a pixel or an id
 
 
 def _looks_like_prefix(name: str) -> bool:
@@ -137,8 +153,9 @@ def _tools(name: str, value: Any) -> Iterator[str]:
     """Yield the names of the tools in a column with the name of tools; a schema without one is its own text."""
     found = words(name)
     value = [] if found.isdisjoint(TOOL_WORDS) or "choice" in found else _unpacked(value)
-    named = value.items() if isinstance(value, dict) else ((None, each) for each in value if isinstance(value, list))
-    for key, tool in named:
+    if not isinstance(value, list | dict):
+        return
+    for key, tool in value.items() if isinstance(value, dict) else ((None, each) for each in value):
         if isinstance(tool, dict):
             function = tool.get("function")
             held = function if isinstance(function, dict) else tool

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentgrpo.call_arguments import plain_schemas
-from agentgrpo.column_names import looks_like_media
+from agentgrpo.column_names import holds_media
 from agentgrpo.json_text import parse_json
 from agentgrpo.messages import FunctionCall, Message, ToolCall
 
@@ -127,7 +127,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         changes[f"role {said!r} read as {role!r}"] += 1
     for name in raw.keys() - _READ:
         if raw[name] not in (None, "", [], {}):
-            _refuse_lost(name, f"{field}.{name}")
+            _refuse_lost(name, raw[name], f"{field}.{name}")
             changes[f"message field {name!r} left out"] += 1
     content, calls = raw.get(content_key), _calls(raw, field, changes)
     if said == "function_call":
@@ -146,10 +146,10 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         raise RowError(field, error.errors()[0]["msg"]) from None
 
 
-def _refuse_lost(name: str, field: str) -> None:
+def _refuse_lost(name: str, value: Any, field: str) -> None:
     if name in _ELSEWHERE:
         raise RowError(field, f"is not read in a message; move it to {_ELSEWHERE[name]}")
-    if looks_like_media(name):
+    if holds_media(name, value):
         raise RowError(field, "images and sound are not read; remove the field or the row")
 
 

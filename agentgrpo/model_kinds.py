@@ -200,9 +200,9 @@ def _shards(path: Path) -> OtherKind | None:
 def _merged_by_deepspeed(folder: Path) -> str:
     """Return what merges the shards in a folder such as `global_step8`; DeepSpeed puts its script beside that."""
     scripts = (root / _ZERO_SCRIPT for root in (folder.parent, folder) if (root / _ZERO_SCRIPT).is_file())
-    script = next(map(str, scripts), "-m deepspeed.utils.zero_to_fp32")
-    arguments = shlex.join([str(folder.parent), "FOLDER", "--tag", folder.name, "--safe_serialization"])
-    return f"merge them, where DeepSpeed is installed, by `python {script} {arguments}`, {_BESIDE}"
+    program = next(([str(script)] for script in scripts), ["-m", "deepspeed.utils.zero_to_fp32"])
+    command = ["python", *program, str(folder.parent), "FOLDER", "--tag", folder.name, "--safe_serialization"]
+    return f"merge them, where DeepSpeed is installed, by `{shlex.join(command)}`, {_BESIDE}"
 
 
 def _other_weights(path: Path) -> OtherKind | None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from agentgrpo.column_names import looks_like_prompt, plain_name, unread_prompt, words
+from agentgrpo.column_names import holds_media, looks_like_prompt, plain_name, unread_part, unread_prompt, words
 
 
 def test_a_name_is_cut_into_words():
@@ -37,3 +37,19 @@ def test_a_column_of_messages_may_hold_the_replies_too():
     assert unread_prompt(row, set(), ["How many?"], ["Two."]) is None
     assert unread_prompt({"messages": json.dumps(row["messages"])}, set(), ["How many?"], ["Two."]) is None
     assert unread_prompt({"question": "Two."}, set(), ["How many?"], ["Two."]) == "question"
+
+
+def test_only_lists_and_objects_hold_tools():
+    for value in (2, 1.5, True, None, "none", [], [2, None]):
+        assert unread_part({"tools_used": value}, set(), ["How many?"]) is None
+    assert unread_part({"tools_used": [{"name": "look"}]}, set(), ["How many?"]) == (
+        "tools_used", "tools or their calls", "rename it to tools, and write calls into the messages",
+    )  # fmt: skip
+
+
+def test_a_flag_a_count_and_an_empty_place_are_no_media():
+    held = ["a.png", b"\x89PNG", ["", "a.png"], {"path": "a.png"}, [[0.5]], {"id": 7}]
+    empty = [None, "", b"", " ", [], {}, [None], [""], {"path": None, "bytes": None}, True, [True], 0, 3, 0.5]
+    assert [holds_media("image", value) for value in held] == [True] * len(held)
+    assert [holds_media("image", value) for value in empty] == [False] * len(empty)
+    assert not holds_media("image_caption", "A cod.")

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentgrpo.call_arguments import mended_calls
-from agentgrpo.column_names import looks_like_media, unread_part
+from agentgrpo.column_names import holds_media, unread_part
 from agentgrpo.conversations import (
     TOOL_COLUMNS,
     RowError,
@@ -144,7 +144,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
     if not isinstance(row, dict):
         raise RowError("row", f"expected an object, found {short_repr(row)}")
     for name, value in row.items():
-        if value and looks_like_media(name):
+        if holds_media(name, value):
             raise RowError(name, "images and sound are not read; remove the field or the row")
     if (name := left_out_by(row)) is not None:
         raise RowError(name, "says that the row is not to be learnt; leave the row out, or remove the field")

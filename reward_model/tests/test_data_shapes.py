@@ -506,6 +506,17 @@ def test_images_and_sound_are_refused_whatever_the_form(name):
     for converter in (Converter(), Converter("explicit")):
         with pytest.raises(RowError, match=f"{name}: images and sound are not read"):
             converter(ROWS["explicit"] | {name: "a.png"}, {})
+        for nothing in ([None], [""], {"bytes": None, "path": None}, True, 2):
+            assert converter(ROWS["explicit"] | {name: nothing}, {}) == Converter()(ROWS["explicit"], {})
+
+
+@pytest.mark.parametrize("name", ["num_tools", "tools_used", "function", "apis", "plugin_version"])
+@pytest.mark.parametrize("value", [2, 0, 1.5, True, False, None, "two"], ids=repr)
+@pytest.mark.parametrize("form", ROWS)
+def test_a_number_a_flag_or_a_text_about_tools_is_no_tool(form, name, value):
+    converter = Converter()
+    assert converter(ROWS[form] | {name: value}, {}) == Converter()(ROWS[form], {})
+    assert converter.changes[f"field {name!r} left out"] == (value is not None)
 
 
 def test_arguments_of_calls_are_mended_but_in_rollouts_of_a_policy():

@@ -46,7 +46,8 @@ class ChatServers:
         Returns:
             200 and the reply as `read_reply` has it; 502 and an error if it cannot be read; 400 and an error with
             OpenAI's code `context_length_exceeded` if the context is full, or with `unreadable_tool_call` if the server
-            could not parse a call that the model wrote; else the server's own status and body.
+            could not parse a call that the model wrote; else the server's own status and body. Of a refusal that came
+            under 200, the status that it names, and an error with code `refused`.
         """
         messages = request.get("messages")
         if not isinstance(messages, list):
@@ -87,7 +88,8 @@ def error_of(message: str, code: str) -> Json:
 class ChatClient(DefaultAsyncHttpxClient):
     """Is the HTTP client of an `AsyncOpenAI`, whose chat completions `ChatServers` asks for.
 
-    The client's timeout is the deadline of a whole call; httpx's own begins anew with every byte that arrives.
+    The client's timeout, which it has to send with each request as `AsyncOpenAI` does, is the deadline of a whole call;
+    of an `httpx.Timeout`, the one to read. httpx's own begins anew with every byte that arrives.
     """
 
     def __init__(self, **options: Any) -> None:

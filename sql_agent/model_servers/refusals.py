@@ -54,8 +54,18 @@ _OVERFLOWS = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(r"rate.?limit|per[ _](minute|day|hour)|quota|\bTPM\b", re.IGNORECASE)
-_OTHER_LIMIT = re.compile(r"tool_call|string_above_max_length|string too long|tokens`? must be less", re.IGNORECASE)
-"""It finds limits of one field of the request, an id or `max_tokens` itself, as Groq says it."""
+_OTHER_LIMIT = re.compile(
+    r"tool_call|string_above_max_length|string too long|tokens`? must be less"
+    # "The number of completion tokens exceeds the maximum of 4096"; an overflow may name them beside the prompt
+    r"|\A(?!.*\b(context|prompts?|inputs?|messages|conversation|sequence|total|sum)\b)"
+    r".*\b(max_)?(completion|output|new)[ _]tokens?\b"
+    # "messages.0: an attachment is too large"
+    r"|\A(?!.*\b(context|prompts?|tokens?|conversation|sequence)\b)"
+    r".*\b(attachments?|images?|audios?|videos?|files?|documents?)\b"
+    r"[^.;]{0,60}\b(too (large|big|long)|larger than|exceed)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""It finds limits of one part of the request: an id, an attachment, or `max_tokens` itself, as Groq says it."""
 _UNREAD_CALLS = re.compile(
     # llama.cpp: "Failed to parse tool call arguments as JSON", "Failed to parse input at pos 0: <tool_call>"; LM Studio
     r"fail\w* to parse (the )?((tool|function)[ _]calls?\b|input at pos)"

@@ -21,7 +21,7 @@ from trl.data_utils import common_prefix_length
 
 from agentgrpo.call_arguments import mended_calls
 from agentgrpo.chat_markers import medium_in, why_no_medium, why_rendered
-from agentgrpo.column_names import unread_part
+from agentgrpo.column_names import TOOLS, unread_part
 from agentgrpo.conversations import (
     TOOL_COLUMNS,
     RowError,
@@ -294,6 +294,8 @@ def _check_unread(
     """
     if (found := unread_part(row, read, texts)) is not None:
         remedy = found.remedy or "put it there"
+        if found.what == TOOLS and read.isdisjoint(TOOL_COLUMNS):
+            remedy = "tools are read beside messages only: give the row as messages"
         what = f"looks like {found.what} and is not in {' or '.join(form)}"
         raise RowError(found.column, f"{what}; {remedy}, or remove the column")
     for name in row.keys() - read:

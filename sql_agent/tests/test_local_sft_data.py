@@ -391,9 +391,23 @@ def test_which_tool_a_server_was_asked_for_is_no_tool(tmp_path):
     assert len(read_messages(write(tmp_path, FORMS[0] | asked)).kept) == 1
 
 
-def test_tools_beside_a_plain_text_are_refused_unless_it_names_them(tmp_path):
-    with pytest.raises(DataError, match="line 1, tools: looks like tools"):
-        read_messages(write(tmp_path, {"text": "One.", "tools": OFFERED}))
+SCALARS = [2, 0, 1.5, True, False, None, "two"]
+
+
+@pytest.mark.parametrize("name", ["num_tools", "tools_used", "function", "apis", "plugin_version"])
+@pytest.mark.parametrize("value", SCALARS, ids=repr)
+@pytest.mark.parametrize("row", FORMS)
+def test_a_number_a_flag_or_a_text_about_tools_is_no_tool(tmp_path, row, name, value):
+    found = read_messages(write(tmp_path, row | {name: value}))
+    assert (len(found.kept), found.notes) == (1, {} if value is None else {f"field {name!r} left out": 1})
+
+
+@pytest.mark.parametrize("row", FORMS[1:])
+@pytest.mark.parametrize("name", ["tools", "functions", "available_tools"])
+def test_tools_beside_a_plain_text_are_refused_unless_it_names_them(tmp_path, row, name):
+    remedy = "tools are read beside messages only: give the row as messages, or remove the column$"
+    with pytest.raises(DataError, match=f"line 1, {name}: looks like tools or their calls and is not in .*; {remedy}"):
+        read_messages(write(tmp_path, row | {name: OFFERED}))
     assert read_messages(write(tmp_path, {"text": "look: One.", "tools": OFFERED})).notes == {
         "field 'tools' left out": 1
     }
@@ -406,22 +420,33 @@ def test_tools_and_calls_under_another_name_inside_a_message_are_refused(tmp_pat
         read_messages(write(tmp_path, row))
 
 
+MEDIA = ["a.png", ["a.png"], [{"bytes": None, "path": "a.png"}], {"array": [0.1], "sampling_rate": 8000}, [[0, 255]]]
+NO_MEDIA = [[], [None], "", [""], " ", {"bytes": None, "path": None}, [{"bytes": None, "path": ""}], True, 0, 2, 0.5]
+
+
 @pytest.mark.parametrize("name", ["image", "images", "image_url", "imgPath", "video", "audios"])
 @pytest.mark.parametrize("row", FORMS)
 def test_images_and_sound_are_refused_by_the_name_of_their_column(tmp_path, row, name):
-    for value in ("a.png", ["a.png"], [{"bytes": None, "path": "a.png"}]):
+    for value in MEDIA:
         with pytest.raises(DataError, match=f"line 1, {name}: looks like images or sound and is not in"):
             read_messages(write(tmp_path, row | {name: value}))
-    assert len(read_messages(write(tmp_path, row | {name: [], "has_image": True, "image_id": "a7"})).kept) == 1
+    for value in NO_MEDIA:
+        about = {name: value, "has_image": True, "image_id": "a7"}
+        assert len(read_messages(write(tmp_path, row | about)).kept) == 1
 
 
-@pytest.mark.parametrize("text", ["<image>\nHow many?", "How many?\n<image>", "a\n<video>\nb", "See <image 1>."])
+@pytest.mark.parametrize("text", ["<image>\nHow many?", "How many?\n<image>", "a\n<video>", "See <image 1>."])
 def test_the_place_of_an_image_in_a_text_is_refused(tmp_path, text):
     for row in ({"messages": [user(text), assistant("b")]}, {"prompt": text, "completion": "b"}, {"text": text}):
         with pytest.raises(
             DataError, match=r"holds '<.*>', the place of an image or of sound, and only texts are read"
         ):
             read_messages(write(tmp_path, row))
+
+
+def test_a_question_about_an_element_of_html_is_read(tmp_path):
+    row = {"messages": [user("Explain the tag <video>"), assistant("<video>")]}
+    assert len(read_messages(write(tmp_path, row)).kept) == 1
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,14 @@ def made(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
+def test_a_command_can_be_pasted_wherever_the_script_is(tmp_path):
+    files = {"zero_to_fp32.py": "", "global_step8/mp_rank_00_model_states.pt": ""}
+    folder = made(tmp_path / "my model", files)
+    kind = other_kind(folder)
+    assert kind is not None
+    assert f"`python '{folder}/zero_to_fp32.py' '{folder}' FOLDER --tag global_step8 --safe_ser" in str(kind)
+
+
 def refused_by_doctor(path: Path) -> str:
     return "; ".join(map(str, doctor.check_model(path, "fc").problems))
 

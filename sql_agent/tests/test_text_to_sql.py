@@ -827,6 +827,39 @@ def test_an_episode_looks_first_and_then_submits(environment):
         ("SELECT '\n```sql\nx\n```\n'", "SELECT '\n```sql\nx\n```\n'"),
         ("-- a\n```sql\nSELECT 1\n```", "-- a\n```sql\nSELECT 1\n```"),
         ("Use ```SELECT 1```", "Use ```SELECT 1```"),
+        *(
+            (f"{sentence}\n```sql\nSELECT 1\n```", "SELECT 1")
+            for sentence in (
+                "With the following query:",
+                "Select the rows from the ferries' table:",
+                "(This counts them.)",
+                "Update the set of rows:",
+                "Replace into is not needed.",
+                "Explain this query:",
+                "Values are counted:",
+                "Select the owner's name:",
+                "Select all the rows with a name",
+                "Delete from the table:",
+            )
+        ),
+        *(
+            (f"{sql}\n```\nx\n```", f"{sql}\n```\nx\n```")
+            for sql in (
+                "SELECT 1",
+                "SELECT a b FROM t;",
+                "WITH a AS (SELECT 1) SELECT * FROM a",
+                "EXPLAIN SELECT 1",
+                "UPDATE t SET a = 1",
+                "REPLACE INTO t VALUES (1)",
+                "(SELECT 1)",
+                "SELECT 1 /* a:",
+                "DELETE FROM t",
+                "SELECT 'It is:",
+                "UPDATE t SET a = 'So:",
+                "EXPLAIN QUERY PLAN SELECT 1",
+                "VALUES (1)",
+            )
+        ),
     ],
 )
 def test_a_code_fence_around_a_statement_and_the_sentences_beside_it_are_taken_off(written, statement):

@@ -59,7 +59,8 @@ def test_a_database_of_a_folder_is_named_by_any_of_these_columns(folder, tmp_pat
     assert asked(folder, tmp_path, {"db_id": "fish", name: "fish"}) == ["fish"]
 
 
-@pytest.mark.parametrize("path", ["database/boat/boat.sqlite", "boat.db", "/data/boat.sqlite3"])
+@pytest.mark.parametrize("path", ["database/boat/boat.sqlite", "boat.db", "/data/boat.sqlite3",
+    "boat.SQLITE", "boat.db3", "database/boat/", "boat/", r"C:\data\boat.DB"])  # fmt: skip
 def test_a_path_names_its_database(folder, tmp_path, path):
     assert asked(folder, tmp_path, {"db_path": path}) == ["boat"]
 
@@ -84,6 +85,26 @@ def test_one_file_is_meant_whatever_its_rows_call_it_but_they_may_call_it_one_na
     assert asked(fish, tmp_path, {name: "x"}, {name: "x"}) == ["fish", "fish"]
     with pytest.raises(QuestionFileError, match=r"is about 2 databases \(x 2, y 1\), and --database is one"):
         asked(fish, tmp_path, {name: "x"}, {name: "y"}, {name: "x"})
+
+
+@pytest.mark.parametrize("name", DATABASE_KEYS)
+@pytest.mark.parametrize("engine", ["postgres", "PostgreSQL 14", "mysql", "SQLite3", "Microsoft SQL Server"])
+def test_an_engine_names_no_database(fish, folder, tmp_path, name, engine):
+    assert asked(fish, tmp_path, {name: engine}, {name: "sqlite"}, {name: "fish"}) == ["fish"] * 3
+    with pytest.raises(QuestionFileError, match=r"row 1: no db_id, and .* holds 2 databases: name one of them"):
+        asked(folder, tmp_path, {name: engine})
+
+
+def test_a_folder_with_one_database_is_meant_unless_db_id_names_another(tmp_path):
+    (tmp_path / "d" / "mysql").mkdir(parents=True)
+    with closing(sqlite3.connect(tmp_path / "d" / "mysql" / "mysql.sqlite")) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT);")
+    rows = [{"db": "prod", "database": "main"}, {}, {"database": "postgres"}]
+    assert asked(tmp_path / "d", tmp_path, *rows) == ["mysql"] * 3
+    rows = [{"db": "prod", "db_name": "mysql"}, {"db": "test", "db_name": "mysql"}]
+    assert asked(tmp_path / "d", tmp_path, *rows) == ["mysql"] * 2
+    with pytest.raises(QuestionFileError, match="no database 'prod' in"):
+        asked(tmp_path / "d", tmp_path, {"db_id": "prod"})
 
 
 # What of a row is read ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from pathlib import PurePath
+from pathlib import PureWindowsPath
 from typing import Any
 
 import sqlglot
@@ -21,7 +21,15 @@ DATABASE_KEYS = (
     "db", "db_name", "dbname", "dbid", "database", "database_id", "database_name", "db_path", "db_file",
     "database_path", "database_file",
 )  # fmt: skip
-"""Columns that name the database of a row without `db_id`; of a file its name without folder and suffix."""
+"""Columns that name the database of a row without `db_id`; of a path its name without folder and suffix."""
+_SUFFIXES = (".sqlite", ".sqlite3", ".db", ".db3")
+_ENGINE = re.compile(
+    r"(microsoft |ms|amazon |google |apache )?"
+    r"(postgres(ql)?|mysql|mariadb|sqlite|sql ?server|sql|t-?sql|oracle( ?db)?|db2|duckdb|"
+    r"snowflake|bigquery|redshift|clickhouse|presto|trino|spark( ?sql)?|hive|databricks)[\s_-]*v?[\d.]*",
+    re.IGNORECASE,
+)
+"""What such a column may name instead: the program that runs the database."""
 REFERENCE_KEYS = ("query", "SQL", "sql")
 """Columns of the reference; a value that is no text, as Spider's parse, is not read."""
 HINT_KEYS = (
@@ -58,17 +66,14 @@ def database_of(row: dict[str, Any], known: Collection[str]) -> tuple[str, str] 
     """Return the column that names the row's database, and the name; None if there is none.
 
     Args:
-        known: the names of the databases.
+        known: the names of the databases. If there is one, only `db_id` may call it by another name.
     Raises:
         ValueError: `db_id` is no text, or other columns name different databases and not one that is known.
     """
-    given = row.get("db_id")
-    if given is not None and not isinstance(given, str):
-        raise ValueError(f"`db_id` is {given!r}, expected a text")
-    if given and given.strip():
-        return "db_id", given.strip()
-    named = {name: _database_name(row[name]) for name in DATABASE_KEYS if _is_database_name(row.get(name))}
-    there = {name: value for name, value in named.items() if value in known} or named
+    named = database_names(row, known)
+    if "db_id" in named or not named:
+        return next(iter(named.items()), None)
+    there = {name: value for name, value in named.items() if value in known} or (named if len(known) != 1 else {})
     if len(set(there.values())) > 1:
         first, other = list(dict.fromkeys(there.values()))[:2]
         columns = " and ".join(f"`{name}`" for name in there)
@@ -76,13 +81,30 @@ def database_of(row: dict[str, Any], known: Collection[str]) -> tuple[str, str] 
     return next(iter(there.items()), None)
 
 
+def database_names(row: dict[str, Any], known: Collection[str]) -> dict[str, str]:
+    """Return what the columns of a row call its database: `db_id` alone if the row has it.
+
+    Args:
+        known: the names of the databases. The name of an engine, such as `postgres`, is left out unless it is known.
+    Raises:
+        ValueError: `db_id` is no text.
+    """
+    given = row.get("db_id")
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"`db_id` is {given!r}, expected a text")
+    if given and given.strip():
+        return {"db_id": given.strip()}
+    named = {name: _database_name(row[name]) for name in DATABASE_KEYS if _is_database_name(row.get(name))}
+    return {name: value for name, value in named.items() if value in known or (value and not _ENGINE.fullmatch(value))}
+
+
 def _is_database_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip()) and "\n" not in value.strip() and not _SCHEMA.match(value)
 
 
 def _database_name(value: str) -> str:
-    path = PurePath(value.strip())
-    return path.stem if path.suffix in (".sqlite", ".sqlite3", ".db") else value.strip()
+    path = PureWindowsPath(value.strip())  # which reads the slashes of every system
+    return path.stem if path.suffix.lower() in _SUFFIXES else path.name
 
 
 def reference_of(row: dict[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from dbbench_adapter.backends.sqlite.read_only import json_cell
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.environments.episode import tool
 from sql_agent.text_to_sql.changes import ChangeableDatabase
+from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import statements
 from sql_agent.text_to_sql.sandbox import UserDatabase
@@ -157,7 +158,15 @@ _FENCED = re.compile(
     r"(?P<before>.*?)^[ \t]*```(?:[ \t]*(?:\w*sql\w*|mariadb)\b)?(?P<sql>.*?)(?:```(?P<behind>.*))?",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
 )
-_STATEMENT = re.compile(r"\s*(\(|--|/\*|(select|with|values|insert|update|delete|replace|explain)\b)", re.IGNORECASE)
+_COMMENT = re.compile(r"\s*(--|/\*)")
+_BEGINNING = re.compile(
+    r"\s*(?:explain\s+(?:query\s+plan\s+)?)?(?P<rest>\(*\s*(?:select|with|values|insert|update|delete|replace)\b.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_OPEN = re.compile(r"(?<!\w)['\"]|/\*")
+"""An apostrophe inside a word opens no text of SQL."""
+_SENTENCE_END = re.compile(r"[:.!?]\s*\Z")
 
 
 def unfenced(sql: str) -> str:
@@ -166,9 +175,17 @@ def unfenced(sql: str) -> str:
     A sentence before or behind the fence is dropped. A text that begins as a statement is one, whatever stands in it.
     """
     fenced = _FENCED.fullmatch(sql)
-    if not fenced or sql.count("```") > 2 or not fenced["sql"].strip() or _STATEMENT.match(fenced["before"]):
+    if not fenced or sql.count("```") > 2 or not fenced["sql"].strip() or _is_statement(fenced["before"]):
         return sql
     return fenced["sql"].strip()
+
+
+def _is_statement(before: str) -> bool:
+    """Return whether a text is SQL, whole or up to the inside of a text or comment, and no sentence ("With this:")."""
+    begun = _BEGINNING.match(before)
+    if begun is None or _OPEN.search(_QUOTED.sub("", before)):
+        return begun is not None or _COMMENT.match(before) is not None
+    return _SENTENCE_END.search(before) is None and is_sql(begun["rest"])
 
 
 def format_result(result: Result) -> str:

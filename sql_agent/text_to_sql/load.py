@@ -30,6 +30,7 @@ from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.columns import (
     REFERENCE_KEYS,
     check_unread,
+    database_names,
     database_of,
     difficulty_of,
     hints_of,
@@ -63,7 +64,8 @@ def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Qu
             questions.append(_question(row, f"{path.stem}-{place.rpartition(' ')[2]}", databases))
         except (ValueError, TypeError) as error:
             raise QuestionFileError(f"{path}, {place}: {error}") from None
-        named.update([found[1]] if (found := database_of(row, databases.ids)) else [])
+        found = database_of(row, databases.ids)
+        named.update([found[1]] if found else [*database_names(row, databases.ids).values()][:1])
     if len(databases.ids) == 1 and len(named) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in named.most_common(5)) + ", ..." * (len(named) > 5)
         raise QuestionFileError(

@@ -8,15 +8,15 @@ understand, as another view or table than was meant, so nobody may read it: `den
 
 from __future__ import annotations
 
-import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 
 FOREIGN = "another version of SQLite wrote its definition"
-_MALFORMED = re.compile(r"malformed database schema \((.*?)\) - (.*)", re.DOTALL)
+_MALFORMED = "malformed database schema ("
+"""SQLite's words before the name of an entry that it refuses."""
 _LISTED = "SELECT type, name, tbl_name, rootpage > 0, sql FROM sqlite_master ORDER BY rowid"
 _Entry = tuple[str, str, str, int, str | None]
 
@@ -53,7 +53,7 @@ def load_schema(connection: sqlite3.Connection) -> tuple[Unparsed, ...]:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
         return ()
     except sqlite3.DatabaseError as error:
-        if _MALFORMED.fullmatch(str(error)) is None:
+        if not str(error).startswith(_MALFORMED):
             raise
         damaged = error
     connection.execute("PRAGMA writable_schema = ON")
@@ -85,31 +85,43 @@ def _unparsed(listed: tuple[_Entry, ...]) -> tuple[Unparsed, ...] | None:
         for number in range(len(listed)):
             probe.execute(f"CREATE TABLE t{number} (x)")  # makes a root page
         pages = [page for (page,) in probe.execute("SELECT rootpage FROM sqlite_master ORDER BY rowid").fetchall()]
-        probe.execute("PRAGMA writable_schema = ON")
-        probe.execute("DELETE FROM sqlite_master")
         rows = [
             (kind, name, table, has_page and page, sql)
             for (kind, name, table, has_page, sql), page in zip(listed, pages, strict=True)
         ]
-        probe.executemany("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", rows)
-        errors = dict(_refused(probe))
-    found = [Unparsed(kind, name, table, errors[name]) for kind, name, table, *_ in listed if name in errors]
-    return tuple(found) if found and len(found) == len(errors) else None
+        return tuple(_refused(probe, rows)) or None
 
 
-def _refused(probe: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """Yield name and error of each entry that SQLite refuses; it names one at a time, which is then removed."""
-    before = None
-    while True:
-        probe.execute("PRAGMA writable_schema = RESET")
-        try:
-            probe.execute("SELECT 1 FROM sqlite_master").fetchone()
+def _refused(probe: sqlite3.Connection, rows: list[_Entry]) -> Iterator[Unparsed]:
+    """Yield each entry that SQLite refuses; it names the first alone, which is then removed with what belongs to it."""
+    while (problem := _problem(probe, rows)) is not None:
+        named = [row[1] for row in rows if problem.startswith(f"{_MALFORMED}{row[1]}) - ")]
+        if not named:
             return
-        except sqlite3.DatabaseError as error:
-            match = _MALFORMED.fullmatch(str(error))
-            if match is None or match[1] == before:
-                return
-            before = match[1]
-            yield match[1], match[2]
-        probe.execute("PRAGMA writable_schema = ON")
-        probe.execute("DELETE FROM sqlite_master WHERE name = ?1 OR tbl_name = ?1", (before,))
+        name = max(named, key=len)  # a name may hold a bracket
+        start = f"{_MALFORMED}{name}) - "
+        kind, _, table, *_ = blamed = _blamed(probe, rows, name, start)
+        yield Unparsed(kind, name, table, problem.removeprefix(start))
+        dependent = name if kind in ("table", "view") else None
+        rows = [row for row in rows if row != blamed and row[2] != dependent]
+
+
+def _blamed(probe: sqlite3.Connection, rows: list[_Entry], name: str, start: str) -> _Entry:
+    """Return the entry of that name that SQLite refuses, of a trigger and a table with one name the first that fails
+    together with what stands before it."""
+    *others, last = (number for number, row in enumerate(rows) if row[1] == name)
+    failing = (number for number in others if (_problem(probe, rows[: number + 1]) or "").startswith(start))
+    return rows[next(failing, last)]
+
+
+def _problem(probe: sqlite3.Connection, rows: Sequence[_Entry]) -> str | None:
+    """Return what SQLite says against a schema with these entries; None if it reads it."""
+    probe.execute("PRAGMA writable_schema = ON")
+    probe.execute("DELETE FROM sqlite_master")
+    probe.executemany("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", rows)
+    probe.execute("PRAGMA writable_schema = RESET")
+    try:
+        probe.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None

@@ -134,7 +134,9 @@ class ReadOnlyDatabase:
         except (OSError, sqlite3.Error, MemoryError) as error:
             raise BackendUnavailable(f"{path} cannot be opened: {error}; leave it in place during the run") from None
         self._others = names - set(tables or names) | CATALOGUES
-        self._unparsed = {entry.name.lower(): f"{entry.name} cannot be read: {entry.why}" for entry in unparsed}
+        self._unparsed = {
+            entry.name.lower(): f"{entry.name} cannot be read: {entry.why}" for entry in unparsed if entry.is_read
+        }  # a trigger may have a table's name
         self._why_denied: str | None = None
         self._connection.execute(f"PRAGMA trusted_schema = {int(trusted_schema)}")
         limits = {**_LIMITS, **limits}
