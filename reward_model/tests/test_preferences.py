@@ -97,7 +97,7 @@ def test_a_row_that_is_no_preference_is_named_with_its_field(tmp_path, line, wor
 
 
 def test_a_missing_or_empty_file_says_where_such_files_come_from(tmp_path):
-    with pytest.raises(PreferenceFileError, match="convert_dpo_format"):
+    with pytest.raises(PreferenceFileError, match="agentgrpo reward convert"):
         read_preferences(tmp_path / "p.jsonl")
     (tmp_path / "p.jsonl").touch()
     with pytest.raises(PreferenceFileError, match="holds no row"):

@@ -42,13 +42,15 @@ pytestmark = pytest.mark.slow
 ALL = [command for page in PAGES for command in commands(page)]
 OURS = ("bench", "scripts", "sql_agent", "reward_model", "dbbench_adapter", "examples")
 ASKED = {"prompt": "How many rows has the table?"}
+SCORES = {
+    "http://127.0.0.1:8008/score": {**ASKED, "response": "There are 12 rows."},
+    "http://127.0.0.1:8008/score-pair": {**ASKED, "chosen": "There are 12 rows.", "rejected": "No idea."},
+}
 SERVERS = {
     "agl store": {"http://127.0.0.1:9999/v1/agl/health": None},
     "vllm serve": {"http://127.0.0.1:8000/v1/completions": {"model": "mine", "prompt": "SELECT", "max_tokens": 2}},
-    "inference_api": {
-        "http://127.0.0.1:8008/score": {**ASKED, "response": "There are 12 rows."},
-        "http://127.0.0.1:8008/score-pair": {**ASKED, "chosen": "There are 12 rows.", "rejected": "No idea."},
-    },
+    "inference_api": SCORES,
+    "reward serve": SCORES,
 }
 """Requests that each server has to answer before the page goes on; None stands for a GET."""
 

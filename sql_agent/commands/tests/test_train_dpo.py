@@ -112,7 +112,7 @@ def test_a_row_that_is_no_pair_is_named(base, tmp_path, capsys):
         '{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": "b", "rejected": "b"}\n'
     )
     assert main(command(base, rows, tmp_path / "out")) == 1
-    assert f"{rows}, row 2, rejected: says the same as chosen; reward_model/convert" in capsys.readouterr().err
+    assert f"{rows}, row 2, rejected: says the same as chosen; agentgrpo reward convert" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
