@@ -5,10 +5,11 @@ It leaves out decimals, which are checked where they are shown or stored (`kinds
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqlglot import exp
 
+from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.mysql_on_sqlite.comparisons import put
 from dbbench_adapter.backends.mysql_on_sqlite.kind_finder import KindFinder, branches
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import BINARY, DOUBLE, INT, integer_range
@@ -27,13 +28,15 @@ _ROWS, _DATES = 2**40, 10**15
 """A count of rows, and a date as a number, are smaller."""
 
 
-def guards(nodes: Iterable[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr, str]]:
+def guards(nodes: Sequence[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr, str]]:
     """Return the sums and products whose results have to be checked, each with the function that does it."""
     found: dict[int, str] = {}
     guarded = []
+    defines = any(isinstance(node, _DEFINITIONS) for node in nodes)
     for node in nodes:  # parents come first
+        check()
         name = _guard(node, finder) if isinstance(node, (*_SUMS, exp.Div, exp.IntDiv, exp.Neg)) else None
-        if name is None or node.find_ancestor(*_DEFINITIONS):
+        if name is None or (defines and node.find_ancestor(*_DEFINITIONS)):
             continue
         found[id(node)] = name
         outer = node.parent

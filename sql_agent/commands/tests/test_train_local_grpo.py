@@ -147,8 +147,8 @@ class Flaky:
 QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run(script: str, *arguments: object) -> str:
-    line = [sys.executable, f"scripts/{script}.py", "--device", "cpu", *map(str, arguments)]
+def run(command: str, *arguments: object) -> str:
+    line = [sys.executable, "-m", "agentgrpo", command, "--device", "cpu", *map(str, arguments)]
     done = subprocess.run(line, cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -173,7 +173,7 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
     sizes = ["--batch_size", 4, "--group_size", 2, "--max_new_tokens", 4, "--max_prompt_tokens", 400, "--lora_r", 2]
     always = ["--model_path", random_policy_folder, "--env", f"{tmp_path}/mine.py:Flaky"]
     out = tmp_path / "run"
-    said = run("train_local_grpo", *always, *files, *sizes, "--run_dir", out, "--learning_rate", "1e-2")
+    said = run("local", *always, *files, *sizes, "--run_dir", out, "--learning_rate", "1e-2")
     assert "tasks: 4 to train on, 3 held out; left out: too long 1\n" in said
     assert "held-out after 0 epochs: success of 3 is unknown  reward +" in said
     assert "not judged: get_reward_error 1, reset_error 1\n" in said
@@ -201,11 +201,11 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     shown, out = tmp_path / "shown", tmp_path / "run"
     settings = ["--lora_r", 0, "--num_epochs", 30 if of == "own_database" else 12, "--learning_rate", "3e-3"]
     where = ["--max_length", 1024, "--output_dir", shown]
-    said = run("train_sft", "--model_path", ROOT / "models" / "tiny-sql", *named, "--tasks", rows, *settings, *where)
+    said = run("sft", "--model_path", ROOT / "models" / "tiny-sql", *named, "--tasks", rows, *settings, *where)
     assert f"next: {agentgrpo_command('local', '--model', shown)} " in said
     flags = ["--batch_size", 2, "--group_size", 6, "--max_new_tokens", 60, "--num_epochs", 2, "--num_tasks", 6]
     flags += ["--temperature", 1.2, "--learning_rate", "1e-3", "--eval_tasks", 3, "--run_dir", out]
-    said = run("train_local_grpo", "--model_path", shown, *named, "--train_file", rows, *flags)
+    said = run("local", "--model_path", shown, *named, "--train_file", rows, *flags)
     unusable = "left out: train-5 (Which is rotten?): no such column: rotten\n" if of == "own_database" else ""
     assert said.startswith(f"{unusable}tasks: ")
     if of == "own_database":
