@@ -52,6 +52,8 @@ TOOLS = "tools or their calls"
 
 
 class UnreadPart(NamedTuple):
+    """Names a column that no reader knows, although a person put a part of the conversation there."""
+
     column: str
     what: str
     """What it looks like, such as `TOOLS`."""
@@ -93,7 +95,7 @@ def unread_prompt(
         read: the columns that were read.
         prompt: the texts of the prompt that was read. A column with one text has to stand there.
         replies: the other texts that were read. A column of messages may hold these too.
-        also: as of `looks_like_prompt`.
+        also: words of such names beside `PROMPT_WORDS`.
     """
     for name, value in row.items():
         if name in read or not looks_like_prompt(name, also):
@@ -110,7 +112,10 @@ def unread_part(
 ) -> UnreadPart | None:
     """Return the first column that holds a part of a conversation that was not read, and what it looks like.
 
-    Args: as of `unread_prompt`.
+    Args:
+        read: the columns that were read.
+        prompt: the texts of the prompt that was read.
+        replies: the other texts that were read.
     """
     texts = [" ".join(text.split()) for text in (*prompt, *replies)]
     for name, value in row.items():

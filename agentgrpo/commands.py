@@ -34,8 +34,9 @@ _interrupted = False
 def starting() -> None:
     """Let Ctrl-C end the process at once until work begins (`interruptible`), and a package that is not there end it
     with one line. There is nothing to clean up before that, and an exception in the middle of an import would look like
-    an error of the imported library. Take a script's own folder off the path: its modules would hide packages."""
-    if os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(sys.argv[0])):
+    an error of the imported library. The folder of a script leaves the path, since its modules would hide packages."""
+    script = os.path.abspath(sys.argv[0])
+    if os.path.isfile(script) and sys.path[0] and os.path.abspath(sys.path[0]) == os.path.dirname(script):
         del sys.path[0]
     sys.excepthook = _end_with_line
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a shell script may have it ignored

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgrpo.checkout import HOME
+from agentgrpo.checkout import HOME, IS_CLONE
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import other_kind, safetensors_header
-from agentgrpo.printed_commands import agentgrpo_command, program_command
+from agentgrpo.printed_commands import agentgrpo_command, install_command, program_command
 from sql_agent import exact_continuation
 from sql_agent.exact_continuation import Continuity, Message
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `agentgrpo doctor` uses this module on machines with broken
 
 TINY_POLICY = HOME / "models" / "tiny-sql"
 """The small policy, which commands take, and make first, if no model is named."""
-SETUP = "bash scripts/setup.sh"
+SETUP = "bash scripts/setup.sh" if IS_CLONE else install_command("agentgrpo[train] @ file://WHEEL")
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
 """Where transformers keeps the templates of a model that has several."""

@@ -49,3 +49,11 @@ def test_another_python_is_sent_to_the_projects_environment(monkeypatch):
         "this is not the environment of `make setup`: start the command with .venv/bin/python"
     )
     assert remedy_of("poml") == install_extra("apo")
+
+
+def test_from_a_wheel_an_extra_is_added_by_the_wheel(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/opt/env/bin/python")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("agentgrpo.printed_commands.IS_CLONE", False)
+    assert install_extra("apo") == "uv pip install --python /opt/env/bin/python 'agentgrpo[apo] @ file://WHEEL'"

@@ -143,7 +143,7 @@ def test_every_command_holds_the_same_questions_of_a_database_out(random_policy_
         found["train_sql_agent", seed] = set(main.held_out)
         assert (len(main.learnt), str(main.sources[-1])) == (
             48,
-            "train_sql_agent learnt 48 of questions.json, 12 held out",
+            "agentgrpo train learnt 48 of questions.json, 12 held out",
         )
         search = apo.choose_tasks(main_job(random_policy_folder, seed, *of_file, *APO), environment)
         found["apo", seed] = fingerprints(settings, search[1].val)
@@ -158,7 +158,7 @@ def test_every_command_holds_the_same_questions_of_a_database_out(random_policy_
 def learnt_by(model: Path, folder: Path, settings: EnvironmentSettings, found) -> Path:
     """A copy of a model that has learnt these tasks."""
     shutil.copytree(model, folder)
-    source = Source(command="train_sft", tasks="tasks.jsonl", learnt=len(found), held_out=0)
+    source = Source(command="agentgrpo sft", tasks="tasks.jsonl", learnt=len(found), held_out=0)
     prints = tuple(sorted(fingerprints(settings, found)))
     write_trained_on(folder, TrainedOn(env=settings.type, sources=(source,), learnt=prints))
     return folder
@@ -184,7 +184,7 @@ def refusal(capsys, command, *arguments: object) -> str:
 
 SAID = (
     "learnt has learnt {n} of the {n} tasks to measure it on, for example '{example}'; its trained_on.json says: "
-    "train_sft learnt 60 of tasks.jsonl, 0 held out. Success on them says nothing about new tasks. "
+    "agentgrpo sft learnt 60 of tasks.jsonl, 0 held out. Success on them says nothing about new tasks. "
 )
 SAME = "Measure on tasks that it has not learnt: the same --train-file without --val-file"
 
@@ -289,7 +289,7 @@ def test_what_a_model_learnt_is_known_after_training_further_and_merging(
         in said
     )
     assert json.loads((tuned / "sft.json").read_text())["data"]["tasks"] == {
-        "command": "train_sft", "tasks": "first.json", "learnt": 16, "held_out": 4, "held_out_tasks": None,
+        "command": "agentgrpo sft", "tasks": "first.json", "learnt": 16, "held_out": 4, "held_out_tasks": None,
         "listed": True,
     }  # fmt: skip
     run(train_local_grpo.main, "--model_path", tuned, *database, "--train_file", second, "--num_tasks", 2,
@@ -297,8 +297,8 @@ def test_what_a_model_learnt_is_known_after_training_further_and_merging(
     run(merge_policy.main, "--adapter", trained / "epoch_1", "--output", whole)
     record = read_trained_on(whole)
     assert list(map(str, record.sources)) == [
-        "train_sft learnt 16 of first.json, 4 held out",
-        "train_local_grpo learnt 2 of second.json, 8 held out",
+        "agentgrpo sft learnt 16 of first.json, 4 held out",
+        "agentgrpo local learnt 2 of second.json, 8 held out",
     ]
     assert (record.env, len(record.learnt), len(record.held_out)) == ("text2sql", 18, 8)
     with served(oracle.app(lambda history: {"role": "assistant", "content": "?"}), whole) as url:

@@ -80,7 +80,7 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
         held_out = draw_by_kind(split.val, cfg.eval_tasks, seed=1) if cfg.eval_tasks else []
         notes = check_not_learnt(model, environment, held_out, SAME_SPLIT)
         folder.trained_on = trained_by(
-            "run_dbbench_greedy_grpo", model, environment, settings, data_of(cfg), split.train, split.val
+            "agentgrpo greedy-grpo", model, environment, settings, data_of(cfg), split.train, split.val
         )
         recipe = GreedyGrpo(cfg, split.train, held_out)
         trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(notes))

@@ -75,7 +75,7 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
         )
         notes = check_not_learnt(model, environment, split.val, SAME_SPLIT)
         folder.trained_on = trained_by(
-            "train_gsm8k_agent", model, environment, settings, data_of(cfg), split.train, found.val
+            "agentgrpo gsm8k", model, environment, settings, data_of(cfg), split.train, found.val
         )
         recipe = BatchGrpo(cfg, split.train, split.val)
         opening = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"

@@ -78,7 +78,7 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
         opening = [*describe_kinds(split, len(whole.val)), *prompts.describe()]
         opening += check_not_learnt(model, environment, split.val, SAME_SPLIT)
         folder.trained_on = trained_by(
-            "train_local_grpo", model, environment, cfg.environment, cfg.data, split.train, found.val
+            "agentgrpo local", model, environment, cfg.environment, cfg.data, split.train, found.val
         )
         recipe = BatchGrpo(cfg, split.train, split.val)
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(opening)).train()

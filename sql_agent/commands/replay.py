@@ -3,19 +3,16 @@
 Two scripted agents play every task under each protocol and on each backend. Both run the reference statement; then one
 answers with the gold, and the other with the rows that it got. The protocol's own judge and `strict` count how many
 they solve. The first number is the most that a file allows, the second shows the quality of its references. A change
-needs no answer. `--parts` switches off one part of the translation to SQLite after the other and counts the references
-and the statements of `dbbench_adapter/tests/agent_sql.py` that change. `agentgrpo evaluate` measures models,
-and `agentgrpo tasks validate` finds faulty rows.
+needs no answer. `agentgrpo evaluate` measures models, and
+`agentgrpo tasks validate` finds faulty rows.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 from rich.console import Console
 from rich.progress import track
@@ -70,71 +67,11 @@ def reads_rows(backend: Backend) -> Known:
     return known
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
-def left_out_parts() -> dict[str, dict[str, object]]:
-    """Return the parts of the translation, each with names below `dbbench_adapter.backends` and their replacements."""
-    from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, comparing, dates, numeric, patterns, text
-
-    translate, rewrites = "mysql_on_sqlite.translate.", "mysql_on_sqlite.rewrites."
-    checks = ("refuse", "refuse_reserved", "refuse_row_ids")
-    parts: dict[str, dict[str, object]] = {
-        "mysql_on_sqlite/checks": {translate + name: _nothing for name in checks},
-        "mysql_on_sqlite/collation": {rewrites + "collate_computed": _nothing},
-        "mysql_on_sqlite/kinds": {
-            "mysql_on_sqlite.kind_finder.KindFinder.kind": _nothing,
-            "mysql_on_sqlite.kind_finder.KindFinder.kinds_of": lambda *_: (),
-        },
-        "mysql_on_sqlite/comparisons": {rewrites + "compare": _nothing, rewrites + "take_arguments": _nothing},
-        "mysql_on_sqlite/rewrites": {translate + "rewritten": lambda tree, *_: tree},
-        "mysql_on_sqlite/stored": {rewrites + "store": _nothing},
-        "group_order": {rewrites + "order_groups": _nothing},
-        "sqlite/catalogue": {"sqlite.backend.catalogue_answer": _nothing, "sqlite.backend.make_views": _nothing},
-        "mysql_on_sqlite/functions/aggregates": {"sqlite.sandbox.AGGREGATES": {}},
-    }
-    for module in (comparing, dates, numeric, patterns, text):
-        gone = {*module.STRICT, *module.NULLS_MATTER}
-        kept = {name: function for name, function in FUNCTIONS.items() if name not in gone}
-        parts[f"mysql_on_sqlite/functions/{module.__name__.rpartition('.')[2]}"] = {"sqlite.sandbox.FUNCTIONS": kept}
-    return parts
-
-
-def _print_parts(paths: Sequence[Path]) -> None:
-    """Print one row for each part of the translation: its lines, and what changes on SQLite without it."""
-    from dbbench_adapter.backends.mysql_on_sqlite import translate
-    from dbbench_adapter.tests.agent_sql import STATEMENTS, answer
-
-    folder = Path(translate.__file__).parents[1]
-    tasks = [load_tasks(path) for path in paths]
-    complete: tuple[int, list[object]] | None = None
-    print("| left out | lines | references lost | statements of agents that change |")
-    print("| --- | --- | --- | --- |")
-    for part, patches in {"nothing": {}, **left_out_parts()}.items():
-        with ExitStack() as stack, open_backend("sqlite") as backend:
-            for name, replacement in patches.items():
-                stack.enter_context(patch(f"dbbench_adapter.backends.{name}", replacement))
-            translate.translated_often.cache_clear()
-            missed = [misses(some, backend, "lab" if some[0].typed else "fc", reads_rows(backend))[0] for some in tasks]
-            answers: list[object] = [answer(backend, sql) for sql in STATEMENTS]
-        lost = sum(map(len, missed))
-        complete = complete or (lost, answers)
-        changed = sum(one != other for one, other in zip(answers, complete[1], strict=True))
-        lines = len((folder / f"{part}.py").read_text("utf-8").splitlines()) if patches else 0
-        print(f"| `{part}` | {lines} | {lost - complete[0]} | {changed} |", flush=True)
-    translate.translated_often.cache_clear()
-    print(f"of {sum(map(len, tasks))} references and {len(STATEMENTS)} statements")
-
-
 def main() -> None:
     parser = Parser(prog="agentgrpo tasks replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", help="task files of any form")
     parser.add_argument("--backends", default="sqlite,mariadb", help="default sqlite,mariadb")
-    parser.add_argument("--parts", action="store_true", help="measure the parts of the translation to SQLite instead")
     args = parser.parse_args()
-    if args.parts:
-        return _print_parts(args.files)
     print("| file | backend | protocol | tasks | with the gold: own judge, strict | from the rows: own judge, strict |")
     print("| --- | --- | --- | --- | --- | --- |")
     notes: list[str] = []

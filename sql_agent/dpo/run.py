@@ -97,7 +97,7 @@ def train(run: Run, say: Say = print) -> None:
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     trainer = make_trainer(model, start.tokenizer, run.pairs, run.held_out, cfg, lora=start.lora, record=run.record)
     source = Source(
-        command="train_dpo", tasks=cfg.dataset.name, learnt=len(run.pairs), held_out=len(run.held_out), listed=False
+        command="agentgrpo dpo", tasks=cfg.dataset.name, learnt=len(run.pairs), held_out=len(run.held_out), listed=False
     )
     trained_on = trained_further(read_trained_on(cfg.model_path), source)
     fit(trainer, start, cfg.output_dir, RECORD, run.record, say, trained_on)

@@ -145,7 +145,9 @@ def trained_on(cfg: ExperimentConfig, settings: EnvironmentSettings, held_out: S
     task, train = cfg.task, list[Task]()
     if task.data:
         train, held_out = map(each_once, file_split(task))
-    source = source_of("run_experiment", DataConfig(train_file=task.data, val_file=task.held_out_data), train, held_out)
+    source = source_of(
+        "agentgrpo single-skill", DataConfig(train_file=task.data, val_file=task.held_out_data), train, held_out
+    )
     if not task.data:
         source = source.model_copy(update={"learnt": cfg.training_callback.stop_after_episodes, "listed": False})
     learnt, rest = ([fingerprint_of(one) for one in tasks] for tasks in (train, held_out))

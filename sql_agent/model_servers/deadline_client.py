@@ -26,7 +26,13 @@ class DeadlineClient:
         self._loop.close()
 
     def get(self, url: str, *, timeout_s: float) -> httpx.Response:
-        """Return the answer; see `post`."""
+        """Return the answer.
+
+        Args:
+            timeout_s: limit of the whole request.
+        Raises:
+            httpx.HTTPError, httpx.InvalidURL: there is no answer.
+        """
         return self._loop.run(self._request("GET", url, timeout_s))
 
     def post(self, url: str, body: Any, *, timeout_s: float) -> httpx.Response:

@@ -56,7 +56,7 @@ from sql_agent.sft.fine_tuning import (
 from sql_agent.sft.trainer import RECORD, make_trainer
 from sql_agent.trained_on import Source, TrainedOn, read_trained_on, trained_by, trained_further
 
-COMMAND = "train_sft"
+COMMAND = "agentgrpo sft"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
         raise UsageError(f"there is no held-out task; left out: {dict(found.left_out) or 'nothing'}; give others")
     split = drawn(whole, cfg.data.val_limit, cfg.seed)
     notes = check_not_learnt(cfg.model, environment, split.val, SAME_SPLIT)
-    record = trained_by("train_sql_agent", cfg.model, environment, cfg.environment, cfg.data, split.train, found.val)
+    record = trained_by("agentgrpo train", cfg.model, environment, cfg.environment, cfg.data, split.train, found.val)
     return ChosenTasks(environment, tokenizer, template, split, len(whole.val), prompts, record, notes)
 
 

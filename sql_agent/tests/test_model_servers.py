@@ -428,8 +428,7 @@ def test_a_whole_call_in_a_text_names_the_parser_that_would_read_it(text, parser
 
 def test_the_parsers_that_are_named_are_vllms():
     vllm = importlib.util.find_spec("vllm")
-    if vllm is None or vllm.origin is None:
-        pytest.skip("vLLM is not installed")
+    assert vllm is not None and vllm.origin is not None
     # its import takes ten seconds, and its table is a literal
     table = (Path(vllm.origin).parent / "tool_parsers" / "__init__.py").read_text("utf-8")
     assert [parser for parser in _PARSERS.values() if f'"{parser}": (' not in table] == []

@@ -76,14 +76,14 @@ def trained(command: str, before: Path, after: Path, train, held_out) -> Trained
 
 def test_a_model_carries_on_what_the_models_before_it_learnt(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    trained("train_sft", tmp_path, first, TASKS[:2], TASKS[2:3])
-    trained("train_local_grpo", first, second, TASKS[1:2] + TASKS[3:4], TASKS[4:])
+    trained("agentgrpo sft", tmp_path, first, TASKS[:2], TASKS[2:3])
+    trained("agentgrpo local", first, second, TASKS[1:2] + TASKS[3:4], TASKS[4:])
     assert json.loads((second / "trained_on.json").read_text()) == {
         "env": "dbbench",
         "protocol": "lab",
         "sources": [
-            {"command": "train_sft", "tasks": "tasks.jsonl", "learnt": 2, "held_out": 1, "listed": True},
-            {"command": "train_local_grpo", "tasks": "tasks.jsonl", "learnt": 2, "held_out": 2, "listed": True},
+            {"command": "agentgrpo sft", "tasks": "tasks.jsonl", "learnt": 2, "held_out": 1, "listed": True},
+            {"command": "agentgrpo local", "tasks": "tasks.jsonl", "learnt": 2, "held_out": 2, "listed": True},
         ],
         "learnt": sorted([PRINTS[0], PRINTS[1], PRINTS[3]]),
         "held_out": sorted(PRINTS[4:]),
@@ -93,13 +93,13 @@ def test_a_model_carries_on_what_the_models_before_it_learnt(tmp_path):
         check_not_learnt(second, ENVIRONMENT, TASKS[2:], "Name others.")
     assert str(refused.value) == (
         f"{second} has learnt 1 of the 4 tasks to measure it on, for example '{TASKS[3].question}'; its "
-        "trained_on.json says: train_sft learnt 2 of tasks.jsonl, 1 held out; train_local_grpo learnt 2 of "
+        "trained_on.json says: agentgrpo sft learnt 2 of tasks.jsonl, 1 held out; agentgrpo local learnt 2 of "
         "tasks.jsonl, 2 held out. Success on them says nothing about new tasks. Name others."
     )
 
 
 def test_an_adapter_without_a_record_has_learnt_what_its_base_has(tmp_path):
-    record = trained("train_sft", tmp_path, tmp_path / "base", TASKS[:2], [])
+    record = trained("agentgrpo sft", tmp_path, tmp_path / "base", TASKS[:2], [])
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
@@ -121,9 +121,9 @@ def test_a_record_that_cannot_be_read_is_refused_where_something_is_measured(tmp
 
 
 def test_rows_that_are_not_listed_are_named(tmp_path):
-    source = Source(command="train_dpo", tasks="pairs.jsonl", learnt=40, held_out=4, listed=False)
+    source = Source(command="agentgrpo dpo", tasks="pairs.jsonl", learnt=40, held_out=4, listed=False)
     write_trained_on(tmp_path, TrainedOn(sources=(source,)))
     assert check_not_learnt(tmp_path, ENVIRONMENT, TASKS, "") == [
-        f"{tmp_path} has also learnt from pairs.jsonl (train_dpo); its trained_on.json does not list those rows, so "
+        f"{tmp_path} has also learnt from pairs.jsonl (agentgrpo dpo); its trained_on.json does not list those rows, so "
         "nobody can tell whether tasks to measure it on are among them"
     ]

@@ -23,6 +23,7 @@ from agentgrpo.settings import merged
 from sql_agent.config import TrainConfig
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
+from sql_agent.model_check import SETUP
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
@@ -292,7 +293,7 @@ def compose(overrides: dict[str, Any]) -> Any:
 
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
-        raise ValueError("verl is not installed; run `make setup`")
+        raise ValueError(f"verl is not installed; run `{SETUP}`")
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
         base = hydra_compose("ppo_trainer")
     known = OmegaConf.to_container(base, resolve=False)

@@ -309,3 +309,19 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
     assert problem.what.startswith("1 question(s) with 1 different reference(s) are too few to hold some out")
     [problem] = doctor.check_database(tasks, None).problems
     assert problem.what.startswith(f"{tasks} is no SQLite database")
+
+
+def test_of_a_wheel_it_says_which_extras_are_whole():
+    required = [
+        "pydantic<3,>=2.13",
+        'torch; extra == "local"',
+        'trl==1.16.0; extra == "local"',
+        'agentgrpo[local]; extra == "train"',
+        'verl==0.9.1; extra == "train"',
+        'poml==0.0.8; extra == "apo"',
+    ]
+    local, train = {"torch": "2.13", "trl": "1.16.0"}, {"torch": "2.13", "verl": "0.9.1", "vllm": "0.28"}
+    found = "agentgrpo[local] is whole; agentgrpo[train] lacks verl, vllm"
+    assert doctor.check_extras(local, required) == Finding("packages", found)
+    found = "agentgrpo[train] is whole; agentgrpo[local] lacks trl"
+    assert doctor.check_extras(train, required) == Finding("packages", found)

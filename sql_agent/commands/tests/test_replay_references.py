@@ -44,20 +44,6 @@ def test_the_table_and_its_notes(tmp_path, capsys, monkeypatch):
     assert lines[-2:] == ["not solved with the gold, under the protocol's own judge:", "none"]
 
 
-def test_a_part_of_the_translation_is_worth_what_changes_without_it(tmp_path, capsys, monkeypatch):
-    path = tmp_path / "two.jsonl"
-    write_tasks(path, [CHEAP, RAISE])
-    statements = ["SHOW TABLES", "SELECT YEAR(Day) FROM Sales", "SELECT 1"]
-    monkeypatch.setattr("dbbench_adapter.tests.agent_sql.STATEMENTS", statements)
-    monkeypatch.setattr("sys.argv", ["replay_references", str(path), "--parts"])
-    main()
-    changed = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
-    assert {row[1].strip(" `"): row[3:5] for row in changed if row[4].strip() != "0"} == {
-        "sqlite/catalogue": [" 0 ", " 1 "],
-        "mysql_on_sqlite/functions/dates": [" 0 ", " 1 "],
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "protocol", "own", "strict"),
