@@ -145,6 +145,7 @@ def closed_in_the_end(line):
 def test_a_body_that_does_not_arrive_in_time_ends_its_connection(connect, monkeypatch, headers):
     monkeypatch.setattr(http_protocol, "BODY_S", 0.3)
     line = connect()
+    line.settimeout(3)  # uvicorn closes an idle connection after 5 s, and the limit of headers is 10 s
     line.sendall(post(*headers) + b"1")
     assert closed_in_the_end(line)
 

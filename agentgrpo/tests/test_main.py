@@ -54,8 +54,8 @@ def test_another_name_is_refused_with_the_nearest(words, said):
 def test_a_command_of_two_words_reads_the_words_behind_them():
     code, shown, _ = typed("tasks", "generate", "--help")
     assert (code, shown.split(" [")[0]) == (0, "usage: agentgrpo tasks generate")
-    code, _, error = typed("tasks", "generate", "--nmu-tasks", "3")
-    assert code == 2 and "did you mean --num-tasks?" in error
+    code, shown, _ = typed("tasks", "validate", "nowhere.json")
+    assert (code, shown.partition(";")[0]) == (1, "nowhere.json: no such file")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
