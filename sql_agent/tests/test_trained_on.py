@@ -124,6 +124,6 @@ def test_rows_that_are_not_listed_are_named(tmp_path):
     source = Source(command="agentgrpo dpo", tasks="pairs.jsonl", learnt=40, held_out=4, listed=False)
     write_trained_on(tmp_path, TrainedOn(sources=(source,)))
     assert check_not_learnt(tmp_path, ENVIRONMENT, TASKS, "") == [
-        f"{tmp_path} has also learnt from pairs.jsonl (agentgrpo dpo); its trained_on.json does not list those rows, so "
-        "nobody can tell whether tasks to measure it on are among them"
+        f"{tmp_path} has also learnt from pairs.jsonl (agentgrpo dpo); its trained_on.json does not list those rows, "
+        "so nobody can tell whether tasks to measure it on are among them"
     ]
