@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from agentgrpo.chat.messages import Message
 from agentgrpo.flags import Parser
-from agentgrpo.messages import Message
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive

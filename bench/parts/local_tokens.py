@@ -36,9 +36,9 @@ def measure(model: Path, _folder: Path) -> list[Row]:
 
 def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[Trajectory]:
     """Play episodes of this many turns each; their log-probs are 0."""
+    from agentgrpo.chat.replies import Conversation
     from dbbench_adapter.generator import generate_tasks
     from sql_agent.environments.dbbench import DbBench
-    from sql_agent.local.conversation import Conversation
 
     with DbBench("strict") as environment:
         conversation = Conversation(policy.tokenizer, environment.tools)

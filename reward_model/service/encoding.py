@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from agentgrpo.messages import Message
+from agentgrpo.chat.messages import Message
 from reward_model.datatypes import Encoded
 from reward_model.service.schemas import (
     ChatItem,

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.base import EpisodeLostError, with_observation
-from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.rollouts.stitch import Trajectory

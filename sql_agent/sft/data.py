@@ -19,10 +19,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
-from agentgrpo.call_arguments import mended_calls
-from agentgrpo.chat_markers import medium_in, why_no_medium, why_rendered
-from agentgrpo.column_names import TOOLS, unread_part
-from agentgrpo.conversations import (
+from agentgrpo.chat.calls import mended_calls
+from agentgrpo.chat.conversations import (
     TOOL_COLUMNS,
     RowError,
     legal,
@@ -31,9 +29,13 @@ from agentgrpo.conversations import (
     read_text,
     tools_of,
 )
-from agentgrpo.conversations import short_repr as shown
+from agentgrpo.chat.conversations import short_repr as shown
+from agentgrpo.chat.loss_marks import is_context, left_out_by, take_mark
+from agentgrpo.chat.markers import medium_in, why_no_medium, why_rendered
+from agentgrpo.chat.replies import Encoded, encode_conversation, is_imitated
+from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
+from agentgrpo.column_names import TOOLS, unread_part
 from agentgrpo.file_kinds import RowFileError
-from agentgrpo.loss_marks import is_context, left_out_by, take_mark
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
 from dbbench_adapter.backends import Backend, TableError
@@ -42,9 +44,7 @@ from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_epi
 from dbbench_adapter.protocols.solution import solution
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of
 from sql_agent.environments.base import Environment, EpisodeLostError, with_observation
-from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is_imitated
 from sql_agent.trained_on import TrainedOn
 
 

@@ -7,8 +7,9 @@ import pytest
 import trl
 from transformers import AutoTokenizer
 
+from agentgrpo.chat.replies import Conversation
+from agentgrpo.chat.template import ChatTemplateError
 from dbbench_adapter.protocols import fc
-from sql_agent.local.conversation import ChatTemplateError, Conversation
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 FIRST = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many rows?"}]

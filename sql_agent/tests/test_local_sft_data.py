@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agentgrpo.chat.replies import Conversation, Encoded, encode_conversation
+from agentgrpo.chat.template import ChatTemplateError
 from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
@@ -15,7 +17,6 @@ from dbbench_adapter.protocols import PROTOCOLS, fc
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.oracle import call, calls
 from sql_agent.sft.data import (
     DataError,
@@ -26,7 +27,6 @@ from sql_agent.sft.data import (
     read_messages,
     reference_demonstrations,
 )
-from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tests.conftest import forget_own_files
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql

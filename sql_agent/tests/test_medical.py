@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from agentgrpo.messages import num_tool_calls
+from agentgrpo.chat.messages import num_tool_calls
 from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.datatypes import Score
 from sql_agent.agent import run_rollout

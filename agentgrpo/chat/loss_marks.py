@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from agentgrpo.chat.conversations import ROLES, RowError, short_repr
 from agentgrpo.column_names import plain_name, words
-from agentgrpo.conversations import ROLES, RowError, short_repr
 
 LEARNT = frozenset(map(plain_name, (
     "weight", "loss", "train", "training", "trainable", "is_trainable", "train_on", "train_on_turn", "should_train",

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from agentgrpo.chat.messages import Message, ToolCall
 from agentgrpo.json_text import parse_json
-from agentgrpo.messages import Message, ToolCall
 
 
 def mended_calls(messages: Sequence[Message], tools: str | None, changes: Counter[str]) -> list[Message]:
@@ -23,7 +23,7 @@ def mended_calls(messages: Sequence[Message], tools: str | None, changes: Counte
     of an object; others keep their text.
 
     Args:
-        tools: the schemas as JSON in a text (`agentgrpo.conversations.read_tools`), or None.
+        tools: the schemas as JSON in a text (`agentgrpo.chat.conversations.read_tools`), or None.
     """
     functions = [tool["function"] for tool in json.loads(tools or "[]") if isinstance(tool.get("function"), dict)]
     schemas = {function.get("name"): function.get("parameters") for function in functions}
