@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentgrpo.chat.calls import call
 from agentgrpo.chat.template import ChatTemplate, Message, for_template
 
 OTHER = "Another reply."
@@ -151,7 +152,7 @@ def _user(number: int) -> Message:
 
 def _call(name: str, said: str, number: int) -> Turn:
     arguments = f'{{"query": "SELECT {number}"}}'
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "execute_sql", "arguments": arguments}}
+    asked = call("execute_sql", arguments, f"call_{number}")
     sampled = f'{said}<tool_call>\n{{"name": "execute_sql", "arguments": {arguments}}}\n</tool_call>'
-    answer = {"role": "tool", "tool_call_id": call["id"], "name": "execute_sql", "content": f"probe_answer {number}."}
-    return Turn(name, sampled, {"role": "assistant", "content": said, "tool_calls": [call]}, answer)
+    answer = {"role": "tool", "tool_call_id": asked["id"], "name": "execute_sql", "content": f"probe_answer {number}."}
+    return Turn(name, sampled, {"role": "assistant", "content": said, "tool_calls": [asked]}, answer)

@@ -12,7 +12,6 @@ only some families; it tokenises the whole text at once, so that a token may spa
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, parse_response, qwen3_schema
 
+from agentgrpo.chat.calls import call
 from agentgrpo.chat.template import (
     NOT_TRAINED,
     ChatTemplate,
@@ -138,17 +138,10 @@ class Conversation:
         """
         ids = [*ids]
         text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] == self.eos_id else ids)
-        calls = self._calls(ids) if self._tools and ids else None
-        if not calls:
-            return {"role": "assistant", "content": text}
-        return {
-            "role": "assistant",
-            "content": text,
-            "tool_calls": [
-                {"id": f"call_{place}", "type": "function", "function": _as_text(call["function"])}
-                for place, call in enumerate(calls)
-            ],
-        }
+        found = self._calls(ids) if self._tools and ids else None
+        said = [each["function"] for each in found or ()]
+        made = [call(each["name"], each.get("arguments", {}), f"call_{place}") for place, each in enumerate(said)]
+        return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
 
     def _calls(self, ids: list[int]) -> list[dict[str, Any]] | None:
         try:
@@ -164,19 +157,13 @@ class Conversation:
         called: Message = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
         prompt = self._template.write(first, prompt=True)
         written = self._template.write([*first, called]).removeprefix(prompt).rstrip()
-        read = [call["function"] for call in self.read_reply(self._template.encode(written)).get("tool_calls", ())]
-        if read != [_as_text(PROBE_CALL["function"])]:
+        read = [each["function"] for each in self.read_reply(self._template.encode(written)).get("tool_calls", ())]
+        if read != [call(**PROBE_CALL["function"])["function"]]:
             raise ChatTemplateError(
                 f"the chat template of {self._tokenizer.name_or_path} writes tool calls in a form that is not read "
                 "here (known: Hermes' and those of TRL); use --protocol text, which needs no tool calls"
             )
         self.after_reply(first, called, [{"role": "tool", "content": "probe"}])
-
-
-def _as_text(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"name": function["name"], "arguments": text}
 
 
 # Replies to imitate ---------------------------------------------------------------------------------------------------

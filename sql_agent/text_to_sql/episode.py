@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.backends.sqlite.read_only import json_cell
@@ -73,21 +74,8 @@ def solution(question: Question) -> list[Message]:
     """Return the replies of an assistant that knows the reference; of several statements it hands in the last."""
     query = question.query or ""
     *first, last = statements(query) if question.changes else [query]
-    calls = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
-    return [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": f"call_{number}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps({"sql": sql}, ensure_ascii=False)},
-                }
-            ],
-        }
-        for number, (name, sql) in enumerate(calls)
-    ]
+    asked = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
+    return [calls(call(name, {"sql": sql}, f"call_{number}")) for number, (name, sql) in enumerate(asked)]
 
 
 class TextToSqlEpisode:
