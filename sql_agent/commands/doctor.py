@@ -268,7 +268,7 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
     Args:
         splits: whether a part of the questions is to be held out.
     """
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.datatypes import DataConfig
     from sql_agent.text_to_sql.environment import TextToSql
     from sql_agent.text_to_sql.faults import of_database
@@ -301,7 +301,7 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
 
 def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens: int | None) -> Finding:
     """Say how long the first prompts are, as every command plays them, what is cut, and what fine-tuning learns."""
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.model_check import template_of_run
     from sql_agent.prompts.fit import describe_lengths, fit_tasks
     from sql_agent.prompts.limit import choose_limit
@@ -328,7 +328,7 @@ def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens
 
 def check_tasks(args: argparse.Namespace) -> Finding:
     """Check what a run would find in any other environment: its class or agent, and the tasks."""
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.datatypes import DataConfig, EnvironmentSettings
     from sql_agent.environments.base import make_environment
     from sql_agent.environments.registry import check_name

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from dbbench_adapter.backends.sqlite.foreign_schema import load_schema
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
+from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
 from dbbench_adapter.generator import NOTE
 from sql_agent.text_to_sql.schema import quoted, said_unreadable, why_unreadable
 

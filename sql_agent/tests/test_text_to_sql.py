@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.forked import forked
-from dbbench_adapter.backends import BackendUnavailable, Result
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines import BackendUnavailable, Result
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.tests.hostile import STATEMENTS
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment

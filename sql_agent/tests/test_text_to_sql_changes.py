@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.forked import forked
-from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.backends.sqlite import copy_on_write, sandbox
-from dbbench_adapter.backends.sqlite.copy_on_write import Change, CopyOnWrite
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines import BackendUnavailable
+from dbbench_adapter.engines.sqlite import copy_on_write, sandbox
+from dbbench_adapter.engines.sqlite.copy_on_write import Change, CopyOnWrite
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.tests.hostile import STATEMENTS
 from sql_agent.datatypes import AgentConfig, DataConfig
 from sql_agent.sft.data import reference_demonstrations

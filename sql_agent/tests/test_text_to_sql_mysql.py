@@ -15,9 +15,9 @@ import pymysql
 import pytest
 
 from agentgrpo.passwords import VARIABLE, named_database
-from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.backends.mysql import read_only
-from dbbench_adapter.backends.mysql.read_only import (
+from dbbench_adapter.engines import BackendUnavailable
+from dbbench_adapter.engines.mysql import read_only
+from dbbench_adapter.engines.mysql.read_only import (
     MAX_CONNECTIONS,
     REFUSAL,
     AccountError,
@@ -26,7 +26,7 @@ from dbbench_adapter.backends.mysql.read_only import (
     parse_address,
     refused,
 )
-from dbbench_adapter.backends.mysql.server import PrivateServer
+from dbbench_adapter.engines.mysql.server import PrivateServer
 from dbbench_adapter.tests.hostile import ESCAPE, STATEMENTS
 from sql_agent.commands import doctor
 from sql_agent.commands import sft as train_sft

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import sqlite3
 
-from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.sqlite.copy_on_write import (
+from dbbench_adapter.datatypes import Row, Rows
+from dbbench_adapter.engines import Result
+from dbbench_adapter.engines.sqlite.copy_on_write import (
     MAX_CHANGED_ROWS,
     MAX_WRITTEN_BYTES,
     Change,
     Changes,
     CopyOnWrite,
 )
-from dbbench_adapter.backends.sqlite.foreign_schema import Unparsed
-from dbbench_adapter.backends.sqlite.sandbox import Guard, virtual_tables
-from dbbench_adapter.datatypes import Row, Rows
+from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed
+from dbbench_adapter.engines.sqlite.sandbox import Guard, virtual_tables
 from dbbench_adapter.judges.strict import same_content
 from sql_agent.comparison import only_in
 from sql_agent.text_to_sql.sandbox import TOO_LONG, UserDatabase

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from agentgrpo.nearest import did_you_mean
-from dbbench_adapter.backends.mysql.read_only import AccountError, ReadOnlyServer
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines.mysql.read_only import AccountError, ReadOnlyServer
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from sql_agent.text_to_sql.changes import ChangeableDatabase
 from sql_agent.text_to_sql.datatypes import DatabaseError
 from sql_agent.text_to_sql.sandbox import UserDatabase

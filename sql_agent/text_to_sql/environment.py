@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
-from dbbench_adapter.backends import BackendUnavailable, Result
-from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.datatypes import Row, Rows, Score
+from dbbench_adapter.engines import BackendUnavailable, Result
+from dbbench_adapter.engines.sqlite.copy_on_write import Changes
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings

@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
-from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.sqlite.copy_on_write import Changes
-from dbbench_adapter.backends.sqlite.read_only import json_cell
+from dbbench_adapter.engines import Result
+from dbbench_adapter.engines.sqlite.copy_on_write import Changes
+from dbbench_adapter.engines.sqlite.read_only import json_cell
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.environments.episode import tool
 from sql_agent.text_to_sql.changes import ChangeableDatabase

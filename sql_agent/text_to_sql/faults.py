@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.backends.sqlite.foreign_schema import FOREIGN
-from dbbench_adapter.backends.sqlite.read_only import connect
+from dbbench_adapter.engines import BackendUnavailable
+from dbbench_adapter.engines.sqlite.foreign_schema import FOREIGN
+from dbbench_adapter.engines.sqlite.read_only import connect
 from sql_agent.text_to_sql.sandbox import MAX_VALUE_BYTES
 from sql_agent.text_to_sql.schema import TableInfo, quoted
 

@@ -23,9 +23,9 @@ from sqlglot.errors import SqlglotError
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
-from dbbench_adapter.backends import mysql_lexer
-from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
 from dbbench_adapter.datatypes import Cell, Rows
+from dbbench_adapter.dialect import lexer as mysql_lexer
+from dbbench_adapter.engines.sqlite import lexer as sqlite_lexer
 from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.columns import (
     REFERENCE_KEYS,

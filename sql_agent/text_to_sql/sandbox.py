@@ -15,9 +15,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.sqlite.read_only import Functions, ReadOnlyDatabase
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines import Result
+from dbbench_adapter.engines.sqlite.read_only import Functions, ReadOnlyDatabase
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 
 REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
 MAX_RESULT_ROWS = 10_000

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.backends.sqlite.read_only import opened
+from dbbench_adapter.engines import BackendUnavailable
+from dbbench_adapter.engines.sqlite.read_only import opened
 from sql_agent.text_to_sql.datatypes import DatabaseError
 
 SAMPLED_ROWS = 1_000
