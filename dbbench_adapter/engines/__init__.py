@@ -1,13 +1,18 @@
-"""Opens a SQL backend for the episodes: SQLite in memory (the default), a private MariaDB, or a MySQL server by URL."""
+"""Finds the engine of a database: of a user's own by its path or address, of DB-Bench's by the name of its backend."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from urllib.parse import urlsplit
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
 
-from agentgrpo.commands import interruptible
-from agentgrpo.passwords import hidden, revealed
+from pydantic import BeforeValidator
+
+from agentgrpo.outputs import named_path
+from agentgrpo.passwords import SCHEME, hidden
+from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import (
     Backend,
     BackendUnavailable,
@@ -17,6 +22,9 @@ from dbbench_adapter.engines.base import (
     TableError,
     TableState,
 )
+from dbbench_adapter.engines.engine import Databases, Engine
+from dbbench_adapter.engines.mysql import MYSQL
+from dbbench_adapter.engines.sqlite import SQLITE
 
 __all__ = [
     "Backend",
@@ -26,10 +34,60 @@ __all__ = [
     "Snapshot",
     "TableError",
     "TableState",
-    "check_backend",
-    "check_spec",
-    "open_backend",
 ]
+
+ENGINES: tuple[Engine, ...] = (SQLITE, MYSQL)
+
+
+# users' databases
+
+
+def open_databases(place: Path | str) -> Databases:
+    """Return the databases at a path, or at an address, whose password may be hidden.
+
+    Raises:
+        DatabaseError: there is none.
+    """
+    return _engine_at(place).open_databases(place)
+
+
+def known_places() -> str:
+    *others, last = (engine.places for engine in ENGINES)
+    return f"{', '.join(others)}, or {last}"
+
+
+def named_database(text: str) -> Path | str:
+    """Parse a flag that names a file or folder, or a database on a server, whose password is hidden."""
+    try:
+        place = _path_or_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return named_path(text) if isinstance(place, Path) else place
+
+
+def _path_or_address(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not SCHEME.match(value):
+        return Path(value)
+    _engine_at(value)
+    return hidden(value)
+
+
+DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]
+"""The type of a setting that names a database of the user's."""
+
+
+def _engine_at(place: Path | str) -> Engine:
+    for engine in ENGINES:
+        if not engine.scheme if isinstance(place, Path) else engine.scheme and place.startswith(engine.scheme):
+            return engine
+    names = " or ".join(f"{engine.name}'s" for engine in ENGINES if engine.scheme)
+    # a path would be shown with the password
+    raise DatabaseError(f"an address of an unknown kind, expected a path or {names} form (doc/own_database.md)")
+
+
+# backends of DB-Bench
 
 
 def check_spec(spec: str) -> None:
@@ -38,24 +96,17 @@ def check_spec(spec: str) -> None:
     Raises:
         ValueError: the text names no backend, or its password is hidden and not known here.
     """
-    if spec not in ("sqlite", "mariadb"):
-        _address(spec)
+    _engine_of(spec).check_spec(spec)
 
 
 def check_backend(spec: str) -> None:
-    """Check that episodes can be opened; with `mysql://` an empty one is opened and removed again.
+    """Check that episodes can be opened (`Engine.check_backend`).
 
     Raises:
-        ValueError: the spec is unknown.
-        BackendUnavailable: see `open_backend`. For `mariadb` only its programs are searched for.
+        ValueError: see `check_spec`.
+        BackendUnavailable: see `open_backend`.
     """
-    if spec == "mariadb":
-        from dbbench_adapter.engines.mysql.server import find_programs
-
-        find_programs()
-        return
-    with open_backend(spec) as backend:
-        backend.open((), typed=True).close()
+    _engine_of(spec).check_backend(spec)
 
 
 @contextmanager
@@ -65,41 +116,16 @@ def open_backend(spec: str) -> Iterator[Backend]:
     Args:
         spec: `sqlite`; `mariadb`, which starts a private server; or `mysql://user:password@host:port`, hidden or not.
     Raises:
-        ValueError: the spec is unknown, or its password is hidden and not known here.
+        ValueError: see `check_spec`.
         BackendUnavailable: the server is not installed, does not start or does not answer.
     """
-    check_spec(spec)
-    if spec == "sqlite":
-        from dbbench_adapter.engines.sqlite.backend import SqliteBackend
-
-        with SqliteBackend() as backend:
-            yield backend
-        return
-    from dbbench_adapter.engines.mysql.backend import MysqlBackend
-    from dbbench_adapter.engines.mysql.server import PrivateServer
-
-    with interruptible(), ExitStack() as stack:
-        url = stack.enter_context(PrivateServer()).url if spec == "mariadb" else _address(spec)
-        yield stack.enter_context(MysqlBackend(url))
+    with _engine_of(spec).open_backend(spec) as backend:
+        yield backend
 
 
-def _address(spec: str) -> str:
-    """Return the address with its password.
-
-    Raises:
-        ValueError: the text is no address. The parser's own message is hidden, since it may quote a password.
-    """
-    if not spec.startswith("mysql://"):
-        raise ValueError(f"unknown backend {hidden(spec)!r}; known: sqlite, mariadb, mysql://user:password@host:port")
-    url = revealed(spec)
-    try:
-        parts = urlsplit(url)
-        readable = bool(parts.hostname) and parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
-    except ValueError:  # the port or an IPv6 address is wrong
-        readable = False
-    if not readable:
-        raise ValueError(
-            f"{hidden(url)!r} is no address, expected mysql://user:password@host:port; in user and password write "
-            "%40 for @, %2F for /, %3A for :, %23 for #, %3F for ?, %25 for %"
-        )
-    return url
+def _engine_of(spec: str) -> Engine:
+    forms = {form: engine for engine in ENGINES for form in engine.backends}
+    for form, engine in forms.items():
+        if spec == form or ("://" in form and spec.startswith(engine.scheme)):
+            return engine
+    raise ValueError(f"unknown backend {hidden(spec)!r}; known: {', '.join(forms)}")

@@ -7,6 +7,7 @@ at a time per `Database`. `protocols` decides how an agent talks, and `judges` w
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -126,6 +127,13 @@ class Backend(AbstractContextManager["Backend"], Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def json_cell(cell: Any) -> Any:
+    """A cell of a result as JSON can have it."""
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None  # JSON has no infinity
+    return cell.hex() if isinstance(cell, bytes) else cell
 
 
 def quoted(name: str) -> str:

@@ -30,7 +30,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.hub import ModelNotFoundError, model_folder
 from agentgrpo.machine import memory_limits, port_number
 from agentgrpo.outputs import named_path
-from agentgrpo.passwords import named_database
+from dbbench_adapter.engines import named_database
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 if TYPE_CHECKING:
@@ -271,7 +271,6 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
     from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.datatypes import DataConfig
     from sql_agent.text_to_sql.environment import TextToSql
-    from sql_agent.text_to_sql.faults import of_database
     from sql_agent.text_to_sql.load import read_questions, split_questions
 
     mend = "doc/own_database.md has the forms of databases and questions"
@@ -292,9 +291,9 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
         return Finding("database", found)
     first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
     what = f"{len(faults)} references fail and their questions will be left out: {first}"
-    what_it_is = "one SELECT" if databases.dialect == "mysql" else "one SELECT or what changes data"
-    mend = f"correct them in {tasks}; a reference is {databases.engine}'s SQL, {what_it_is}"
-    if all(of_database(fault) for _, fault in faults):
+    what_it_is = "one SELECT or what changes data" if databases.changeable else "one SELECT"
+    mend = f"correct them in {tasks}; a reference is {databases.engine.name}'s SQL, {what_it_is}"
+    if all(databases.is_to_blame(fault) for _, fault in faults):
         mend = "leave the questions out, or do what is said behind them; the references themselves may be right"
     return Finding("database", found, (Problem(what, mend, blocks=len(faults) == len(questions)),))
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.dialect.functions import FUNCTIONS
 from dbbench_adapter.engines import BackendUnavailable, Result
-from dbbench_adapter.engines.sqlite.read_only import ReadOnlyDatabase, connect, json_cell
+from dbbench_adapter.engines.base import json_cell
+from dbbench_adapter.engines.sqlite.read_only import ReadOnlyDatabase, connect
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
 

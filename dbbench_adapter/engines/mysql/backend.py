@@ -72,6 +72,7 @@ class MysqlBackend(Backend):
     Args:
         url: `mysql://user:password@host:port` of a user who may create databases and users.
     Raises:
+        ValueError: the address cannot be read.
         BackendUnavailable: on entering, if the server does not answer or refuses that user.
     """
 

@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pymysql
 
 from dbbench_adapter.engines.base import BackendUnavailable
+from dbbench_adapter.engines.mysql.address import parse_address
 from dbbench_adapter.engines.mysql.names import NEUTRAL_NAME, PREFIX
 
 CONNECT_TIMEOUT_S = 10.0
@@ -170,13 +170,13 @@ class Pool:
     """Holds the slots on the server at `mysql://user:password@host:port`; its user may create databases and users.
 
     Raises:
+        ValueError: the address cannot be read.
         BackendUnavailable: on entering, if the server does not answer or refuses that user.
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self.host, self._port = parts.hostname or "127.0.0.1", parts.port or 3306
-        self._user, self._password = unquote(parts.username or "root"), unquote(parts.password or "")
+        address = parse_address(url)
+        self.host, self._port, self._user, self._password = address.host, address.port, address.user, address.password
         self._owner, self._numbers = secrets.token_hex(6), itertools.count(1)
         self._free: deque[Slot] = deque()
         self._all: list[Slot] = []

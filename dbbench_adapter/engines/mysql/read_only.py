@@ -17,18 +17,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pymysql
 from pymysql.cursors import SSCursor
 
-from agentgrpo.passwords import hidden, revealed
+from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.engines.base import BackendUnavailable, Result
+from dbbench_adapter.engines.mysql.address import Address, parse_address
 from dbbench_adapter.engines.mysql.allowed_sql import refusal
 from dbbench_adapter.engines.mysql.backend import explosion
 from dbbench_adapter.engines.mysql.pool import (
@@ -60,45 +59,8 @@ _GRANT = re.compile(rf"GRANT (.+?) ON (?:[A-Z ]+ )?({_NAME})\.({_NAME}) TO .*?( 
 _ACCOUNT = re.compile(r"'[^']*'@'[^']*'")
 
 
-class AccountError(ValueError):
+class AccountError(DatabaseError):
     """The account may do more than read its database; the message says what, and how to make another one."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Holds the parts of `mysql://user:password@host:port/database`."""
-
-    host: str
-    port: int
-    user: str
-    password: str = field(repr=False)
-    database: str
-    shown: str
-    """The address without the password, for messages."""
-
-
-def parse_address(spec: str) -> Address:
-    """Return the parts of an address, whose password may be hidden (`agentgrpo.passwords`).
-
-    Raises:
-        ValueError: it is no such address, or its password is not known here. No message shows a password.
-    """
-    shown = hidden(spec)
-    address = revealed(spec)
-    try:
-        parts = urlsplit(address)
-        port = parts.port or 3306
-    except ValueError:  # the port or an IPv6 address is wrong; the parser's own message may quote a password
-        parts, port = urlsplit(""), 0
-    database = unquote(parts.path.removeprefix("/"))
-    readable = parts.hostname and parts.username and database and not parts.query and not parts.fragment
-    if not readable or "/" in database or "@" in parts.path:
-        raise ValueError(
-            f"{shown!r} is no address of a database, expected mysql://user:password@host:port/database; in user, "
-            "password and database write %40 for @, %2F for /, %3A for :, %23 for #, %3F for ?, %25 for %"
-        )
-    host, user = str(parts.hostname), unquote(str(parts.username))
-    return Address(host, port, user, unquote(parts.password or ""), database, shown)
 
 
 def check_grants(grants: Sequence[str], address: Address, visible: Sequence[str] = ()) -> None:
@@ -179,7 +141,7 @@ class ReadOnlyServer:
     """
 
     def __init__(self, spec: str) -> None:
-        self.address = parse_address(spec)
+        self.address = parse_address(spec, of_database=True)
         self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._process = os.getpid()

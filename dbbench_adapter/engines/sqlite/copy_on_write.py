@@ -18,15 +18,15 @@ import mmap
 import os
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.datatypes import Row, Rows
+from dbbench_adapter.datatypes import Row
 from dbbench_adapter.engines.base import BackendUnavailable
+from dbbench_adapter.engines.engine import Change, Changes
 from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
 from dbbench_adapter.engines.sqlite.read_only import opened
 
@@ -46,18 +46,6 @@ _ON_CHANGE = ctypes.CFUNCTYPE(
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64),
 )
 _WITHOUT_CALLBACK = _ON_CHANGE()
-
-
-@dataclass(frozen=True)
-class Change:
-    """Holds how the rows of one table differ from the file's; a row that was updated is in both."""
-
-    removed: Rows
-    added: Rows
-
-
-Changes = Mapping[str, Change]
-"""The tables whose rows differ from the file's."""
 
 
 class CopyOnWrite:

@@ -8,7 +8,6 @@ size. It does not guard against a fault in SQLite, which runs in the process of 
 
 from __future__ import annotations
 
-import math
 import re
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
@@ -236,10 +235,3 @@ class ReadOnlyDatabase:
         ):
             return self._why_denied or self._refusal  # SQLite's message would name columns of other tables
         return text or type(error).__name__
-
-
-def json_cell(cell: Any) -> Any:
-    """A cell of a result as JSON can have it."""
-    if isinstance(cell, float) and not math.isfinite(cell):
-        return None  # JSON has no infinity
-    return cell.hex() if isinstance(cell, bytes) else cell

@@ -1,14 +1,16 @@
-"""Reads the schema of a user's database on a MySQL server, and runs an agent's queries there."""
+"""Opens a user's database on a MySQL or MariaDB server: its schema, and an agent's queries there."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
-from dbbench_adapter.engines import Result
+from dbbench_adapter.datatypes import DatabaseError
+from dbbench_adapter.engines.base import Result, quoted
+from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, Databases
+from dbbench_adapter.engines.mysql import MYSQL
 from dbbench_adapter.engines.mysql.read_only import ReadOnlyServer
-from sql_agent.text_to_sql.datatypes import DatabaseError
-from sql_agent.text_to_sql.sandbox import MAX_RESULT_CHARS, MAX_RESULT_ROWS
-from sql_agent.text_to_sql.schema import SAMPLED_ROWS, ColumnInfo, TableInfo, sample_values
+from dbbench_adapter.engines.schema import SAMPLED_ROWS, ColumnInfo, TableInfo, sample_values
 
 _SAMPLES_S = 10.0
 
@@ -20,11 +22,6 @@ class ServerSession:
         self._server, self._timeout_s = server, statement_timeout_s
 
     def run(self, sql: str) -> Result:
-        """Run one statement of the agent.
-
-        Raises:
-            BackendUnavailable: the server is gone.
-        """
         # one more row shows that there are too many
         return self._server.run(
             sql, timeout_s=self._timeout_s, max_rows=MAX_RESULT_ROWS + 1, max_chars=MAX_RESULT_CHARS
@@ -32,6 +29,42 @@ class ServerSession:
 
     def close(self) -> None:
         pass
+
+
+class ServerDatabase(Databases):
+    """The database at `mysql://user:password@host:port/database`.
+
+    Raises:
+        DatabaseError: the address cannot be read.
+    """
+
+    engine = MYSQL
+
+    def __init__(self, spec: str) -> None:
+        try:
+            self._server = ReadOnlyServer(spec)
+        except ValueError as error:
+            raise DatabaseError(str(error)) from None
+        self._schema: tuple[TableInfo, ...] | None = None
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return [self._server.address.database]
+
+    def schema(self, db_id: str) -> tuple[TableInfo, ...]:
+        if self._schema is None:
+            self._schema = read_server_schema(self._server)
+        return self._schema
+
+    def open(self, db_id: str, *, statement_timeout_s: float) -> ServerSession:
+        return ServerSession(self._server, statement_timeout_s)
+
+    def summary(self) -> str:
+        tables = len(self.schema(self.ids[0]))
+        return f"{self._server.version()}, {tables} tables and views, an account that may only read"
+
+    def close(self) -> None:
+        self._server.close()
 
 
 def read_server_schema(server: ReadOnlyServer) -> tuple[TableInfo, ...]:
@@ -79,9 +112,8 @@ def read_server_schema(server: ReadOnlyServer) -> tuple[TableInfo, ...]:
 
 
 def _samples(server: ReadOnlyServer, table: str, columns: list[str]) -> dict[str, tuple[str, ...]]:
-    quoted = "`" + table.replace("`", "``") + "`"
     found = server.run(
-        f"SELECT * FROM {quoted} LIMIT {SAMPLED_ROWS}",
+        f"SELECT * FROM {quoted(table)} LIMIT {SAMPLED_ROWS}",
         timeout_s=_SAMPLES_S,
         max_rows=SAMPLED_ROWS,
         max_chars=10_000_000,

@@ -1,8 +1,13 @@
-"""Runs an agent's statements on a user's own SQLite file; they may use all of its tables, and SQLite's functions.
+"""Runs an agent's statements on a user's own SQLite file, or on a view of it that they may change.
 
-The functions are SQLite's own, so a statement gives the same result as in a `sqlite3` shell and in the evaluators of
+They may use all of the file's tables, and SQLite's functions.
+These are SQLite's own, so a statement gives the same result as in a `sqlite3` shell and in the evaluators of
 Spider and BIRD. Not allowed are functions that change something, read files, return the version or draw random numbers.
 The limit of a value's length bounds functions of SQLite that take quadratic time.
+
+On a view a statement may also be an INSERT, UPDATE or DELETE, with the triggers that the file has for it. Foreign
+keys are not enforced, as in a `sqlite3` shell. A statement that changes more than an episode may (`copy_on_write`) is
+undone.
 """
 
 from __future__ import annotations
@@ -15,14 +20,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dbbench_adapter.engines import Result
+from dbbench_adapter.engines.base import Result
+from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, TOO_LONG, Changes
+from dbbench_adapter.engines.sqlite.copy_on_write import MAX_CHANGED_ROWS, MAX_WRITTEN_BYTES, CopyOnWrite
+from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed
 from dbbench_adapter.engines.sqlite.read_only import Functions, ReadOnlyDatabase
-from dbbench_adapter.engines.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines.sqlite.sandbox import Guard, Watchdog, virtual_tables
 
 REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
-MAX_RESULT_ROWS = 10_000
-MAX_RESULT_CHARS = 1_000_000
-TOO_LONG = "the result is too long; ask for less"
+CHANGE_REFUSAL = (
+    "not allowed: only SELECT, INSERT, UPDATE and DELETE over the tables of this database, with SQLite's functions"
+)
+TOO_LARGE = (
+    f"the change is too large: all statements together may change {MAX_CHANGED_ROWS:,} rows and write "
+    f"{MAX_WRITTEN_BYTES // 1024**2} MiB"
+)
+_CHANGING = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
 MAX_VALUE_BYTES = 200_000
 """The longest value and the longest row of a statement; `instr` and `replace` then take 0.5 s at most (measured)."""
 _LIMITS = {
@@ -138,3 +151,52 @@ class UserDatabase(ReadOnlyDatabase):
         result = super().run(sql)
         chars = sum(len(cell) if isinstance(cell, str | bytes) else 1 for row in result.rows or () for cell in row)
         return Result(error=TOO_LONG) if chars > MAX_RESULT_CHARS else result
+
+
+class ChangeableDatabase(UserDatabase):
+    """Opens a view of the file for one episode, or for a reference.
+
+    Raises:
+        BackendUnavailable: the file cannot be opened; `run` and `changes` raise it when somebody else has changed it.
+    """
+
+    refusal = CHANGE_REFUSAL
+
+    def _opened(self) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
+        self._view = CopyOnWrite(self._path)
+        return self._view.connection, self._view.unparsed
+
+    def run(self, sql: str) -> Result:
+        """Run one statement; one that changes rows gives their number, triggers included, or what RETURNING gives.
+
+        Returned rows that are too long are left out, because the change stands.
+        """
+        self._view.begin()
+        changed_before = self._connection.total_changes
+        result = super().run(sql)
+        changed = self._connection.total_changes - changed_before
+        if result.columns or (result.error is not None and not (result.error == TOO_LONG and changed)):
+            return result
+        return Result(((changed,),), ("rows changed",))
+
+    def changes(self) -> Changes:
+        """Return what the statements have changed so far."""
+        self._guard = Guard(max_growth_bytes=math.inf)
+        return self._view.changes()
+
+    def close(self) -> None:
+        self._view.close()
+
+    def _allows(self, action: int, first: str, second: str) -> bool:
+        if action in _CHANGING:
+            self._why_denied = self._view.unchangeable.get(first, self._why_denied)
+            return first in self._view.writable and first.lower() not in virtual_tables()
+        return super()._allows(action, first, second)
+
+    def _has_to_stop(self) -> bool:
+        return super()._has_to_stop() or self._view.full()
+
+    def _error_text(self, error: BaseException) -> str:
+        if self._view.full() or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+            return TOO_LARGE
+        return super()._error_text(error)

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from dbbench_adapter.engines import BackendUnavailable
+from dbbench_adapter.engines.base import BackendUnavailable
+from dbbench_adapter.engines.schema import TableInfo
 from dbbench_adapter.engines.sqlite.foreign_schema import FOREIGN
 from dbbench_adapter.engines.sqlite.read_only import connect
-from sql_agent.text_to_sql.sandbox import MAX_VALUE_BYTES
-from sql_agent.text_to_sql.schema import TableInfo, quoted
+from dbbench_adapter.engines.sqlite.schema import quoted
+from dbbench_adapter.engines.sqlite.user_database import MAX_VALUE_BYTES
 
 _TOO_BIG = "string or blob too big"
 _COLLATION = "no such collation sequence"
@@ -41,7 +42,7 @@ def explained(error: str, query: str, path: Path, tables: Sequence[TableInfo]) -
     """
     if error == _TOO_BIG:
         limit = f"a statement may use values and rows of at most {MAX_VALUE_BYTES:,} bytes"
-        setting = "MAX_VALUE_BYTES in sql_agent/text_to_sql/sandbox.py"
+        setting = "MAX_VALUE_BYTES in dbbench_adapter/engines/sqlite/user_database.py"
         remedy = "ask about other rows or columns, or shorten it in a copy of the file"
         words = set(_WORD.findall(query.lower()))
         named = [table for table in tables if not table.is_view and words >= set(_WORD.findall(table.name.lower()))]
