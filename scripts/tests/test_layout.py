@@ -5,7 +5,7 @@ from pathlib import Path
 from vulture import Vulture
 
 from bench.main_job import PARTS
-from sql_agent.environments.registry import ENVIRONMENTS, OWN
+from sql_agent.names import ENVIRONMENTS, OWN
 from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]

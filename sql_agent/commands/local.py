@@ -51,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     from dbbench_adapter.splits import draw_by_kind
     from sql_agent.environments.named import named
-    from sql_agent.environments.registry import ENVIRONMENTS
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import check_judged, entered, fitted
     from sql_agent.local.trainer import start_trainer
+    from sql_agent.names import ENVIRONMENTS
     from sql_agent.startup.data import describe_kinds
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 

@@ -9,7 +9,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
 from agentgrpo.passwords import named_database
 from sql_agent.config import TrainConfig, load_config
-from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import weights_of
 from sql_agent.startup.preflight import USUAL_STORE, UsageError
 

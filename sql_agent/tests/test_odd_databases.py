@@ -6,11 +6,11 @@ from contextlib import closing
 
 import pytest
 
+from dbbench_adapter.datatypes import DatabaseError
 from sql_agent.commands.doctor import check_database
 from sql_agent.datatypes import DataConfig
 from sql_agent.interactive.user_database import read_database
 from sql_agent.text_to_sql.databases import Databases
-from sql_agent.text_to_sql.datatypes import DatabaseError
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
 from sql_agent.text_to_sql.schema import read_schema

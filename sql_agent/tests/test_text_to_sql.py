@@ -16,6 +16,7 @@ import pytest
 from agentgrpo.forked import forked
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.tests.hostile import STATEMENTS
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
@@ -23,7 +24,7 @@ from sql_agent.prompts.fit import fit_split
 from sql_agent.prompts.limit import Limit
 from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.databases import Databases
-from sql_agent.text_to_sql.datatypes import DatabaseError, Question
+from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_result, unfenced
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result

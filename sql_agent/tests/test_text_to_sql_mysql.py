@@ -27,6 +27,7 @@ from dbbench_adapter.backends.mysql.read_only import (
     refused,
 )
 from dbbench_adapter.backends.mysql.server import PrivateServer
+from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.tests.hostile import ESCAPE, STATEMENTS
 from sql_agent.commands import doctor
 from sql_agent.commands import sft as train_sft
@@ -35,7 +36,7 @@ from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
 from sql_agent.text_to_sql.databases import open_databases
-from sql_agent.text_to_sql.datatypes import DatabaseError, Question
+from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
 from sql_agent.text_to_sql.schema import render

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 from agentgrpo.nearest import did_you_mean
 from dbbench_adapter.backends.mysql.read_only import AccountError, ReadOnlyServer
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.datatypes import DatabaseError
 from sql_agent.text_to_sql.changes import ChangeableDatabase
-from sql_agent.text_to_sql.datatypes import DatabaseError
 from sql_agent.text_to_sql.sandbox import UserDatabase
 from sql_agent.text_to_sql.schema import FileSchema, TableInfo, read_schema, said_unreadable
 from sql_agent.text_to_sql.server import ServerSession, read_server_schema

@@ -25,7 +25,7 @@ from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
 from dbbench_adapter.backends import mysql_lexer
 from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
-from dbbench_adapter.datatypes import Cell, Rows
+from dbbench_adapter.datatypes import Cell, DatabaseError, Rows
 from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.columns import (
     REFERENCE_KEYS,
@@ -37,7 +37,7 @@ from sql_agent.text_to_sql.columns import (
     reference_of,
 )
 from sql_agent.text_to_sql.databases import Databases, ServerDatabase
-from sql_agent.text_to_sql.datatypes import DatabaseError, Question
+from sql_agent.text_to_sql.datatypes import Question
 
 _COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))+", re.DOTALL)
 """Blanks and comments at the start of a statement."""

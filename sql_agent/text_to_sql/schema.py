@@ -16,7 +16,7 @@ from typing import Any
 
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.backends.sqlite.read_only import opened
-from sql_agent.text_to_sql.datatypes import DatabaseError
+from dbbench_adapter.datatypes import DatabaseError
 
 SAMPLED_ROWS = 1_000
 """Example values come from this many first rows, so that a large table is not read whole."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.mysql.read_only import ReadOnlyServer
-from sql_agent.text_to_sql.datatypes import DatabaseError
+from dbbench_adapter.datatypes import DatabaseError
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_CHARS, MAX_RESULT_ROWS
 from sql_agent.text_to_sql.schema import SAMPLED_ROWS, ColumnInfo, TableInfo, sample_values
 
