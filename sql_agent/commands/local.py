@@ -27,7 +27,8 @@ from sql_agent.tiny_policy.make import make_if_default
 FREE_ON_RESUME = ("run_dir", "save_every")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
+    """Return the settings, and whether the run is to go on."""
     parser = Parser(
         prog="agentgrpo local",
         description=__doc__,
@@ -38,14 +39,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )
     args = parser.parse_args(argv)
-    cfg = read_flags(parser, LocalGrpoConfig, args)
+    return read_flags(parser, LocalGrpoConfig, args), args.resume
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    cfg, resumed = parse(argv)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()
         with ends_in_order():
-            run(cfg, resumed=args.resume)
+            run(cfg, resumed=resumed)
 
 
 def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
