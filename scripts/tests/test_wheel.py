@@ -72,7 +72,8 @@ def test_local_training_needs_no_server_and_nothing_of_the_repository(wheel, tmp
     said = run(agentgrpo, "doctor", folder=folder)
     assert "packages    agentgrpo[local] is whole; agentgrpo[train] lacks agentlightning, aiohttp" in said
     run(agentgrpo, "tiny-policy", "--steps", "8", folder=folder)
-    run(agentgrpo, "sft", "--num-tasks", "8", "--num-epochs", "1", "--run-dir", "tuned", folder=folder)
+    cell = "import agentgrpo; print(agentgrpo.sft(num_tasks=8, num_epochs=1, run_dir='tuned').model.resolve())"
+    assert run(programs / "python", "-c", cell, folder=folder).endswith(f"{folder}/tuned\n")
     run(
         agentgrpo, "local", "--model", "tuned", "--env", "dbbench", "--num-tasks", "2", "--batch-size", "2",
         "--group-size", "2", "--max-tokens", "16", "--num-epochs", "1", "--eval-tasks", "2", "--run-dir", "trained",
