@@ -38,8 +38,8 @@ from agentgrpo.column_names import TOOLS, unread_part
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
-from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Score, Task
+from dbbench_adapter.engines import Backend, TableError
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
 from dbbench_adapter.protocols.solution import solution
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of

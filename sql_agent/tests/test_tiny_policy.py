@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentgrpo.chat.replies import Encoded, encode_conversation
-from dbbench_adapter.backends.sqlite.backend import SqliteBackend
+from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
 from sql_agent.tiny_policy.copy_circuit import build_model
