@@ -82,7 +82,7 @@ class ModelConfig(Settings):
 class LossConfig(Settings):
     float64: ClassVar[bool] = True
     """Advantages are computed in float64."""
-    name: LossName = "grpo"
+    name: Annotated[LossName, FlagName("loss")] = "grpo"
     """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`."""
     estimator: EstimatorName | None = None
     """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of

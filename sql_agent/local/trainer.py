@@ -249,8 +249,7 @@ class Trainer:
         for group in groups:
             sampled = sampled_of(group)
             if len(sampled) > 1 and all(episode.advantage is None for episode in sampled):
-                success = [episode.rollout.record.success for episode in sampled]
-                skipped[no_spread([episode.rewards for episode in sampled], success) or "unjudged"] += 1
+                skipped[why_without_spread(sampled)] += 1
             for episode in group:
                 record = episode.rollout.record
                 verdict |= episode.reward is not None
@@ -346,6 +345,12 @@ def success_rate(rollouts: Sequence[LocalRollout]) -> Rate:
 def sampled_of(group: Group) -> Group:
     """Return the sampled episodes of a group."""
     return [episode for episode in group if not episode.greedy]
+
+
+def why_without_spread(sampled: Group) -> str:
+    """Return the reason under which a group without spread is counted."""
+    success = [episode.rollout.record.success for episode in sampled]
+    return no_spread([episode.rewards for episode in sampled], success) or "unjudged"
 
 
 def estimator_of(cfg: LossConfig) -> Credit:
