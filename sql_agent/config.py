@@ -18,6 +18,7 @@ from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec, masked
 from agentgrpo.settings import Settings, merged, parse_yaml, read_settings
 from dbbench_adapter.engines import DatabaseSpec
+from sql_agent.credit.tables import EstimatorName, LossName
 from sql_agent.datatypes import (
     AgentConfig,
     DataConfig,
@@ -160,6 +161,11 @@ class OptimConfig(Settings):
 
 
 class LossConfig(Settings):
+    name: LossName = "grpo"
+    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`."""
+    estimator: EstimatorName = "grpo"
+    """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
+    `sql_agent.credit.tables`."""
     clip_ratio: float = Field(default=0.2, gt=0, lt=1)
     """PPO's epsilon. verl: actor_rollout_ref.actor.clip_ratio"""
     kl_coef: float = Field(default=0.0, ge=0)

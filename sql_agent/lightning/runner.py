@@ -38,7 +38,7 @@ from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.scoring import RolloutScorer
-from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, turn_attributes
+from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 

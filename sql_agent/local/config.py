@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
@@ -17,11 +17,11 @@ from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import EnvConfig
+from sql_agent.credit.tables import EstimatorName, LossName
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.names import PresetName
 
-LossName = Literal["grpo", "reinforce"]
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
 """Judges of all environments; each environment knows its own."""
 CpuPrecision = Literal["auto", "float32", "bfloat16"]
@@ -81,7 +81,13 @@ class ModelConfig(Settings):
 
 
 class LossConfig(Settings):
-    name: LossName = "grpo"
+    float64: ClassVar[bool] = True
+    """Advantages are computed in float64."""
+    name: Annotated[LossName, FlagName("loss")] = "grpo"
+    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`."""
+    estimator: EstimatorName | None = None
+    """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
+    `sql_agent.credit.tables`; None: grpo."""
     clip_ratio: float = also("clip_param", 0.2, gt=0, lt=1)
     """PPO's epsilon."""
     kl_coef: float = also("beta", 0.04, ge=0)

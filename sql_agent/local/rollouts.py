@@ -15,11 +15,11 @@ from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.protocols import Message
+from sql_agent.credit.row import Row
 from sql_agent.datatypes import AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.base import EpisodeLostError, with_observation
 from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
-from sql_agent.rollouts.stitch import Trajectory
 
 
 class Player:
@@ -169,8 +169,9 @@ class Rollout:
                 self._score = self._environment.judge(self._episode) if self._replies else Score(None, "no_reply")
         assert self._stop is not None and self._score is not None
         judged = self._score.value is not None
-        response = tuple(self.ids[len(self._prompt) :])
-        trajectory = Trajectory(tuple(self._prompt), response, tuple(self._mask), tuple(self._log_probs), self._replies)
+        start = len(self._prompt)
+        masks, log_probs = (0,) * start + tuple(self._mask), (0.0,) * start + tuple(self._log_probs)
+        row = Row(tuple(self.ids), masks, log_probs, prompt_tokens=start, num_turns=self._replies)
         record = RolloutRecord(
             task_id=self._task.id,
             kind=self._task.kind,
@@ -186,7 +187,7 @@ class Rollout:
             tools=list(self._environment.tools),
             comparison=self._environment.comparison(self._episode) if judged else None,
         )
-        return LocalRollout(record, trajectory if self._replies else None)
+        return LocalRollout(record, row if self._replies else None)
 
     def close(self) -> None:
         if self._episode is not None:

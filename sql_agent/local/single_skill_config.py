@@ -98,7 +98,7 @@ class TaskConfig(Settings):
         return skills
 
 
-SUM_OVER_TOKENS = LossConfig(name="reinforce", aggregation="seq-mean-token-sum-norm", max_tokens=1)
+SUM_OVER_TOKENS = LossConfig(name="reinforce", kl_coef=0.0, aggregation="seq-mean-token-sum-norm", max_tokens=1)
 """REINFORCE's loss: a sum over the tokens of an episode, and a mean over the episodes of an update."""
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sql_agent.rollouts.datatypes import GroupSlot
-from sql_agent.rollouts.dynamic_sampling import choose_group, no_spread, replacement_tasks, rollout_seed
+from sql_agent.rollouts.dynamic_sampling import choose_group, replacement_tasks, rollout_seed, spreadless
 from sql_agent.tests.records import make_outcome, make_result
 
 TASKS = [{"id": f"t{i}"} for i in range(10)]
@@ -28,7 +28,7 @@ TASKS = [{"id": f"t{i}"} for i in range(10)]
 def test_a_group_gives_way_where_all_known_rewards_are_equal(rewards, verdicts, cause):
     pairs = zip(rewards, verdicts, strict=True)
     group = [make_result("g", make_outcome(reward, verdict=verdict, reason="lost")) for reward, verdict in pairs]
-    assert no_spread(group) == cause
+    assert spreadless(group) == cause
 
 
 def test_no_task_stands_twice_in_a_step():

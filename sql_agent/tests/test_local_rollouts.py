@@ -66,13 +66,13 @@ def test_the_oracles_episode_is_right_and_one_sequence(tokenizer):
     assert (record.stop_reason, record.score.value, record.num_turns) == ("answered", 1.0, 2)
     first, second = policy.prompts
     sampled = tokenizer.encode(f"{run}<|im_end|>", add_special_tokens=False)
-    assert list(trajectory.prompt_ids) == first
+    assert list(trajectory.ids[: trajectory.prompt_tokens]) == first
     assert second[: len(first) + len(sampled)] == first + sampled
     end = tokenizer.encode(f"{commit}<|im_end|>", add_special_tokens=False)
-    assert list(trajectory.prompt_ids + trajectory.response_ids) == second + end
+    assert list(trajectory.ids) == second + end
     between = len(second) - len(first) - len(sampled)
-    assert list(trajectory.response_mask) == [1] * len(sampled) + [0] * between + [1] * len(end)
-    assert [lp == -0.5 for lp in trajectory.log_probs] == [bool(bit) for bit in trajectory.response_mask]
+    assert list(trajectory.sampled) == [0] * len(first) + [1] * len(sampled) + [0] * between + [1] * len(end)
+    assert [lp == -0.5 for lp in trajectory.log_probs] == [bool(bit) for bit in trajectory.sampled]
     assert record.completion_tokens == len(sampled) + len(end)
     assert record.prompt_tokens == len(first) + len(second)
 

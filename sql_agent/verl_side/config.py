@@ -21,6 +21,7 @@ from agentgrpo.model_size import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged
 from sql_agent.config import TrainConfig
+from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
@@ -28,6 +29,8 @@ from sql_agent.model_check import SETUP
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
+ESTIMATOR = "credited_rows"
+"""The estimator that `PLUGIN` registers: advantages come with the rollouts."""
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
@@ -148,6 +151,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
         "ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
         "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": micro_batch,
+        "policy_loss": {"loss_mode": VERLS.get(cfg.loss.name, cfg.loss.name)},
         "clip_ratio": cfg.loss.clip_ratio,
         "clip_ratio_low": cfg.loss.clip_ratio,
         "clip_ratio_high": cfg.loss.clip_ratio,
@@ -215,7 +219,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
         "balance_batch": not cpu,
     }
     return {
-        "algorithm": {"adv_estimator": "masked_grpo", "norm_adv_by_std_in_grpo": cfg.loss.scale},
+        "algorithm": {"adv_estimator": ESTIMATOR, "norm_adv_by_std_in_grpo": cfg.loss.scale},
         "data": {
             "train_files": str(files.train),
             "val_files": str(files.val),
