@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from sql_agent.rollouts.datatypes import GroupSlot, NoSpread, RolloutResult, Task
 from sql_agent.rollouts.lost_scores import level_rewards
@@ -27,11 +28,11 @@ def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
     return "all_right" if success == {1.0} else "all_wrong" if success == {0.0} else "all_equal"
 
 
-def gives_way(slot: GroupSlot) -> bool:
+def needs_redraw(slot: GroupSlot) -> bool:
     """Return whether the newest group of a slot has ended without spread and a replacement task is left."""
-    newest = slot.draws[-1]
-    if not slot.replacements or not all(result.settled for result in newest):
+    if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
         return False
+    newest = [replace(result) for result in slot.draws[-1]]  # rewards are levelled where the group is chosen
     level_rewards(newest)
     return no_spread(newest) is not None
 
