@@ -15,7 +15,7 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import Settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.config import EnvConfig
+from sql_agent.config import EnvConfig, check_top_p
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.local.datatypes import Sampling
 from sql_agent.model_check import TINY_POLICY
@@ -185,7 +185,8 @@ class GrpoConfig(Settings):
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Temperature of the sampled episodes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Top-p of the sampled episodes. Below 1 the update is off-policy, since log-probs are taken before the cut."""
+    """Top-p of the sampled episodes. Below 1 the update would be off-policy, since log-probs are taken before the cut;
+    only greedy-grpo, whose predecessor did so, takes it."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
@@ -279,6 +280,11 @@ class BatchGrpoConfig(GrpoConfig):
     """Folder of the run."""
     save_every: int = Field(default=10, ge=1)
     """Batches between checkpoints; a run that is killed loses at most this many."""
+
+    @model_validator(mode="after")
+    def _trains_the_policy_that_samples(self) -> Self:
+        check_top_p(self.top_p, "--top-p", "--temperature")
+        return self
 
 
 class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
