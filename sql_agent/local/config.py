@@ -23,6 +23,8 @@ from sql_agent.model_check import TINY_POLICY
 LossName = Literal["grpo", "reinforce"]
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
 """Judges of all environments; each environment knows its own."""
+ROLLOUT_TIMEOUT_S = 3600.0
+"""Longer than the main job's 300: the replies of a batch are sampled together, and an episode waits for all of them."""
 CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -187,6 +189,8 @@ class GrpoConfig(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Top-p of the sampled episodes. Below 1 the update would be off-policy, since log-probs are taken before the cut;
     only greedy-grpo, whose predecessor did so, takes it."""
+    rollout_timeout_s: float = Field(default=ROLLOUT_TIMEOUT_S, gt=0)
+    """Wall clock of a whole episode, in seconds; one that runs into it is lost, whatever it was doing."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
