@@ -28,6 +28,8 @@ from sql_agent.datatypes import (
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
 
+MOST_CALLS = 512
+"""Connections that may begin together at a server of a run (`agentgrpo.http_protocol.MAX_NEW_UNKNOWN`)."""
 SMALL = Path(__file__).with_name("configs") / "small.yaml"
 
 
@@ -525,6 +527,18 @@ class TrainConfig(Settings):
         mini, batch = self.optim.mini_batch_size, self.data.train_batch_size
         if mini is not None and (mini > batch or batch % mini):
             raise ValueError(f"optim.mini_batch_size ({mini}) has to divide data.train_batch_size ({batch})")
+        return self
+
+    @model_validator(mode="after")
+    def _servers_take_all_calls(self) -> TrainConfig:
+        played = max(self.data.train_batch_size * self.rollout.group_size, self.data.val_limit)
+        at_once = min(self.rollout.n_runners * self.rollout.runner_concurrency, played)
+        if at_once > MOST_CALLS:
+            raise ValueError(
+                f"rollout.n_runners ({self.rollout.n_runners}) times rollout.runner_concurrency "
+                f"({self.rollout.runner_concurrency}) lets {at_once:,} rollouts call the policy at once, and a server "
+                f"of a run closes new connections beyond {MOST_CALLS}: lower one of the two"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.config import MOST_CALLS, TrainConfig, dump_config, load_config
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
@@ -140,6 +140,11 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             "a step would end before it says .*: lower the first",
         ),
         (["env.type=medical", "data.skills=[select]"], "data.skills are of env.type=dbbench, .*; leave them out"),
+        (
+            ["rollout.n_runners=33", "data.train_batch_size=256"],
+            r"n_runners \(33\) times rollout.runner_concurrency \(16\) lets 528 rollouts call the policy at once, and "
+            "a server of a run closes new connections beyond 512: lower one of the two",
+        ),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
         (["engine.n_gpus=4", "engine.tensor_parallel_size=3"], r"tensor_parallel_size \(3\) has to divide .*\(4\)"),
         (["engine.tensor_parallel_size=2"], r"tensor_parallel_size \(2\) has to divide engine.n_gpus \(1\)"),
@@ -155,6 +160,18 @@ def test_what_is_saved_reads_back_equal(tmp_path):
 def test_a_setting_that_does_not_fit_is_named(overrides, words):
     with pytest.raises(ValidationError, match=words):
         load_config(None, overrides)
+
+
+def test_the_servers_take_a_call_of_every_rollout_that_the_settings_allow():
+    """33 x 16 rollouts have room, but a step has 128 x 4; 32 x 16 are as many as connections may begin together."""
+    from agentgrpo.http_protocol import MAX_NEW_UNKNOWN
+
+    for allowed in (
+        ["rollout.n_runners=33", "data.train_batch_size=128"],
+        ["rollout.n_runners=32", "data.generate=9999"],
+    ):
+        assert load_config(None, [*allowed, "data.val_limit=512"])
+    assert MOST_CALLS == MAX_NEW_UNKNOWN
 
 
 def test_a_password_in_an_address_is_not_repeated():
