@@ -355,7 +355,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        "dbbench_adapter.backends.mysql",
+        "dbbench_adapter.engines.mysql",
         "pymysql.connections",
         ("Connection._read_timeout",),
         "a statement that the server does not end is given up after its own time",

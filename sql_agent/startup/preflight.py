@@ -22,9 +22,8 @@ from agentgrpo.printed_commands import agentgrpo_command, program_command, pytho
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import Split, make_environment
-from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.model_check import TINY_POLICY
-from sql_agent.rewards import functions
+from sql_agent.names import ENVIRONMENTS, functions
 
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
@@ -246,7 +245,7 @@ def check_episodes(cfg: TrainConfig) -> None:
     """
     if os.environ.get("AGL_CURRENT_ROLE") == "algorithm":
         return
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
 
     try:
         make_environment(cfg.environment).check_episodes()
