@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgrpo.checkout import IS_CLONE, ROOT
+from agentgrpo.checks import Problem
 from agentgrpo.cpu_features import cpu_flags
 from agentgrpo.flags import Parser
 from agentgrpo.hub import ModelNotFoundError, model_folder
 from agentgrpo.machine import memory_limits, port_number
 from agentgrpo.outputs import named_path
 from agentgrpo.passwords import named_database
-from sql_agent.model_check import SETUP, Problem, check_model_dir
+from sql_agent.model_check import SETUP, check_model_dir
 
 if TYPE_CHECKING:
     from dbbench_adapter.protocols import ProtocolName
@@ -114,8 +115,8 @@ def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
 def check_installed(installed: Mapping[str, str]) -> Finding:
     """Check the packages: of a clone against its pins, of a wheel which extras are whole."""
     if IS_CLONE:
-        pins, mend = wanted_packages(installed)
-        return check_packages(pins, installed, mend)
+        pins, remedy = wanted_packages(installed)
+        return check_packages(pins, installed, remedy)
     return check_extras(installed, requires("agentgrpo") or ())
 
 
@@ -138,7 +139,7 @@ def check_extras(installed: Mapping[str, str], required: Sequence[str]) -> Findi
     return Finding("packages", "; ".join(found))
 
 
-def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], mend: str) -> Finding:
+def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], remedy: str) -> Finding:
     """Compare what is installed with what is pinned.
 
     A missing package stops a run, unless only `make check` uses it; another version stops one if it is an engine's.
@@ -148,8 +149,8 @@ def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], mend: 
         return Finding("packages", f"{len(pins)} as pinned")
     stops = [name for name in wrong if (name in ENGINES or name not in installed) and name not in TOOLS]
     others = [name for name in wrong if name not in stops]
-    problems = [Problem(_describe_versions(stops, pins, installed), mend)] if stops else []
-    problems += [Problem(_describe_versions(others, pins, installed), mend, blocks=False)] if others else []
+    problems = [Problem(_describe_versions(stops, pins, installed), remedy)] if stops else []
+    problems += [Problem(_describe_versions(others, pins, installed), remedy, blocks=False)] if others else []
     return Finding("packages", f"{len(wrong)} of {len(pins)} differ", tuple(problems))
 
 
@@ -206,9 +207,9 @@ def check_port(port: int, *, asked: bool = True) -> Finding:
         use = f"use it: AGL_MANAGED_STORE=0 and --external-store-address http://127.0.0.1:{port}; or end it"
         problem = Problem("it may be another run's", use, blocks=False)
         return Finding("store port", f"{port}: a store answers", (problem,))
-    mend = f"see who has it with `ss -ltnp 'sport = :{port}'`, or take another: `agl store --port {port + 1}`"
+    remedy = f"see who has it with `ss -ltnp 'sport = :{port}'`, or take another: `agl store --port {port + 1}`"
     what = "no store can listen there" + ("" if asked else "; a run that keeps its own store takes another port")
-    return Finding("store port", f"{port}: {reason}", (Problem(what, mend, blocks=asked),))
+    return Finding("store port", f"{port}: {reason}", (Problem(what, remedy, blocks=asked),))
 
 
 def store_answers(port: int) -> bool:
@@ -225,8 +226,8 @@ def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
     if mariadbd and install_db:
         return Finding("databases", f"{sqlite}, MariaDB ({mariadbd})")
     missing = "no mariadbd" if not mariadbd else "no mariadb-install-db"
-    mend = "sudo apt-get install -y --no-install-recommends mariadb-server"
-    problem = Problem("--backend mariadb will not work, SQLite will", mend, blocks=False)
+    remedy = "sudo apt-get install -y --no-install-recommends mariadb-server"
+    problem = Problem("--backend mariadb will not work, SQLite will", remedy, blocks=False)
     return Finding("databases", f"{sqlite}, {missing}", (problem,))
 
 
@@ -234,8 +235,8 @@ def check_model(name: Path, protocol: ProtocolName) -> Finding:
     try:
         path = model_folder(name, fetch=False)
     except ModelNotFoundError as error:
-        what, _, mend = str(error).partition("; ")
-        return Finding("model", f"{name}", (Problem(what, mend),))
+        what, _, remedy = str(error).partition("; ")
+        return Finding("model", f"{name}", (Problem(what, remedy),))
     except ImportError as error:  # these packages themselves are broken
         return Finding("model", f"{name}", (Problem(f"huggingface_hub cannot be imported ({error})", SETUP),))
     problems = tuple(check_model_dir(path, protocol))
@@ -274,7 +275,7 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
     from sql_agent.text_to_sql.faults import of_database
     from sql_agent.text_to_sql.load import read_questions, split_questions
 
-    mend = "doc/own_database.md has the forms of databases and questions"
+    remedy = "doc/own_database.md has the forms of databases and questions"
     try:
         with TextToSql(place) as environment:
             databases = environment.databases
@@ -286,17 +287,17 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
                 split_questions(questions, DataConfig().held_out_fraction)
             faults = [(q.shown, fault) for q in questions if (fault := environment.reference_fault(q))]
     except (ValueError, BackendUnavailable) as error:
-        return Finding("database", str(place), (Problem(str(error), mend),))
+        return Finding("database", str(place), (Problem(str(error), remedy),))
     found += f"; {len(questions)} questions"
     if not faults:
         return Finding("database", found)
     first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
     what = f"{len(faults)} references fail and their questions will be left out: {first}"
     what_it_is = "one SELECT" if databases.dialect == "mysql" else "one SELECT or what changes data"
-    mend = f"correct them in {tasks}; a reference is {databases.engine}'s SQL, {what_it_is}"
+    remedy = f"correct them in {tasks}; a reference is {databases.engine}'s SQL, {what_it_is}"
     if all(of_database(fault) for _, fault in faults):
-        mend = "leave the questions out, or do what is said behind them; the references themselves may be right"
-    return Finding("database", found, (Problem(what, mend, blocks=len(faults) == len(questions)),))
+        remedy = "leave the questions out, or do what is said behind them; the references themselves may be right"
+    return Finding("database", found, (Problem(what, remedy, blocks=len(faults) == len(questions)),))
 
 
 def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens: int | None) -> Finding:
@@ -308,7 +309,7 @@ def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens
     from sql_agent.prompts.tokenizer import PromptTokenizer
     from sql_agent.text_to_sql.environment import TextToSql
 
-    mend = "doc/own_database.md says what the agent sees"
+    remedy = "doc/own_database.md says what the agent sees"
     try:
         folder = model_folder(model, fetch=False)
         with TextToSql(place) as environment:
@@ -320,7 +321,7 @@ def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens
             problems = (*found.cuts(), *found.missed())
             lengths = describe_lengths(found.lengths, limit)
     except (ValueError, BackendUnavailable) as error:
-        return Finding("prompts", str(tasks), (Problem(str(error), mend),))
+        return Finding("prompts", str(tasks), (Problem(str(error), remedy),))
     if not found.fitting:
         problems = (Problem("no first prompt is within the limit", f"raise {limit.flag}, or take another model"),)
     return Finding("prompts", f"{lengths}; fine-tuning learns conversations of up to {learnt:,} tokens", problems)
@@ -342,8 +343,10 @@ def check_tasks(args: argparse.Namespace) -> Finding:
                 return Finding("tasks", f"{args.agent or name} can be loaded; give its tasks with --train-file")
             split = environment.load_split(DataConfig(train_file=args.train_file, val_file=args.val_file), seed=0)
     except (ValueError, BackendUnavailable) as error:
-        what, _, mend = str(error).partition("; ")
-        return Finding("tasks", args.agent or name, (Problem(what, mend or "doc/training.md has the forms of tasks"),))
+        what, _, remedy = str(error).partition("; ")
+        return Finding(
+            "tasks", args.agent or name, (Problem(what, remedy or "doc/training.md has the forms of tasks"),)
+        )
     left_out = "".join(f", {count} left out: {why}" for why, count in split.left_out.items())
     return Finding(
         "tasks", f"{args.agent or name}: {len(split.train)} to train on, {len(split.val)} held out{left_out}"
@@ -363,7 +366,7 @@ def report(findings: list[Finding]) -> list[tuple[str, str]]:
             state, colour = ("problem", "red") if blocks(finding) else ("warning", "yellow")
         lines.append((f"{state:8} {finding.topic:11} {finding.found}", colour))
         for problem in finding.problems:
-            lines += [(f"{'':20} {problem.what}", colour), (f"{'':20} -> {problem.mend}", "bold")]
+            lines += [(f"{'':20} {problem.what}", colour), (f"{'':20} -> {problem.remedy}", "bold")]
     blocking = sum(map(blocks, findings))
     lines.append((f"{blocking} to mend before a run can start", "red") if blocking else ("a run can start", "green"))
     return lines

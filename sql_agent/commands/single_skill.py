@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from agentgrpo.checks import UsageError
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.processes import ends_in_order
 from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.local.model_files import StartError, check_device, check_model
+from sql_agent.local.model_files import check_device, check_model
 from sql_agent.local.single_skill_config import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import failures_in_words, load_libraries
 
@@ -169,52 +170,52 @@ def prepare(cfg: ExperimentConfig) -> int:
 
 
 def check_database(spec: str) -> "Finding":
+    from agentgrpo.checks import Problem
     from dbbench_adapter.backends import BackendUnavailable, open_backend
     from sql_agent.commands.doctor import Finding
-    from sql_agent.model_check import Problem
 
     name = spec.split("@")[-1]
     try:
         with open_backend(spec):
             return Finding("database", f"{name} answers")
     except (BackendUnavailable, ValueError) as error:
-        mend = "start or install it, or take --set task.backend=sqlite, which needs nothing"
-        return Finding("database", name, (Problem(str(error), mend),))
+        remedy = "start or install it, or take --set task.backend=sqlite, which needs nothing"
+        return Finding("database", name, (Problem(str(error), remedy),))
 
 
 def find_device(model: LanguageModelConfig) -> "Finding":
+    from agentgrpo.checks import Problem
     from sql_agent.commands.doctor import Finding
-    from sql_agent.model_check import Problem
 
     model, gib = for_this_machine(model), gpu_gib()
     on_gpu = model.device == "cuda" or (model.device == "auto" and gib is not None)
     try:
         check_device("cuda" if on_gpu else "cpu", load_in_4bit=model.load_in_4bit, has_gpu=gib is not None)
-    except StartError as error:
-        mend = "--set language_model.device=cpu --set language_model.load_in_4bit=false"
-        return Finding("device", model.device, (Problem(str(error), f"take a GPU, or {mend}"),))
+    except UsageError as error:
+        remedy = "--set language_model.device=cpu --set language_model.load_in_4bit=false"
+        return Finding("device", model.device, (Problem(str(error), f"take a GPU, or {remedy}"),))
     how = "4 bits" if model.load_in_4bit else "bfloat16"
     return Finding("device", f"GPU with {gib:.0f} GiB, base in {how}" if on_gpu else "CPU, base in float32")
 
 
 def find_model(path: str) -> "Finding":
+    from agentgrpo.checks import Problem
     from sql_agent.commands.doctor import Finding
-    from sql_agent.model_check import Problem
 
     try:
         check_model(path)
-    except StartError as error:
-        what, _, mend = str(error).partition("; ")
-        return Finding("model", path, (Problem(what, mend),))
+    except UsageError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Finding("model", path, (Problem(what, remedy),))
     return Finding("model", f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
 
 
 def check_data(cfg: ExperimentConfig) -> "Finding":
     """Check the data; missing files are made first, if the settings say how many tasks."""
+    from agentgrpo.checks import Problem
     from dbbench_adapter.generate import Split
     from sql_agent.commands.doctor import Finding
     from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated
-    from sql_agent.model_check import Problem
 
     task = cfg.task
     missing: list[tuple[Path | None, int, Split]] = [
@@ -233,7 +234,7 @@ def check_data(cfg: ExperimentConfig) -> "Finding":
             held_out_tasks(task, 1)
         return Finding("data", f"{source}: {len(trained_skills(task))} skills{''.join(made)}")
     except ValueError as error:
-        mend = (
+        remedy = (
             "give others with --set task.data=FILE --set task.held_out_data=FILE, or have files that are missing made"
         )
-        return Finding("data", source, (Problem(str(error), f"{mend}: --set task.generate_missing=4400"),))
+        return Finding("data", source, (Problem(str(error), f"{remedy}: --set task.generate_missing=4400"),))

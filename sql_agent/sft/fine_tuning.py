@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentgrpo import signed
 from agentgrpo.chat_tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.checks import UsageError
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.disk_space import DiskNeed, disk_warning
 from agentgrpo.hub import model_folder
@@ -27,7 +28,6 @@ from agentgrpo.machine import git_commit
 from agentgrpo.model_size import count_adapter_weights, count_weights
 from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk
 from agentgrpo.training_run import (
-    TrainingError,
     check_same_run,
     newest_whole,
     publish,
@@ -125,7 +125,7 @@ def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> L
     flags = {"lora_r": "--lora-rank", "lora_alpha": "--lora-alpha", "lora_dropout": "--lora-dropout"}
     given = [flag for name, flag in flags.items() if name in cfg.model_fields_set]
     if is_adapter and given:
-        raise TrainingError(
+        raise UsageError(
             f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
             "out, or give a whole model"
         )
@@ -136,11 +136,11 @@ def longest_conversation(base: Path, max_length: int | None) -> int | None:
     """Return the limit of a conversation: `max_length`, or the context of the model in `base`.
 
     Raises:
-        TrainingError: `max_length` is longer than the context.
+        UsageError: `max_length` is longer than the context.
     """
     context = context_of(read_json(base / "config.json"))
     if context and max_length and max_length > context:
-        raise TrainingError(f"--max-length is {max_length}, expected at most {context}, the positions of {base}")
+        raise UsageError(f"--max-length is {max_length}, expected at most {context}, the positions of {base}")
     return max_length or context
 
 
@@ -161,14 +161,14 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
     """
     signed.user_key()
     if output.exists() and not output.is_dir():
-        raise TrainingError(f"--run-dir {output} is a file, expected a folder; name another")
+        raise UsageError(f"--run-dir {output} is a file, expected a folder; name another")
     if (output / record).is_file():
-        raise TrainingError(f"{output} holds a finished model ({record}); name another --run-dir")
+        raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
     check_output(output / record, "--run-dir")
     if resume and not (output / CHECKPOINTS).is_dir():
-        raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
+        raise UsageError(f"{output} holds no run to go on with; start it without --resume")
     if not resume and output.is_dir() and any(output.iterdir()):
-        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
+        raise UsageError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
     if not resume:
         return None
     newest = newest_whole(output / CHECKPOINTS, record, run_dir=output, say=say)
@@ -209,7 +209,7 @@ def check_resumed(start: Start, record_name: str, record: Mapping[str, Any], say
     """Check that the checkpoint belongs to this run, if there is one.
 
     Raises:
-        TrainingError: model, data or settings differ.
+        UsageError: model, data or settings differ.
     """
     if start.checkpoint:
         before = read_json(start.checkpoint / record_name)
@@ -285,7 +285,7 @@ def fit(
     Args:
         trained_on: the record of the trained model, which is written beside it.
     Raises:
-        TrainingError: a loss is not finite, or the disk fails.
+        UsageError: a loss is not finite, or the disk fails.
     """
     weights = list(trainer.model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -295,7 +295,7 @@ def fit(
             trainer.train(resume_from_checkpoint=str(start.checkpoint) if start.checkpoint else None)
             save_whole(trainer, start.tokenizer, output, record_name, record, trained_on)
     except OutputError as error:
-        raise TrainingError(f"{error}; {what_is_left(output, record_name)}") from error
+        raise UsageError(f"{error}; {what_is_left(output, record_name)}") from error
 
 
 def what_is_left(output: Path, record_name: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentgrpo.checks import UsageError
 from agentgrpo.disk_space import DiskNeed, describe_disk, disk_warning, folder_bytes
 from agentgrpo.model_size import count_weights
 from agentgrpo.nearest import did_you_mean
@@ -20,7 +21,7 @@ from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.startup.data import describe_kinds, drawn
-from sql_agent.startup.preflight import UsageError, protocol_of
+from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.time_left import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 

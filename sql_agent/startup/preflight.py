@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from agentgrpo.outputs import check_output
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
@@ -28,10 +29,6 @@ from sql_agent.rewards import functions
 
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
-
-
-class UsageError(ValueError):
-    """Says that something is wrong that the user can correct; the message says how."""
 
 
 ROLES = ("algorithm", "runner", "both")

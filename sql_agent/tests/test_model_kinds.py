@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError, model_folder
 from agentgrpo.model_kinds import other_kind
 from sql_agent.commands import doctor
-from sql_agent.local.model_files import StartError, check_model
+from sql_agent.local.model_files import check_model
 from sql_agent.startup import preflight
-from sql_agent.startup.preflight import UsageError
 
 ORIGINAL = "take the folder of the model that it was made from, with config.json and *.safetensors"
 
@@ -136,7 +136,7 @@ def refused_by_training(path: Path) -> str:
 
 def refused_by_local_training(path: Path) -> str:
     """SFT, DPO, the local trainers and the terminal ask the same."""
-    with pytest.raises(StartError) as refused:
+    with pytest.raises(UsageError) as refused:
         check_model(str(path))
     return str(refused.value)
 

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from transformers import AutoTokenizer
 
+from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
 from sql_agent.commands import doctor
@@ -27,7 +28,6 @@ from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
 from sql_agent.prompts.served import ServedTokenizer
 from sql_agent.startup.plan import choose_tasks, with_prompts
-from sql_agent.startup.preflight import UsageError
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of, wait_for
 from sql_agent.text_to_sql.datatypes import Question

@@ -494,7 +494,7 @@ def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(account, add
     assert found.found.startswith("MariaDB ") and found.found.endswith(
         ", 4 tables and views, an account that may only read; 2 questions"
     )
-    assert "1 references fail" in found.problems[0].what and "MySQL's SQL, one SELECT" in found.problems[0].mend
+    assert "1 references fail" in found.problems[0].what and "MySQL's SQL, one SELECT" in found.problems[0].remedy
     refused_account = check_database(named_database(account("ALL ON my_shop.*")), None)
     assert "ALL PRIVILEGES on `my_shop`.*" in refused_account.problems[0].what
     gone = check_database(named_database("mysql://a:pw1@127.0.0.1:1/d"), None)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.agl_without_litellm import agl
+from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from sql_agent import upstream_patches as patches
@@ -23,7 +24,7 @@ from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.startup.preflight import UsageError, check_model, use_cpu
+from sql_agent.startup.preflight import check_model, use_cpu
 from sql_agent.startup.run_dir import write_start
 from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main

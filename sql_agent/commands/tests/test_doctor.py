@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agentgrpo.checks import Problem
 from sql_agent.commands import doctor
 from sql_agent.commands.doctor import Finding, report
-from sql_agent.model_check import Problem
 
 SETUP_AND_LOOK = "bash scripts/setup.sh && .venv/bin/agentgrpo doctor"
 SETUP_AGAIN = f"rm -f .venv/.setup-stamp && {SETUP_AND_LOOK}"
@@ -33,7 +33,7 @@ def test_pins_are_read_without_comments_extras_or_ranges():
 
 def test_packages_as_pinned_pass():
     pins = {"torch": "2.13.0+cpu", "verl": "0.9.1"}
-    found = doctor.check_packages(pins, {**pins, "something-else": "1"}, mend="mend it")
+    found = doctor.check_packages(pins, {**pins, "something-else": "1"}, remedy="mend it")
     assert found == Finding("packages", "2 as pinned")
 
 
@@ -41,7 +41,7 @@ def test_a_wrong_and_a_missing_package_are_named():
     pins = {"torch": "2.13.0+cpu", "transformers": "5.10.4", "verl": "0.9.1"}
     installed = {"torch": "2.13.0+cpu", "transformers": "5.11.0"}
     what = "transformers 5.10.4 is pinned, 5.11.0 is installed; verl 0.9.1 is pinned, none is installed"
-    assert doctor.check_packages(pins, installed, mend="mend it") == Finding(
+    assert doctor.check_packages(pins, installed, remedy="mend it") == Finding(
         "packages", "2 of 3 differ", (Problem(what, "mend it"),)
     )
 
@@ -50,11 +50,11 @@ def test_another_version_of_a_package_that_is_no_engine_and_a_missing_tool_stop_
     pins = {"certifi": "2026.1", "httpx": "1.0", "ruff": "0.17", "torch": "2.13.0+cpu"}
     what = "certifi 2026.1 is pinned, 2026.2 is installed; ruff 0.17 is pinned, none is installed"
     moved = {"certifi": "2026.2", "httpx": "1.0", "torch": "2.13.0+cpu"}
-    assert doctor.check_packages(pins, moved, mend="mend it") == Finding(
+    assert doctor.check_packages(pins, moved, remedy="mend it") == Finding(
         "packages", "2 of 4 differ", (Problem(what, "mend it", blocks=False),)
     )
     gone = "httpx 1.0 is pinned, none is installed"
-    assert doctor.check_packages(pins, {"certifi": "2026.2", "torch": "2.13.0+cpu"}, mend="mend it") == Finding(
+    assert doctor.check_packages(pins, {"certifi": "2026.2", "torch": "2.13.0+cpu"}, remedy="mend it") == Finding(
         "packages", "3 of 4 differ", (Problem(gone, "mend it"), Problem(what, "mend it", blocks=False))
     )
 
@@ -66,13 +66,13 @@ def test_every_engine_and_tool_is_pinned():
 
 def test_of_many_wrong_packages_five_are_named():
     pins = {f"p{i}": "1" for i in range(7)}
-    (problem,) = doctor.check_packages(pins, {}, mend="mend it").problems
+    (problem,) = doctor.check_packages(pins, {}, remedy="mend it").problems
     named = "; ".join(f"p{i} 1 is pinned, none is installed" for i in range(5))
     assert problem == Problem(f"{named}; and 2 more", "mend it")
 
 
 @pytest.mark.parametrize(
-    ("installed", "torch", "vllm", "mend"),
+    ("installed", "torch", "vllm", "remedy"),
     [
         pytest.param({}, "2.13.0+cpu", "0.28.0+cpu", SETUP_AGAIN, id="nothing_installed_means_the_cpu_set"),
         pytest.param({"vllm": "0.28.0+cpu"}, "2.13.0+cpu", "0.28.0+cpu", SETUP_AGAIN, id="cpu"),
@@ -86,9 +86,9 @@ def test_of_many_wrong_packages_five_are_named():
         ),
     ],
 )
-def test_the_pins_follow_the_kind_of_environment(installed: dict[str, str], torch: str, vllm: str, mend: str):
+def test_the_pins_follow_the_kind_of_environment(installed: dict[str, str], torch: str, vllm: str, remedy: str):
     pins, line = doctor.wanted_packages(installed)
-    assert (pins["torch"], pins["vllm"], line) == (torch, vllm, mend)
+    assert (pins["torch"], pins["vllm"], line) == (torch, vllm, remedy)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,11 @@ def busy_port():
 
 def test_a_port_in_use_is_a_problem(busy_port: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "store_answers", lambda port: False)
-    mend = f"see who has it with `ss -ltnp 'sport = :{busy_port}'`, or take another: `agl store --port {busy_port + 1}`"
+    remedy = (
+        f"see who has it with `ss -ltnp 'sport = :{busy_port}'`, or take another: `agl store --port {busy_port + 1}`"
+    )
     assert doctor.check_port(busy_port) == Finding(
-        "store port", f"{busy_port}: Address already in use", (Problem("no store can listen there", mend),)
+        "store port", f"{busy_port}: Address already in use", (Problem("no store can listen there", remedy),)
     )
 
 
@@ -188,8 +190,8 @@ def test_a_store_on_the_port_is_a_warning(busy_port: int, monkeypatch: pytest.Mo
     ],
 )
 def test_without_mariadb_a_run_can_start_all_the_same(mariadbd: str | None, install_db: str | None, missing: str):
-    mend = "sudo apt-get install -y --no-install-recommends mariadb-server"
-    problem = Problem("--backend mariadb will not work, SQLite will", mend, blocks=False)
+    remedy = "sudo apt-get install -y --no-install-recommends mariadb-server"
+    problem = Problem("--backend mariadb will not work, SQLite will", remedy, blocks=False)
     assert doctor.check_databases(mariadbd, install_db) == Finding(
         "databases", f"SQLite {doctor.sqlite3.sqlite_version}, {missing}", (problem,)
     )
@@ -297,8 +299,8 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
     assert found("SELECT name FROM fish") == Finding("database", f"{seen}; 1 questions")
     assert found("DELETE FROM fish; INSERT INTO fish VALUES ('eel')") == Finding("database", f"{seen}; 1 questions")
     what = "1 references fail and their questions will be left out: q-2 (?): no such column: nam"
-    mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT or what changes data"
-    problem = Problem(what, mend, blocks=False)
+    remedy = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT or what changes data"
+    problem = Problem(what, remedy, blocks=False)
     assert found("SELECT name FROM fish", "SELECT nam FROM fish") == Finding(
         "database", f"{seen}; 2 questions", (problem,)
     )
