@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.checks import Problem
+from agentgrpo.checks import Finding, Problem
 from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 
@@ -67,6 +67,12 @@ def other_kind(path: Path) -> Problem | None:
         return _of_file(path)
     kinds = (_adapter, _hub_cache, _of_fsdp, _other_weights, _quantised, _in_a_subfolder)
     return next((found for kind in kinds if (found := kind(path)) is not None), None)
+
+
+def check_kind(path: Path) -> Finding:
+    """Check that a folder may be a whole model, before its tokenizer is read."""
+    other = other_kind(path)
+    return Finding(f"{path}", (other,) if other else ())
 
 
 def _of_file(path: Path) -> Problem:

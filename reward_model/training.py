@@ -21,7 +21,7 @@ from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
 from agentgrpo.chat_tokenizer import load_tokenizer, tokenizer_sha256
-from agentgrpo.checks import UsageError
+from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
@@ -38,7 +38,7 @@ from agentgrpo.training_run import (
 )
 from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
-from reward_model.base_model import check_base, num_parameters, refuse_other_kind
+from reward_model.base_model import check_base, num_parameters
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import RECORD, Preference, place_of, prompt_key
@@ -59,7 +59,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     if not model.model_name_or_path:
         raise UsageError("--model-name-or-path is missing: the language model to start from, a folder or ORG/NAME")
     base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir or OUTPUT)
-    refuse_other_kind(base)
+    require(base_model=base)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # it is set already, and TRL would set it again
     check_base(base, tokenizer)

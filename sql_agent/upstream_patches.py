@@ -294,7 +294,7 @@ class PatchError(ValueError):
 # In the installed sources ---------------------------------------------------------------------------------------------
 
 
-def check_installed(*, cpu: bool) -> None:
+def check_installed(cpu: bool) -> None:
     """Look up every target in the installed packages, whose code is read but not run; it takes half a second.
 
     Raises:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from vulture import Vulture
 
+from agentgrpo.checks import CHECKS
 from bench.main_job import PARTS
 from sql_agent.environments.registry import ENVIRONMENTS, OWN
 from sql_agent.upstream_patches import PATCHES
@@ -57,7 +58,9 @@ def test_every_function_class_and_method_is_used_outside_the_tests():
     vulture.scavenge([str(ROOT / package) for package in PACKAGES], exclude=["*/tests/*"])
     unused = [*vulture.unused_funcs, *vulture.unused_classes, *vulture.unused_methods, *vulture.unused_props]
     by_name = (
-        [patch.by for patch in PATCHES] + [*ENVIRONMENTS.values(), OWN] + [":".join(part) for part in PARTS.values()]
+        [patch.by for patch in PATCHES]
+        + [*ENVIRONMENTS.values(), OWN, *(check.run for check in CHECKS)]
+        + [":".join(part) for part in PARTS.values()]
     )
     called = {name.rpartition(":")[2] for name in by_name}.union(*CALLED_BY_FRAMEWORKS.values())
     assert [str(item) for item in unused if item.name not in called] == []

@@ -1,6 +1,6 @@
 """Starts a search for better instructions: checks what is cheap to check, chooses the tasks, starts the runners.
 
-Leaves out checks that every run has (`sql_agent.startup.preflight`).
+Leaves out checks that every run has (`agentgrpo.checks`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgrpo.checks import UsageError
+from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import interruptible
 from agentgrpo.disk_errors import failures_of_the_disk, in_words
 from agentgrpo.flags import Parser
@@ -272,17 +272,16 @@ def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
     Raises:
         ValueError: the adapter or its base is missing or incomplete.
     """
-    from sql_agent.local.model_files import check_model
 
     if not (adapter / ADAPTER_FILE).is_file():
         whole = (adapter / "config.json").is_file()
         hint = "it is a whole model, which is served as it is" if whole else "give the folder that holds it"
         raise UsageError(f"{adapter} has no {ADAPTER_FILE}; {hint}")
     if base is None:
-        check_model(str(adapter))
+        require(policy=str(adapter))
         base = Path(parse_json((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"])
     try:
-        check_model(str(base))
+        require(policy=str(base))
         base = model_folder(base)
     except ValueError as error:
         raise UsageError(f"--base: {error}") from error

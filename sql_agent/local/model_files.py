@@ -9,7 +9,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from agentgrpo.checks import UsageError
+from agentgrpo.checks import Finding, UsageError
 from agentgrpo.hub import ModelNotFoundError, go_offline, model_folder
 from agentgrpo.model_kinds import ADAPTER_FILE, adapter_fault, other_kind
 from sql_agent.model_check import (
@@ -43,7 +43,7 @@ def check_fit(path: str) -> None:
     """Check that the weights are a language model's, with the names and shapes that its config requires.
 
     Args:
-        path: a model, or an adapter, whose base is checked too; `check_model` has found their files whole.
+        path: a model, or an adapter, whose base is checked too; `whole_model` has found their files whole.
     Raises:
         UsageError: weights do not fit; the message names them.
     """
@@ -57,7 +57,7 @@ def check_fit(path: str) -> None:
         raise UsageError(f"{fault}; take an adapter of a language model with the base that it was trained on")
 
 
-def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
+def check_device(device: str, load_in_4bit: bool, has_gpu: bool) -> None:
     """Check that the device exists and can hold the weights as requested.
 
     Raises:
@@ -71,7 +71,13 @@ def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
         raise UsageError("--load-in-4bit needs bitsandbytes, which is not installed; requirements-gpu.txt has it")
 
 
-def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
+def check_policy(path: str) -> Finding:
+    """Check that a model or an adapter that is trained in this process is there and whole; see `whole_model`."""
+    whole_model(path)
+    return Finding(f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
+
+
+def whole_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
     """Check that a model or an adapter exists and is whole; fetch one that is named by its id on the hub.
 
     Returns:
@@ -100,7 +106,7 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
                 f"the adapter in {folder} names itself as its base; write the model's folder into {ADAPTER_FILE}"
             )
         try:
-            check_model(base, (*_adapters, str(folder.resolve())))
+            whole_model(base, (*_adapters, str(folder.resolve())))
         except UsageError as error:
             raise UsageError(f"the adapter in {folder} needs its base: {error}") from error
         return path
@@ -115,5 +121,5 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
         found = model_folder(path, fetch=not _adapters)  # an adapter's base is not fetched
     except ModelNotFoundError as error:
         raise UsageError(str(error)) from None
-    check_model(str(found), _adapters)
+    whole_model(str(found), _adapters)
     return str(found) if is_adapter(found) else path

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agentgrpo.checks import UsageError
+from agentgrpo.checks import UsageError, require
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, failures_of_the_disk, written
 from agentgrpo.signed import user_key
@@ -63,8 +63,7 @@ class RunFolder:
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
-        if path.is_file():
-            raise UsageError(f"{path} is a file; name a folder")
+        require(run_dir=path)
         user_key()  # is made, or raises, before anything starts
         if resumed:
             if not self._settings.is_file():

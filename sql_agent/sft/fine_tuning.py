@@ -20,13 +20,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentgrpo import signed
 from agentgrpo.chat_tokenizer import load_tokenizer, tokenizer_sha256
-from agentgrpo.checks import UsageError
+from agentgrpo.checks import UsageError, require
 from agentgrpo.cpu_features import uses_bfloat16
-from agentgrpo.disk_space import DiskNeed, disk_warning
+from agentgrpo.disk_space import DiskNeed
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit
 from agentgrpo.model_size import count_adapter_weights, count_weights
-from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk
+from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.training_run import (
     check_same_run,
     newest_whole,
@@ -36,7 +36,7 @@ from agentgrpo.training_run import (
     write_record,
 )
 from agentgrpo.weights import weights_sha256
-from sql_agent.local.model_files import base_folder, base_name, check_device, check_fit, check_model, is_adapter
+from sql_agent.local.model_files import base_folder, base_name, check_fit, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.prompts.limit import context_of
 from sql_agent.sft.config import FineTuningConfig
@@ -101,14 +101,13 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     disable_progress_bar()
     checkpoint = checkpoint_to_resume(cfg.output_dir, record, resume, say)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
-    check_device(device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
-    check_model(cfg.model_path)
+    require(device=device, load_in_4bit=False, has_gpu=torch.cuda.is_available(), policy=cfg.model_path)
     model = model_folder(cfg.model_path)
     base = model_folder(base_name(model), fetch=False) if is_adapter(model) else model
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
-    if warning := disk_warning(cfg.output_dir, disk_need(base, model, lora), "train an adapter (--lora-rank 16)"):
-        say(warning)
+    remedy = "train an adapter (--lora-rank 16)"
+    require(say, folder=cfg.output_dir, disk_need=disk_need(base, model, lora), disk_remedy=remedy)
     return Start(
         model, base, lora, tokenizer, device, checkpoint, longest_conversation(base_folder(base), cfg.max_length)
     )
@@ -160,11 +159,9 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
             it cannot be written.
     """
     signed.user_key()
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--run-dir {output} is a file, expected a folder; name another")
+    require(run_dir=output)
     if (output / record).is_file():
         raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
-    check_output(output / record, "--run-dir")
     if resume and not (output / CHECKPOINTS).is_dir():
         raise UsageError(f"{output} holds no run to go on with; start it without --resume")
     if not resume and output.is_dir() and any(output.iterdir()):

@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from sql_agent.commands.doctor import check_database
 from sql_agent.datatypes import DataConfig
 from sql_agent.interactive.user_database import read_database
+from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import DatabaseError
 from sql_agent.text_to_sql.environment import TextToSql
