@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from agentgrpo.chat_tokenizer import load_tokenizer
-from agentgrpo.checks import require
+from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import ModelError
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.weights import weight_files, weights_sha256
@@ -112,7 +112,7 @@ def remove_weights(folder):
 )
 def test_what_cannot_become_a_reward_model_is_refused_with_the_reason(copy, spoil, words):
     spoil(copy)
-    with pytest.raises(ModelError, match=re.escape(words)):
+    with pytest.raises((ModelError, UsageError), match=re.escape(words)):
         check(copy)
 
 
