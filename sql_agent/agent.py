@@ -38,8 +38,8 @@ from agents.tool_context import ToolContext
 from openai import APIError, APIStatusError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.protocols import Status
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason

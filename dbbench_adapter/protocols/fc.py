@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.mysql_lexer import split_statements
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.dialect.lexer import split_statements
+from dbbench_adapter.engines import Result
 from dbbench_adapter.protocols.base import Episode, Message, format_result, user_messages
 
 MAX_ROUNDS = 15

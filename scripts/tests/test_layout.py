@@ -4,9 +4,10 @@ from pathlib import Path
 
 from vulture import Vulture
 
+from agentgrpo import INTERFACE
 from agentgrpo.checks import CHECKS
 from bench.main_job import PARTS
-from sql_agent.environments.registry import ENVIRONMENTS, OWN
+from sql_agent.names import ENVIRONMENTS, OWN
 from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,7 @@ PACKAGES = (
     "scripts",
 )
 CALLED_BY_FRAMEWORKS = {
+    "Python": {"__getattr__", "__dir__"},
     "sqlite3": {"finalize"},
     "the policy": {"calculator"},
     "transformers": {"on_train_begin", "on_log", "on_save"},
@@ -62,5 +64,5 @@ def test_every_function_class_and_method_is_used_outside_the_tests():
         + [*ENVIRONMENTS.values(), OWN, *(check.run for check in CHECKS)]
         + [":".join(part) for part in PARTS.values()]
     )
-    called = {name.rpartition(":")[2] for name in by_name}.union(*CALLED_BY_FRAMEWORKS.values())
+    called = {name.rpartition(":")[2] for name in by_name}.union(INTERFACE, *CALLED_BY_FRAMEWORKS.values())
     assert [str(item) for item in unused if item.name not in called] == []

@@ -13,7 +13,7 @@ from agentgrpo.checks import Finding, examine, show
 from agentgrpo.flags import Parser
 from agentgrpo.machine import port_number
 from agentgrpo.outputs import named_path
-from agentgrpo.passwords import named_database
+from dbbench_adapter.engines import named_database
 from sql_agent.startup.machine import STORE_PORT, this_machine
 
 PROTOCOLS = ("fc", "text", "lab")

@@ -19,6 +19,7 @@ import yaml
 from agentgrpo.checks import Finding, Problem, UsageError, examine, require, show
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
+from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.model_files import check_device
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="agentgrpo single-skill",
-        description=__doc__,
+        description=(__doc__ or "").replace("sql_agent/configs", shipped_settings()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -154,7 +155,7 @@ def prepare(cfg: ExperimentConfig) -> int:
 
 
 def check_database(spec: str) -> Finding:
-    from dbbench_adapter.backends import BackendUnavailable, open_backend
+    from dbbench_adapter.engines import BackendUnavailable, open_backend
 
     name = spec.split("@")[-1]
     try:

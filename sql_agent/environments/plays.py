@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy
 
-from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import OWN_REWARD, AgentConfig
 from sql_agent.environments.base import Environment, EpisodeLostError, with_observation

@@ -23,7 +23,7 @@ import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import RUN_ID
-from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult

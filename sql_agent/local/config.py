@@ -10,15 +10,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
-from agentgrpo.passwords import BackendSpec, DatabaseSpec
+from agentgrpo.passwords import BackendSpec
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import Settings
+from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.local.datatypes import Sampling
 from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import PresetName
 
 LossName = Literal["grpo", "reinforce"]
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
@@ -192,10 +193,6 @@ class GrpoConfig(Settings):
     seed: int = Field(default=0, ge=0)
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p)
-
-    @property
     def limits(self) -> AgentConfig:
         return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_new_tokens)
 
@@ -272,7 +269,7 @@ class BatchGrpoConfig(GrpoConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""
-    reward: Literal["agentbench", "agent_peft", "rllm"] = "agentbench"
+    reward: PresetName = "agentbench"
     """Preset that turns a verdict into a reward, as in the main job; a reward that your own environment gives is
     used as it is."""
     run_dir: Path

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.base import EpisodeLostError, with_observation

@@ -36,8 +36,8 @@ from agentgrpo.file_kinds import RowFileError
 from agentgrpo.loss_marks import is_context, left_out_by, take_mark
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
-from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Score, Task
+from dbbench_adapter.engines import Backend, TableError
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
 from dbbench_adapter.protocols.solution import solution
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of

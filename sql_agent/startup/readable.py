@@ -9,17 +9,16 @@ from typing import Any
 
 from agentgrpo.checks import Finding, Problem, UsageError
 from agentgrpo.hub import model_folder
-from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
-from sql_agent.environments.registry import check_name
 from sql_agent.model_check import check_model_dir, check_tensor_parallel, template_of_run
+from sql_agent.names import check_name
 from sql_agent.prompts.fit import describe_lengths, fit_tasks
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.faults import of_database
 from sql_agent.text_to_sql.load import read_questions, split_questions
 
 
@@ -63,9 +62,9 @@ def check_database(database: Path | str, tasks: Path | None, splits: bool = Fals
         return Finding(found)
     first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
     what = f"{len(faults)} references fail and their questions will be left out: {first}"
-    what_it_is = "one SELECT" if databases.dialect == "mysql" else "one SELECT or what changes data"
-    remedy = f"correct them in {tasks}; a reference is {databases.engine}'s SQL, {what_it_is}"
-    if all(of_database(fault) for _, fault in faults):
+    what_it_is = "one SELECT or what changes data" if databases.changeable else "one SELECT"
+    remedy = f"correct them in {tasks}; a reference is {databases.engine.name}'s SQL, {what_it_is}"
+    if all(databases.is_to_blame(fault) for _, fault in faults):
         remedy = "leave the questions out, or do what is said behind them; the references themselves may be right"
     return Finding(found, (Problem(what, remedy, blocks=len(faults) == len(questions)),))
 

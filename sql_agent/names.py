@@ -1,0 +1,67 @@
+"""The names that settings may have for environments and rewards, with what each environment's name stands for.
+
+A new environment needs a module and a line here; a user's own needs none, since it is named by `FILE.py:NAME`,
+`module:NAME` or an installed package's entry point. The presets' values are in `sql_agent.rewards`. Settings read this
+module, so it imports nothing that works with what is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Literal, get_args
+
+from agentgrpo.nearest import did_you_mean
+
+ENVIRONMENTS = {
+    "dbbench": "sql_agent.environments.dbbench:DbBench",
+    "medical": "sql_agent.medical.environment:Medical",
+    "gsm8k": "sql_agent.gsm8k.environment:Gsm8k",
+    "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
+    "agent": "sql_agent.own_agents.tasks:AgentTasks",
+}
+"""Environments by the config's `env.type`, each written as a user's own; a class is imported when one is made."""
+
+ENTRY_POINTS = "agentgrpo.environments"
+"""The entry-point group in which an installed package names its environments."""
+OWN = "sql_agent.environments.own:open_own"
+"""The function that makes an environment of its settings."""
+
+PresetName = Literal["agentbench", "agent_peft", "rllm"]
+PRESETS: tuple[PresetName, ...] = get_args(PresetName)
+JUDGE = "judge"
+"""The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`)."""
+FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
+"""The form of an entry that is a function: FILE.py:NAME or module:NAME."""
+
+
+def installed(name: str) -> str | None:
+    """Return the `module:NAME` of an installed package's environment; None if none has that name."""
+    from importlib.metadata import entry_points
+
+    return next((entry.value for entry in entry_points(group=ENTRY_POINTS, name=name)), None)
+
+
+def check_name(name: str) -> None:
+    """Check that `name` names an environment; `FILE.py:NAME` and `module:NAME` are only looked up when it is made.
+
+    Raises:
+        ValueError: it names no environment.
+    """
+    if name in ENVIRONMENTS or ":" in name or installed(name) is not None:
+        return
+    forms = f"FILE.py:NAME, module:NAME, or an entry point of an installed package (group {ENTRY_POINTS})"
+    known = ", ".join(sorted(ENVIRONMENTS))
+    raise ValueError(
+        f"unknown environment {name!r}; known: {known}; of your own: {forms}{did_you_mean(name, ENVIRONMENTS.keys())}"
+    )
+
+
+def label(name: str) -> str:
+    """Return the name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
+    return name.rpartition(":")[2]
+
+
+def functions(names: Collection[str]) -> list[str]:
+    """Return the entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
+    return [name for name in names if name not in PRESETS]
