@@ -12,11 +12,11 @@ Within a group either every reward contains the score or none (`without_score`).
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.names import functions, label
 
 OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
 """Stop reasons of a policy that spent its turns or tokens without committing an answer; time costs nothing."""
@@ -51,22 +51,8 @@ Agent-PEFT calls its -0.3 `timeout`; here it applies to a policy that is out of 
 our wall-clock deadline is lost and has no preset's value.
 """
 
-JUDGE = "judge"
-"""The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`)."""
-FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
-"""The form of an entry that is a function: FILE.py:NAME or module:NAME."""
 OWN_LOSSES = frozenset({"reward_none", "reward_error", "reward_deadline"})
 """Reasons why a reward function gave no number that concern only the one rollout."""
-
-
-def label(name: str) -> str:
-    """Return the name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
-    return name.rpartition(":")[2]
-
-
-def functions(names: Collection[str]) -> list[str]:
-    """Return the entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
-    return [name for name in names if name not in REWARDS]
 
 
 def reward(
