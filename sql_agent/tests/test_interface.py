@@ -101,7 +101,7 @@ def test_the_message_is_what_the_command_said_was_wrong(status, said, expected):
 def test_a_run_is_opened_with_what_the_report_shows(tmp_path):
     run = agentgrpo.report(make_run(tmp_path / "run"))
     (tmp_path / "run/checkpoints/global_step_2/actor/huggingface").mkdir(parents=True)
-    assert run == agentgrpo.read_run(tmp_path / "run")
+    assert run == agentgrpo.read_run(str(tmp_path / "run"))
     assert (run.folder, run.report, run.state) == (tmp_path / "run", tmp_path / "run" / "report.html", "finished")
     assert run.report.is_file()
     assert [row["train_step"] for row in run.metrics] == [0, 1, 2]
