@@ -1,7 +1,7 @@
-"""Steps one rollout from its first prompt to a named end and a verdict: replies, the world's answers, limits, losses.
+"""Steps one rollout from its first prompt to a named end and a verdict: replies, answers to them, limits, losses.
 
-Players write the replies: a model server's (`served`), a policy in this process (`sql_agent.local.rollouts`), and
-scripts (`scripted`). Rewards and retries of whole rollouts are left out.
+Three players write the replies: a model server (`served`), a policy in this process (`sql_agent.local.rollouts`), and a
+script (`scripted`). Rewards and retries of whole rollouts are left out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Play:
     """
 
     def __init__(self, task: Any, environment: Playable, limits: AgentConfig) -> None:
+        self._started = time.perf_counter()
         self.task, self.environment, self.limits = task, environment, limits
         self.messages = environment.messages(task)
         self.num_turns = self.prompt_tokens = self.completion_tokens = 0
@@ -37,7 +38,6 @@ class Play:
         self._answers: Iterator[Message] | None = None
         self._max_turns = environment.max_replies(limits)
         self._comparison: Comparison | None = None
-        self._started = time.perf_counter()
 
     def open(self) -> None:
         """Open the episode, whose observation ends the first prompt. It may block."""
@@ -83,8 +83,8 @@ class Play:
 
     def step(self, reply: Message, *, cut: bool = False) -> None:
         """Take a reply and hear all answers to it. It may block."""
-        self.take(reply, cut=cut)
         with self.losing():
+            self.take(reply, cut=cut)
             while self.unanswered:
                 self.hear(self.next_answer())
 
