@@ -142,7 +142,7 @@ def _message(reply: Any, variant: ProtocolName) -> Message:
     if not isinstance(reply, wanted) and not (variant == "text" and reply is None):
         expected = "an assistant message" if variant == "fc" else "a text"
         raise ValueError(f"field replies: expected {expected}, found {type(reply).__name__}")
-    return reply if variant == "fc" else {"role": "assistant", "content": reply}
+    return reply if isinstance(reply, dict) else {"role": "assistant", "content": reply}
 
 
 def main() -> None:

@@ -41,8 +41,8 @@ class Play:
 
     def open(self) -> None:
         """Open the episode, whose observation ends the first prompt. It may block."""
-        self._episode = self.environment.open(self.task, self.limits)
-        self.messages = with_observation(self.messages, self._episode)
+        self._episode = episode = self.environment.open(self.task, self.limits)
+        self.messages = with_observation(self.messages, episode)
 
     @property
     def turns_left(self) -> int:
