@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+pytest_plugins = ["dbbench_adapter.tests.engine_worlds"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / ".pytest_cache" / "settings")
 """Where the key is that signs the checkpoints of tests; not in /tmp, where tests look for what runs leave behind."""

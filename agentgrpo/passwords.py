@@ -1,30 +1,25 @@
 """Keeps passwords of database addresses in this process's memory or environment, and out of everything written.
 
 A password is hidden when a setting is read, so that everything saved, printed and compared later has the form
-`mysql://user:***@host:3306`. `open_backend` puts the password back, from memory (a forked child has it too) or from the
+`mysql://user:***@host:3306`. `revealed` puts the password back, from memory (a forked child has it too) or from the
 environment. It cannot hide what the operating system shows: other users can read the command line of a running process,
 but not its environment.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BeforeValidator
-
-from agentgrpo.outputs import named_path
+from pydantic import AfterValidator
 
 VARIABLE = "AGENTGRPO_DB_PASSWORD"
 MASK = "***"
-_SERVER = "mysql://"
-_SCHEME = re.compile(r"[A-Za-z][\w+.-]*:/+")
-_ADDRESS = re.compile(rf"({_SCHEME.pattern})(.+)@", re.DOTALL)
-_WORD = re.compile(rf"({_SCHEME.pattern})(\S+)@")
+SCHEME = re.compile(r"[A-Za-z][\w+.-]*:/+")
+_ADDRESS = re.compile(rf"({SCHEME.pattern})(.+)@", re.DOTALL)
+_WORD = re.compile(rf"({SCHEME.pattern})(\S+)@")
 
 _passwords: dict[str, str] = {}
 """The specs whose passwords this process hid, by their hidden form."""
@@ -32,7 +27,7 @@ _passwords: dict[str, str] = {}
 
 def hidden(spec: str) -> str:
     """Return a backend's spec without its password; `revealed` returns the whole spec in this process."""
-    scheme = match[0] if (match := _SCHEME.match(spec)) else ""
+    scheme = match[0] if (match := SCHEME.match(spec)) else ""
     login, at, place = spec.removeprefix(scheme).rpartition("@")
     user, colon, _ = login.partition(":")
     place, question, _ = place.partition("?")
@@ -50,29 +45,6 @@ BackendSpec = Annotated[str, AfterValidator(hidden)]
 """The type of a setting that names a backend."""
 
 
-def named_database(text: str) -> Path | str:
-    """Parse a flag that names a file or folder, or a database on a server, whose password is hidden."""
-    try:
-        place = _path_or_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return named_path(text) if isinstance(place, Path) else place
-
-
-def _path_or_address(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value.startswith(_SERVER):
-        return hidden(value)
-    if _SCHEME.match(value):  # a path would be shown with the password
-        raise ValueError("an address of an unknown kind, expected a path or MySQL's form (doc/own_database.md)")
-    return Path(value)
-
-
-DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]
-"""The type of a setting that names a database of the user's."""
-
-
 def revealed(spec: str) -> str:
     """Return the spec with its password, to connect with.
 
@@ -83,7 +55,7 @@ def revealed(spec: str) -> str:
     scheme, _, rest = spec.partition("://")
     login, at, place = rest.rpartition("@")
     user, _, password = login.partition(":")
-    if scheme != "mysql" or not at or password not in ("", MASK):
+    if not at or password not in ("", MASK):
         return spec
     if VARIABLE in os.environ:
         return f"{scheme}://{user}:{quote(os.environ[VARIABLE], safe='')}@{place}"

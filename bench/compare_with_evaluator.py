@@ -36,8 +36,8 @@ from rich.progress import track
 
 from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import Rows
+from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from sql_agent.datatypes import AgentConfig
-from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.judges import ExecutionJudge, same_result
@@ -235,7 +235,7 @@ def of_pairs(evaluator: Evaluator, place: Path, pairs: Sequence[Pair]) -> list[t
             if pair.db_id not in copies:
                 copies[pair.db_id] = Path(folder, str(len(copies)), "copy.sqlite")
                 copies[pair.db_id].parent.mkdir()
-                shutil.copy(Databases(place).files[pair.db_id], copies[pair.db_id])
+                shutil.copy(DatabaseFiles(place).files[pair.db_id], copies[pair.db_id])
             theirs = evaluator.of_queries(copies[pair.db_id], pair.prediction, pair.reference)
             found.append((theirs, ours(environment, pair)))
     return found

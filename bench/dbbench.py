@@ -28,8 +28,8 @@ from pathlib import Path
 from agentgrpo.flags import Parser
 from bench.parts.report import Row, add_json, facts, finish
 from dbbench_adapter import judge
-from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
+from dbbench_adapter.engines import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.protocols.fc import FcEpisode
 
 NUM_ROWS = 30
@@ -126,7 +126,7 @@ def backend_rows(name: str, target: float, shares: Sequence[Share], left: int) -
 def served(spec: str) -> Iterator[tuple[str, Backend]]:
     """Yield a spec that several processes can open, and a backend that sees what they leave behind."""
     if spec == "mariadb":
-        from dbbench_adapter.backends.mysql.server import PrivateServer
+        from dbbench_adapter.engines.mysql.server import PrivateServer
 
         with PrivateServer() as server, open_backend(server.url) as backend:
             yield server.url, backend

@@ -17,9 +17,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from agentgrpo.flags import Parser
-from dbbench_adapter.backends import open_backend
-from dbbench_adapter.backends.mysql_on_sqlite import translate
-from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, comparing, dates, numeric, patterns, text
+from dbbench_adapter.dialect import translate
+from dbbench_adapter.dialect.functions import FUNCTIONS, comparing, dates, numeric, patterns, text
+from dbbench_adapter.engines import open_backend
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tests import agent_sql
 from sql_agent.commands.replay import misses, reads_rows
@@ -30,27 +30,30 @@ def _nothing(*_: object) -> None:
 
 
 def left_out_parts() -> dict[str, dict[str, object]]:
-    """Return the parts of the translation, each with names below `dbbench_adapter.backends` and their replacements."""
-    translate, rewrites = "mysql_on_sqlite.translate.", "mysql_on_sqlite.rewrites."
+    """Return the parts of the translation, each with names below `dbbench_adapter` and their replacements."""
+    translate, rewrites = "dialect.translate.", "dialect.rewrites."
     checks = ("refuse", "refuse_reserved", "refuse_row_ids")
     parts: dict[str, dict[str, object]] = {
-        "mysql_on_sqlite/checks": {translate + name: _nothing for name in checks},
-        "mysql_on_sqlite/collation": {rewrites + "collate_computed": _nothing},
-        "mysql_on_sqlite/kinds": {
-            "mysql_on_sqlite.kind_finder.KindFinder.kind": _nothing,
-            "mysql_on_sqlite.kind_finder.KindFinder.kinds_of": lambda *_: (),
+        "dialect/checks": {translate + name: _nothing for name in checks},
+        "dialect/collation": {rewrites + "collate_computed": _nothing},
+        "dialect/kinds": {
+            "dialect.kind_finder.KindFinder.kind": _nothing,
+            "dialect.kind_finder.KindFinder.kinds_of": lambda *_: (),
         },
-        "mysql_on_sqlite/comparisons": {rewrites + "compare": _nothing, rewrites + "take_arguments": _nothing},
-        "mysql_on_sqlite/rewrites": {translate + "rewritten": lambda tree, *_: tree},
-        "mysql_on_sqlite/stored": {rewrites + "store": _nothing},
-        "group_order": {rewrites + "order_groups": _nothing},
-        "sqlite/catalogue": {"sqlite.backend.catalogue_answer": _nothing, "sqlite.backend.make_views": _nothing},
-        "mysql_on_sqlite/functions/aggregates": {"sqlite.sandbox.AGGREGATES": {}},
+        "dialect/comparisons": {rewrites + "compare": _nothing, rewrites + "take_arguments": _nothing},
+        "dialect/rewrites": {translate + "rewritten": lambda tree, *_: tree},
+        "dialect/stored": {rewrites + "store": _nothing},
+        "dialect/group_order": {rewrites + "order_groups": _nothing},
+        "engines/sqlite/catalogue": {
+            "engines.sqlite.backend.catalogue_answer": _nothing,
+            "engines.sqlite.backend.make_views": _nothing,
+        },
+        "dialect/functions/aggregates": {"engines.sqlite.sandbox.AGGREGATES": {}},
     }
     for module in (comparing, dates, numeric, patterns, text):
         gone = {*module.STRICT, *module.NULLS_MATTER}
         kept = {name: function for name, function in FUNCTIONS.items() if name not in gone}
-        parts[f"mysql_on_sqlite/functions/{module.__name__.rpartition('.')[2]}"] = {"sqlite.sandbox.FUNCTIONS": kept}
+        parts[f"dialect/functions/{module.__name__.rpartition('.')[2]}"] = {"engines.sqlite.sandbox.FUNCTIONS": kept}
     return parts
 
 
@@ -64,7 +67,7 @@ def print_parts(paths: Sequence[Path]) -> None:
     for part, patches in {"nothing": {}, **left_out_parts()}.items():
         with ExitStack() as stack, open_backend("sqlite") as backend:
             for name, replacement in patches.items():
-                stack.enter_context(patch(f"dbbench_adapter.backends.{name}", replacement))
+                stack.enter_context(patch(f"dbbench_adapter.{name}", replacement))
             translate.translated_often.cache_clear()
             missed = [misses(some, backend, "lab" if some[0].typed else "fc", reads_rows(backend))[0] for some in tasks]
             answers: list[object] = [agent_sql.answer(backend, sql) for sql in agent_sql.STATEMENTS]

@@ -1,4 +1,4 @@
-"""Holds the records that leave `dbbench_adapter`: tasks and scores. Nothing here touches a database."""
+"""Holds the records that leave `dbbench_adapter`: tasks and scores, and an error. Nothing here touches a database."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ Rows = tuple[Row, ...]
 
 CHANGE_KINDS = frozenset({"INSERT", "UPDATE", "DELETE"})
 """Question types judged by the end state of the tables; every other type is judged by the committed answer."""
+
+
+class DatabaseError(ValueError):
+    """A database of the user's cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)

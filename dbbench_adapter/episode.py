@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentgrpo.flags import Parser
 from agentgrpo.json_lines import serve
-from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
+from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import DatabaseEpisode, Message, ProtocolName, open_episode
 from dbbench_adapter.table_hash import AgentBenchTable

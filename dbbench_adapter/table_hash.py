@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentgrpo.flags import Parser
 from agentgrpo.json_lines import serve
-from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Row, Table, Task
+from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.protocols.base import as_text
 from dbbench_adapter.tasks.records import LifelongTable

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentgrpo.flags import Parser
-from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Rows, Task
+from dbbench_adapter.dialect.kinds import plain
+from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.judges.strict import same_rows
 from dbbench_adapter.tasks.load import TaskFileError, raw_records, task_file
 from dbbench_adapter.tasks.records import Fault, RecordError, form_of, read_record

@@ -15,8 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from agentgrpo.cpu_features import LARGE
 from agentgrpo.nearest import did_you_mean
-from agentgrpo.passwords import BackendSpec, DatabaseSpec, masked
+from agentgrpo.passwords import BackendSpec, masked
 from agentgrpo.settings import Settings, merged, parse_yaml, read_settings
+from dbbench_adapter.engines import DatabaseSpec
 from sql_agent.datatypes import (
     AgentConfig,
     DataConfig,

@@ -33,10 +33,10 @@ from rich.table import Table
 
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path, written
-from agentgrpo.passwords import hidden, named_database
+from agentgrpo.passwords import hidden
 from agentgrpo.processes import ends_in_order
 from agentgrpo.stats import cluster_interval
-from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.engines import BackendUnavailable, named_database
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.splits import draw_by_kind

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from agentgrpo import passwords
 from agentgrpo.flags import Parser
 from agentgrpo.passwords import VARIABLE, BackendSpec, hidden, masked, revealed
-from dbbench_adapter.backends import open_backend
+from dbbench_adapter.engines import open_backend
 
 ROOT = Path(__file__).parents[2]
 SECRETS = [

@@ -133,7 +133,7 @@ def play_straight(url: str, model: str, tasks: Path, share: slice) -> tuple[list
     Raises:
         RuntimeError: an episode was not judged.
     """
-    from dbbench_adapter.backends import open_backend
+    from dbbench_adapter.engines import open_backend
     from sql_agent.datatypes import AgentConfig
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.play.served import run_rollout, size_thread_pool

@@ -7,7 +7,7 @@ import pytest
 
 from bench import dbbench
 from bench.dbbench import Share, backend_rows, bench_task, episode_times, parse_args
-from dbbench_adapter.backends import BackendUnavailable, open_backend
+from dbbench_adapter.engines import BackendUnavailable, open_backend
 
 
 @pytest.mark.parametrize(("spec", "limit_ms"), [("sqlite", 10), ("mariadb", 40)])

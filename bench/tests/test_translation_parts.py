@@ -12,6 +12,6 @@ def test_a_part_of_the_translation_is_worth_what_changes_without_it(tmp_path, ca
     print_parts([path])
     changed = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
     assert {row[1].strip(" `"): row[3:5] for row in changed if row[4].strip() != "0"} == {
-        "sqlite/catalogue": [" 0 ", " 1 "],
-        "mysql_on_sqlite/functions/dates": [" 0 ", " 1 "],
+        "engines/sqlite/catalogue": [" 0 ", " 1 "],
+        "dialect/functions/dates": [" 0 ", " 1 "],
     }

@@ -12,10 +12,10 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from dbbench_adapter.backends import open_backend
-from dbbench_adapter.backends.base import Backend, Database
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Gold, Rows, Table, Task
+from dbbench_adapter.dialect.kinds import plain
+from dbbench_adapter.engines import open_backend
+from dbbench_adapter.engines.base import Backend, Database
 from dbbench_adapter.generate.changes import draw_change
 from dbbench_adapter.generate.plans import (
     FEWEST_SKILLS,

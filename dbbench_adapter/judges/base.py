@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dbbench_adapter.backends import Snapshot
 from dbbench_adapter.datatypes import Gold, Score, Task
+from dbbench_adapter.engines import Snapshot
 
 Answers = list[Any] | str | None
 """The answers that an agent committed, unchanged: a list of values, one text, or null."""

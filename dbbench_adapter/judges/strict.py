@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
-from dbbench_adapter.backends import Snapshot
 from dbbench_adapter.datatypes import Cell, Gold, Row, Rows, Score
+from dbbench_adapter.engines import Snapshot
 from dbbench_adapter.judges.base import Answers, EndState, NoReferenceError, verdict
 from dbbench_adapter.tasks.literals import parse_literal, parse_rows
 

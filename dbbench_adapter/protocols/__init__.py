@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dbbench_adapter.backends import Backend
-from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.engines import Backend
+from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols import fc, lab, text
 from dbbench_adapter.protocols.base import DatabaseEpisode

@@ -14,9 +14,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import ClassVar, Self
 
-from dbbench_adapter.backends import Backend, Database, Result, Snapshot, TableError
-from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S, UNREADABLE
 from dbbench_adapter.datatypes import Cell, Score, Table, Task
+from dbbench_adapter.engines import Backend, Database, Result, Snapshot, TableError
+from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S, UNREADABLE
 from dbbench_adapter.interaction import Episode, Message
 from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
 

@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.mysql_lexer import split_statements
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.dialect.lexer import split_statements
+from dbbench_adapter.engines import Result
 from dbbench_adapter.interaction import CallingEpisode, Message
 from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, user_messages
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.mysql_lexer import split_statements
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.dialect.lexer import split_statements
+from dbbench_adapter.engines import Result
 from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_answer, format_result, user_messages
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 from agentgrpo.printed_commands import agentgrpo_command
-from dbbench_adapter.backends import Backend, open_backend
-from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.engines import Backend, open_backend
+from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, open_episode
 from dbbench_adapter.rllm.data import task_of

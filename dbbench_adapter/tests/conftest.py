@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, open_backend
+from dbbench_adapter.engines import BackendUnavailable, open_backend
 
 DATA = Path(__file__).parents[2].parent / "shared" / "dbbench" / "data"
 

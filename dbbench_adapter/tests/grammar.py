@@ -21,7 +21,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from dbbench_adapter.backends.mysql_lexer import tokens
+from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.tests.agent_sql import STATEMENTS as AGENT_SQL
 from dbbench_adapter.tests.grammar_rules import FUNCTION_NAMES, KEYWORDS, NESTS, RULES
 from dbbench_adapter.tests.hostile import STATEMENTS

@@ -6,7 +6,7 @@ likely. `<x>` stands for a text of rule x, `<x?>` for one or nothing, `<x,>` and
 
 from __future__ import annotations
 
-from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS
+from dbbench_adapter.dialect.functions import AGGREGATES, FUNCTIONS
 from dbbench_adapter.tests.hostile import ESCAPE
 
 RULES = f"""

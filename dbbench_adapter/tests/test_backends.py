@@ -8,7 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from dbbench_adapter.backends import (
+from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.engines import (
     BackendUnavailable,
     TableError,
     TableState,
@@ -16,8 +17,7 @@ from dbbench_adapter.backends import (
     check_spec,
     open_backend,
 )
-from dbbench_adapter.backends.base import MAX_ROWS, hash_rows, join_hashes
-from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.engines.base import MAX_ROWS, hash_rows, join_hashes
 
 FRUIT = Table("Fruit List", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4), ("plum", None)))
 
@@ -382,7 +382,7 @@ def test_a_backend_is_looked_at_and_nothing_is_left_of_it(mariadb):
 
 
 def test_without_its_programs_there_is_no_private_server(monkeypatch):
-    monkeypatch.setattr("dbbench_adapter.backends.mysql.server.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("dbbench_adapter.engines.mysql.server.shutil.which", lambda *_, **__: None)
     with pytest.raises(BackendUnavailable, match="mariadb-install-db not found; install MariaDB"):
         check_backend("mariadb")
 

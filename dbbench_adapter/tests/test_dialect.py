@@ -2,7 +2,7 @@
 
 import pytest
 
-from dbbench_adapter.backends import TableState
+from dbbench_adapter.engines import TableState
 from dbbench_adapter.tests.agent_sql import FRUIT, SALES, STATEMENTS, answer
 
 AS_MYSQL_8 = "SQLite's answer is MySQL 8's, MariaDB's is its own"

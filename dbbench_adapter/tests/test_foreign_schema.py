@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from dbbench_adapter.backends.sqlite.foreign_schema import Unparsed, load_schema
+from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed, load_schema
 
 SCHEMA = """
     CREATE TABLE "t" (a); CREATE TABLE "u" (a); CREATE TABLE "f(x) - y" (a); CREATE TABLE "f" (a);

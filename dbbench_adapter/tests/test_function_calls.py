@@ -8,11 +8,11 @@ import zlib
 
 import pytest
 
-from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES as OWN_AGGREGATES
-from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
-from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
-from dbbench_adapter.backends.mysql_on_sqlite.signatures import NODES, SIGNATURES
-from dbbench_adapter.backends.sqlite.sandbox import _CALLABLE
+from dbbench_adapter.dialect.functions import AGGREGATES as OWN_AGGREGATES
+from dbbench_adapter.dialect.functions import FUNCTIONS
+from dbbench_adapter.dialect.kinds import plain
+from dbbench_adapter.dialect.signatures import NODES, SIGNATURES
+from dbbench_adapter.engines.sqlite.sandbox import _CALLABLE
 from dbbench_adapter.tests.function_calls import (
     AGGREGATES,
     AS_MYSQL_8,

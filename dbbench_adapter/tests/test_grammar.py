@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.backends import Backend, BackendUnavailable, Result
-from dbbench_adapter.backends.mysql.backend import MysqlBackend
-from dbbench_adapter.backends.mysql.names import PREFIX
-from dbbench_adapter.backends.mysql.pool import MAX_DATABASE_BYTES
-from dbbench_adapter.backends.sqlite.backend import JUDGE_TIMEOUT_S
-from dbbench_adapter.backends.sqlite.sandbox import MAX_PAGES
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
+from dbbench_adapter.engines import Backend, BackendUnavailable, Result
+from dbbench_adapter.engines.mysql.backend import MysqlBackend
+from dbbench_adapter.engines.mysql.names import PREFIX
+from dbbench_adapter.engines.mysql.pool import MAX_DATABASE_BYTES
+from dbbench_adapter.engines.sqlite.backend import JUDGE_TIMEOUT_S
+from dbbench_adapter.engines.sqlite.sandbox import MAX_PAGES
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import open_episode
 from dbbench_adapter.tests.grammar import statements

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dbbench_adapter.backends.group_order import for_mariadb
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.dialect.group_order import for_mariadb
 
 SALES = Table("Sales", (Column("City"), Column("Sum", "INT")), (("Ulm", 2), ("Bonn", 5), ("Ulm", 3), ("Aachen", 5)))
 

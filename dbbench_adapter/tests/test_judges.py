@@ -9,8 +9,8 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dbbench_adapter.backends import TableState
 from dbbench_adapter.datatypes import Gold, Score, Task
+from dbbench_adapter.engines import TableState
 from dbbench_adapter.judges import JUDGES, lab, strict, text
 from dbbench_adapter.judges.fc import clean, same_answers
 from dbbench_adapter.judges.strict import readings, same_rows, same_state

@@ -7,10 +7,10 @@ from itertools import product
 import pymysql
 import pytest
 
-from dbbench_adapter.backends.mysql.allowed_sql import may_write, refusal
-from dbbench_adapter.backends.mysql.names import as_sent, scrubbed
-from dbbench_adapter.backends.mysql_lexer import tokens
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.dialect.lexer import tokens
+from dbbench_adapter.engines.mysql.allowed_sql import may_write, refusal
+from dbbench_adapter.engines.mysql.names import as_sent, scrubbed
 
 T = Table("t", (Column("a"), Column("b", "INT")), (("x", 1), ("y", 2)))
 HARMLESS = [

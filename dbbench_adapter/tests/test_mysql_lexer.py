@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbbench_adapter.backends.mysql_lexer import split_statements
+from dbbench_adapter.dialect.lexer import split_statements
 
 
 @pytest.mark.parametrize(

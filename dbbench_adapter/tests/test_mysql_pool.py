@@ -7,16 +7,16 @@ import time
 import pymysql
 import pytest
 
-from dbbench_adapter.backends import TableError, open_backend
-from dbbench_adapter.backends.base import hash_rows
-from dbbench_adapter.backends.mysql import pool as mysql_pool
-from dbbench_adapter.backends.mysql.backend import MysqlBackend
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.engines import TableError, open_backend
+from dbbench_adapter.engines.base import hash_rows
+from dbbench_adapter.engines.mysql import pool as mysql_pool
+from dbbench_adapter.engines.mysql.backend import MysqlBackend
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
 OWNER = """
 import os, sys
-from dbbench_adapter.backends.mysql.backend import MysqlBackend
+from dbbench_adapter.engines.mysql.backend import MysqlBackend
 from dbbench_adapter.datatypes import Column, Table
 backend = MysqlBackend(sys.argv[1]).__enter__()
 database = backend.open([Table("T", (Column("a"),), ())], typed=False)

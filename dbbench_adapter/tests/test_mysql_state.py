@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from dbbench_adapter.backends.base import hash_rows
-from dbbench_adapter.backends.mysql import state as mysql_state
-from dbbench_adapter.backends.mysql.pool import MAX_DATABASE_BYTES
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
+from dbbench_adapter.engines.base import hash_rows
+from dbbench_adapter.engines.mysql import state as mysql_state
+from dbbench_adapter.engines.mysql.pool import MAX_DATABASE_BYTES
 from dbbench_adapter.judges.strict import same_state
 from dbbench_adapter.protocols import open_episode
 from dbbench_adapter.tests.hostile import HOSTILE

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dbbench_adapter.backends import Result, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.engines import Result, open_backend
 from dbbench_adapter.protocols import open_episode
 from dbbench_adapter.protocols.base import format_result
 from dbbench_adapter.protocols.fc import ASK_FOR_A_CALL, RULES, TOOLS, messages

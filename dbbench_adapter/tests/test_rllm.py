@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentgrpo.printed_commands import agentgrpo_command, remedy_of
-from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Gold, Task
+from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.rllm import env as env_module
 from dbbench_adapter.rllm.agent import DBBenchAgent
 from dbbench_adapter.rllm.data import rllm_rows, task_of

@@ -14,14 +14,14 @@ from itertools import product
 import pytest
 import sqlglot
 
-from dbbench_adapter.backends.clock import StatementTimeout, check, remaining_s, time_limit
-from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS, values
-from dbbench_adapter.backends.mysql_on_sqlite.functions.patterns import like
-from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
-from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
-from dbbench_adapter.backends.sqlite import sandbox as sqlite_sandbox
-from dbbench_adapter.backends.sqlite.sandbox import Guard, allows
+from dbbench_adapter.clock import StatementTimeout, check, remaining_s, time_limit
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.dialect.functions import AGGREGATES, FUNCTIONS, values
+from dbbench_adapter.dialect.functions.patterns import like
+from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
+from dbbench_adapter.dialect.limits import blows_up
+from dbbench_adapter.engines.sqlite import sandbox as sqlite_sandbox
+from dbbench_adapter.engines.sqlite.sandbox import Guard, allows
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, open_backend
-from dbbench_adapter.backends.mysql.backend import MysqlBackend
-from dbbench_adapter.backends.mysql.server import PrivateServer
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.engines import BackendUnavailable, open_backend
+from dbbench_adapter.engines.mysql.backend import MysqlBackend
+from dbbench_adapter.engines.mysql.server import PrivateServer
 
 OWNER = """
 import sys, time
-from dbbench_adapter.backends.mysql.server import PrivateServer
+from dbbench_adapter.engines.mysql.server import PrivateServer
 with PrivateServer() as server:
     print(server._process.pid, server._folder, flush=True)
     time.sleep(60)

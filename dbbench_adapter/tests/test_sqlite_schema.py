@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from dbbench_adapter.backends import TableState
-from dbbench_adapter.backends.base import UNREADABLE
-from dbbench_adapter.backends.sqlite import backend as sqlite_module
-from dbbench_adapter.backends.sqlite import sandbox as sqlite_sandbox
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.engines import TableState
+from dbbench_adapter.engines.base import UNREADABLE
+from dbbench_adapter.engines.sqlite import backend as sqlite_module
+from dbbench_adapter.engines.sqlite import sandbox as sqlite_sandbox
 from dbbench_adapter.protocols import open_episode
 
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dbbench_adapter.backends import TableError, TableState
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.engines import TableError, TableState
 
 COLUMNS = {
     "id": "INT", "w": "VARCHAR(5)", "k": "CHAR(3)", "i": "INT", "s": "TINYINT", "u": "INT UNSIGNED",

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from dbbench_adapter.backends import TableError
-from dbbench_adapter.backends.base import check_tables
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
+from dbbench_adapter.engines import TableError
+from dbbench_adapter.engines.base import check_tables
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tests.example_records import HASH, LIFELONG, SELECT, UPDATE
 from dbbench_adapter.validate import FIELDS, ReadRow, check_file, main, table_faults

@@ -4,7 +4,7 @@ import hashlib
 import socket
 from pathlib import Path
 
-from dbbench_adapter.backends.mysql.backend import MysqlBackend
+from dbbench_adapter.engines.mysql.backend import MysqlBackend
 from dbbench_adapter.tests.hostile import ESCAPE
 
 

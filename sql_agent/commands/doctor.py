@@ -30,7 +30,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.hub import ModelNotFoundError, model_folder
 from agentgrpo.machine import memory_limits, port_number
 from agentgrpo.outputs import named_path
-from agentgrpo.passwords import named_database
+from dbbench_adapter.engines import named_database
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 if TYPE_CHECKING:
@@ -268,10 +268,9 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
     Args:
         splits: whether a part of the questions is to be held out.
     """
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.datatypes import DataConfig
     from sql_agent.text_to_sql.environment import TextToSql
-    from sql_agent.text_to_sql.faults import of_database
     from sql_agent.text_to_sql.load import read_questions, split_questions
 
     mend = "doc/own_database.md has the forms of databases and questions"
@@ -292,16 +291,16 @@ def check_database(place: Path | str, tasks: Path | None, *, splits: bool = Fals
         return Finding("database", found)
     first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
     what = f"{len(faults)} references fail and their questions will be left out: {first}"
-    what_it_is = "one SELECT" if databases.dialect == "mysql" else "one SELECT or what changes data"
-    mend = f"correct them in {tasks}; a reference is {databases.engine}'s SQL, {what_it_is}"
-    if all(of_database(fault) for _, fault in faults):
+    what_it_is = "one SELECT or what changes data" if databases.changeable else "one SELECT"
+    mend = f"correct them in {tasks}; a reference is {databases.engine.name}'s SQL, {what_it_is}"
+    if all(databases.is_to_blame(fault) for _, fault in faults):
         mend = "leave the questions out, or do what is said behind them; the references themselves may be right"
     return Finding("database", found, (Problem(what, mend, blocks=len(faults) == len(questions)),))
 
 
 def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens: int | None) -> Finding:
     """Say how long the first prompts are, as every command plays them, what is cut, and what fine-tuning learns."""
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.model_check import template_of_run
     from sql_agent.prompts.fit import describe_lengths, fit_tasks
     from sql_agent.prompts.limit import choose_limit
@@ -328,7 +327,7 @@ def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens
 
 def check_tasks(args: argparse.Namespace) -> Finding:
     """Check what a run would find in any other environment: its class or agent, and the tasks."""
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.datatypes import DataConfig, EnvironmentSettings
     from sql_agent.environments.base import make_environment
     from sql_agent.environments.registry import check_name

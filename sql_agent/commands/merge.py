@@ -136,7 +136,7 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     import torch
     from transformers import AutoTokenizer
 
-    from dbbench_adapter.backends import open_backend
+    from dbbench_adapter.engines import open_backend
     from dbbench_adapter.generator import generate_tasks
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.datatypes import GREEDY

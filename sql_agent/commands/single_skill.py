@@ -169,7 +169,7 @@ def prepare(cfg: ExperimentConfig) -> int:
 
 
 def check_database(spec: str) -> "Finding":
-    from dbbench_adapter.backends import BackendUnavailable, open_backend
+    from dbbench_adapter.engines import BackendUnavailable, open_backend
     from sql_agent.commands.doctor import Finding
     from sql_agent.model_check import Problem
 

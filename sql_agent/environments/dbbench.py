@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from dbbench_adapter.backends import Backend, BackendUnavailable, check_backend, check_spec, open_backend
 from dbbench_adapter.datatypes import Row, Score, Task
+from dbbench_adapter.engines import Backend, BackendUnavailable, check_backend, check_spec, open_backend
 from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName

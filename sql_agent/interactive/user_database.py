@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from dbbench_adapter.backends.sqlite.foreign_schema import load_schema
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
+from dbbench_adapter.engines.schema import said_unreadable
+from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
+from dbbench_adapter.engines.sqlite.schema import quoted, why_unreadable
 from dbbench_adapter.generator import NOTE
-from sql_agent.text_to_sql.schema import quoted, said_unreadable, why_unreadable
 
 MAX_ROWS = 200_000
 """Largest number of rows of all tables together, since they are held in memory."""

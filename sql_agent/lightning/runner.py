@@ -23,8 +23,8 @@ import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import RUN_ID
-from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import MAX_RETRIES, FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment

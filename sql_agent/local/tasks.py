@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from agentgrpo.commands import say
 from agentgrpo.hub import model_folder
 from agentgrpo.printed_commands import agentgrpo_command
-from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.local.model_files import base_folder

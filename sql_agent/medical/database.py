@@ -1,7 +1,7 @@
 """Checks a medical database and runs an agent's read-only statements on it.
 
 Statements may read only `drugs_info` and `disease`, no other table of the file and no schema. They may call functions
-whose time is proportional to their input (`dbbench_adapter.backends.sqlite.read_only` has the other limits).
+whose time is proportional to their input (`dbbench_adapter.engines.sqlite.read_only` has the other limits).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 from agentgrpo.printed_commands import agentgrpo_command
-from dbbench_adapter.backends import BackendUnavailable, Result
-from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
-from dbbench_adapter.backends.sqlite.read_only import ReadOnlyDatabase, connect, json_cell
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.dialect.functions import FUNCTIONS
+from dbbench_adapter.engines import BackendUnavailable, Result
+from dbbench_adapter.engines.base import json_cell
+from dbbench_adapter.engines.sqlite.read_only import ReadOnlyDatabase, connect
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
 
 MAX_ROWS = 200

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from agentgrpo.checkout import HOME
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.interaction import CallingEpisode, Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from agentgrpo.messages import Message, num_chars
-from dbbench_adapter.backends.sqlite.read_only import connect
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines.sqlite.read_only import connect
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from reward_model.datatypes import Preference
 from sql_agent.medical.database import MedicalDatabase, format_result
 from sql_agent.medical.datatypes import TABLES, Question, Schema

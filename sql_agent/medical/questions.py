@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dbbench_adapter.backends.sqlite.read_only import connect
+from dbbench_adapter.engines.sqlite.read_only import connect
 from sql_agent.medical.datatypes import TABLES, Language, Question, Schema
 from sql_agent.medical.words import ASK, LABELS
 

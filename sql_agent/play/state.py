@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.interaction import Episode, Message, Stop
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import AgentConfig, RolloutRecord

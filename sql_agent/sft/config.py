@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from agentgrpo.flags import FlagName
-from agentgrpo.passwords import DatabaseSpec
 from agentgrpo.settings import Settings
+from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.config import CpuPrecision, check_environment

@@ -35,8 +35,8 @@ from agentgrpo.file_kinds import RowFileError
 from agentgrpo.loss_marks import is_context, left_out_by, take_mark
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
-from dbbench_adapter.backends import Backend, BackendUnavailable
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.engines import Backend, BackendUnavailable
 from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of

@@ -20,7 +20,7 @@ from agentgrpo.model_size import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.training_run import TrainingError
-from dbbench_adapter.backends import open_backend
+from dbbench_adapter.engines import open_backend
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.datatypes import DataConfig
 from sql_agent.environments.base import Environment, Split

@@ -7,7 +7,7 @@ import json
 
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
-from agentgrpo.passwords import named_database
+from dbbench_adapter.engines import named_database
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.rewards import weights_of

@@ -242,7 +242,7 @@ def check_episodes(cfg: TrainConfig) -> None:
     """
     if os.environ.get("AGL_CURRENT_ROLE") == "algorithm":
         return
-    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.engines import BackendUnavailable
 
     try:
         make_environment(cfg.environment).check_episodes()

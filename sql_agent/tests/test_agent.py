@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.protocols import PROTOCOLS
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.oracle import app, call, calls, recite, serve

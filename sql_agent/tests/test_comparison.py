@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from dbbench_adapter.backends import open_backend
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.engines import open_backend
 from dbbench_adapter.protocols import open_episode
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import AgentConfig, Reward

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent import oracle
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.evaluate import Rate, main, summarise, three_way_mean
-from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import read_questions
 
@@ -240,7 +240,7 @@ def test_questions_about_a_database_of_your_own_are_played_and_those_that_were_s
         ])  # fmt: skip
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "aggregate 1 1 0 0.0 %" in printed and "simple 1 1 1 100.0 %" in printed
-    solved = read_questions(tmp_path / "solved.jsonl", Databases(tmp_path / "fish.db"))
+    solved = read_questions(tmp_path / "solved.jsonl", DatabaseFiles(tmp_path / "fish.db"))
     assert solved == [
         Question("solved-1", "Which?", "fish", "SELECT name FROM fish", evidence="all of them", kind="simple")
     ]

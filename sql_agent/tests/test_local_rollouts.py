@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer
 
-from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols.solution import solution
 from sql_agent.datatypes import AgentConfig

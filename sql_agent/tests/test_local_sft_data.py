@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.datatypes import Gold
+from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
 from sql_agent.datatypes import EnvironmentSettings

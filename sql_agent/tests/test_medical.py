@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from agentgrpo.messages import num_tool_calls
-from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines.sqlite.read_only import connect
 from sql_agent.datatypes import AgentConfig, DataConfig, Reward, ScorerResult
 from sql_agent.medical.database import read_schema
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions

@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, Result
-from dbbench_adapter.backends.sqlite.read_only import connect
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines import BackendUnavailable, Result
+from dbbench_adapter.engines.sqlite.read_only import connect
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from sql_agent.medical.database import (
     MAX_RESULT_CHARS,
     MAX_ROWS,

@@ -6,14 +6,14 @@ from contextlib import closing
 
 import pytest
 
+from dbbench_adapter.datatypes import DatabaseError
+from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
+from dbbench_adapter.engines.sqlite.schema import read_schema
 from sql_agent.commands.doctor import check_database
 from sql_agent.datatypes import DataConfig
 from sql_agent.interactive.user_database import read_database
-from sql_agent.text_to_sql.databases import Databases
-from sql_agent.text_to_sql.datatypes import DatabaseError
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
-from sql_agent.text_to_sql.schema import read_schema
 
 CARDS = "CREATE TABLE card (id INTEGER PRIMARY KEY, due INTEGER); INSERT INTO card VALUES (1, 10), (2, 11);"
 BOATS = "CREATE TABLE boat (name TEXT); INSERT INTO boat VALUES ('Alba'), ('Brae');"
@@ -96,7 +96,7 @@ def test_a_table_that_computes_by_another_programs_function_is_left_out_and_name
 def test_a_file_of_such_tables_alone_is_refused_and_names_them(tmp_path):
     path = made(tmp_path / "a.sqlite", KEYED.format("own"), "own")
     with pytest.raises(DatabaseError, match=r"no table that can be read: label \(.*own is another program's\); give"):
-        Databases(path).schema("a")
+        DatabaseFiles(path).schema("a")
 
 
 def test_a_conversation_over_a_copy_leaves_such_a_table_out_and_says_so(tmp_path):
@@ -152,17 +152,17 @@ def test_what_a_newer_sqlite_defined_is_left_out_and_named_and_the_rest_is_read(
     assert found.unreadable == expected
     there = ["boat", "fish", "stock", "whale", "cheap", "cheapest", "dear"]
     assert [table.name for table in found.tables] == [name for name in there if name not in expected]
-    assert Databases(path).summary().endswith(" of a")
+    assert DatabaseFiles(path).summary().endswith(" of a")
     copied = read_database(path)
     assert [table.name for table in copied.task.tables] == [n for n in there[:4] if n not in expected]
 
 
 @pytest.fixture
 def newer(tmp_path):
-    return Databases(written_by_a_newer_sqlite(tmp_path / "a.sqlite", *NEWER))
+    return DatabaseFiles(written_by_a_newer_sqlite(tmp_path / "a.sqlite", *NEWER))
 
 
-@pytest.mark.parametrize("opened", [Databases.open, Databases.open_view])
+@pytest.mark.parametrize("opened", [DatabaseFiles.open, DatabaseFiles.open_view])
 @pytest.mark.parametrize(
     "sql",
     ["SELECT * FROM cheap", "SELECT count(*) FROM cheap", "SELECT 1 FROM CHEAP", "SELECT * FROM cheapest",
@@ -200,7 +200,7 @@ def test_questions_about_what_a_newer_sqlite_defined_are_left_out_and_named(newe
     assert problem.mend.startswith("leave the questions out")
 
 
-@pytest.mark.parametrize("opened", [Databases.open, Databases.open_view])
+@pytest.mark.parametrize("opened", [DatabaseFiles.open, DatabaseFiles.open_view])
 def test_nobody_may_write_the_schema_of_such_a_file(newer, opened):
     with closing(opened(newer, "a", statement_timeout_s=5)) as database:
         for sql in (
@@ -230,14 +230,14 @@ def test_a_schema_that_is_damaged_otherwise_is_refused_in_sqlites_words(tmp_path
 def test_the_sqlite_file_of_a_folder_wins_over_a_stray_one(tmp_path, stray, content):
     made(tmp_path / "boats" / "boats.sqlite", BOATS)
     made(tmp_path / "boats" / f"boats{stray}", content)
-    databases = Databases(tmp_path)
+    databases = DatabaseFiles(tmp_path)
     assert [table.name for table in databases.schema("boats")] == ["boat"]
     assert databases.summary().endswith(f"; left out: boats{stray}, since boats.sqlite is there")
 
 
 def test_other_suffixes_are_databases_where_nothing_else_is(tmp_path):
     made(tmp_path / "boats" / "boats.db", BOATS)
-    assert Databases(tmp_path).files == {"boats": tmp_path / "boats" / "boats.db"}
+    assert DatabaseFiles(tmp_path).files == {"boats": tmp_path / "boats" / "boats.db"}
 
 
 BROKEN = {
@@ -262,7 +262,8 @@ def test_a_broken_database_blocks_the_questions_about_it_alone(tmp_path, kind):
     )
     with pytest.raises(QuestionFileError, match=rf"bad\.json, row 2: .*dud\.sqlite .*{why}"):
         read_questions(
-            asked(tmp_path / "bad.json", {**COUNT, "db_id": "boats"}, {**COUNT, "db_id": "dud"}), Databases(tmp_path)
+            asked(tmp_path / "bad.json", {**COUNT, "db_id": "boats"}, {**COUNT, "db_id": "dud"}),
+            DatabaseFiles(tmp_path),
         )
 
 
@@ -276,9 +277,9 @@ def test_a_folder_of_another_form_says_what_it_has(tmp_path):
     made(tmp_path / "flat" / "boats.sqlite", BOATS)
     made(tmp_path / "above" / "dev_databases" / "boats" / "boats.sqlite", BOATS)
     with pytest.raises(DatabaseError, match=r"it has boats\.sqlite: give that file, or move each into a folder"):
-        Databases(tmp_path / "flat")
+        DatabaseFiles(tmp_path / "flat")
     with pytest.raises(DatabaseError, match=r"give .*above/dev_databases, which has boats/boats\.sqlite"):
-        Databases(tmp_path / "above")
+        DatabaseFiles(tmp_path / "above")
 
 
 # Long cells -----------------------------------------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def test_a_long_cell_is_named_with_the_limit_and_its_row(tmp_path, more, query, 
         (question,) = environment.read_tasks(rows)
         assert environment.reference_fault(question) == (
             f"string or blob too big: {said} a statement may use values and rows of at most 200,000 bytes "
-            "(MAX_VALUE_BYTES in sql_agent/text_to_sql/sandbox.py); ask about other rows or columns, or shorten it in "
-            "a copy of the file"
+            "(MAX_VALUE_BYTES in dbbench_adapter/engines/sqlite/user_database.py); ask about other rows or columns, or "
+            "shorten it in a copy of the file"
         )
     assert check_database(path, rows).problems[0].mend.startswith("leave the questions out")

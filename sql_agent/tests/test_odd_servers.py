@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import APITimeoutError, AsyncOpenAI, InternalServerError
 
-from dbbench_adapter.backends import open_backend
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.engines import open_backend
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.evaluate import main
 from sql_agent.model_address.request_guard import RUN_TOKEN

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.interaction import ENDS, STOPS, CallingEpisode, Status, Stop
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import EpisodeLostError

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import read_each_once
@@ -25,7 +26,6 @@ from sql_agent.environments.rows import read_rows as read_environment_rows
 from sql_agent.gsm8k.problems import read_problems
 from sql_agent.medical.datatypes import read_questions as read_medical_questions
 from sql_agent.sft.data import read_messages
-from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.load import read_questions
 
 MARK = b"\xef\xbb\xbf"
@@ -37,7 +37,7 @@ def database(tmp_path_factory):
     path = tmp_path_factory.mktemp("database") / "ferries.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE ferry (name TEXT)")
-    return Databases(path)
+    return DatabaseFiles(path)
 
 
 def of_folder(path):

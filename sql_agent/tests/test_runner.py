@@ -12,8 +12,8 @@ import pytest
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.machine import free_port
-from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
 from sql_agent.config import load_config

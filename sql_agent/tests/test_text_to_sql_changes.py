@@ -12,18 +12,22 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.forked import forked
-from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.backends.sqlite import copy_on_write, sandbox
-from dbbench_adapter.backends.sqlite.copy_on_write import Change, CopyOnWrite
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines import BackendUnavailable
+from dbbench_adapter.engines.engine import Change
+from dbbench_adapter.engines.mysql import MYSQL
+from dbbench_adapter.engines.sqlite import copy_on_write, sandbox
+from dbbench_adapter.engines.sqlite.copy_on_write import CopyOnWrite
+from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
+from dbbench_adapter.engines.sqlite.lexer import statements
+from dbbench_adapter.engines.sqlite.sandbox import Watchdog
+from dbbench_adapter.engines.sqlite.user_database import CHANGE_REFUSAL, TOO_LARGE, ChangeableDatabase
 from dbbench_adapter.tests.hostile import STATEMENTS
 from sql_agent.datatypes import AgentConfig, DataConfig
 from sql_agent.sft.data import reference_demonstrations
-from sql_agent.text_to_sql.changes import CHANGE_REFUSAL, TOO_LARGE, ChangeableDatabase, same_state
-from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.load import changes_data, kind_of, read_questions, statements
+from sql_agent.text_to_sql.judges import same_state
+from sql_agent.text_to_sql.load import changes_data, kind_of, read_questions
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 STOCK = """
@@ -417,8 +421,8 @@ def test_a_reference_says_whether_it_changes_data(query, changes, kind):
 
 def test_a_reference_for_mysql_is_read_with_mysqls_quotes():
     query = r"SELECT 'it\'s; DELETE FROM t; --' FROM t"
-    assert (changes_data(query), changes_data(query, "mysql"), kind_of(query, "mysql")) == (True, False, "plain")
-    assert changes_data(r"UPDATE t SET a = 'it\'s' LIMIT 1", "mysql")
+    assert (changes_data(query), changes_data(query, MYSQL), kind_of(query, MYSQL)) == (True, False, "plain")
+    assert changes_data(r"UPDATE t SET a = 'it\'s' LIMIT 1", MYSQL)
 
 
 def test_statements_are_parted_by_semicolons_outside_of_texts():
@@ -445,7 +449,7 @@ def test_the_prompt_says_that_data_may_be_changed_and_a_demonstration_changes_th
     query = "DELETE FROM t WHERE b = 1; INSERT INTO log VALUES ('one')"
     (tmp_path / "q.json").write_text(json.dumps([{"question": "Drop one.", "query": query}, {"question": "?",
                                                  "query": "SELECT a FROM t"}]))  # fmt: skip
-    change, look = read_questions(tmp_path / "q.json", Databases(environment.databases.path))
+    change, look = read_questions(tmp_path / "q.json", DatabaseFiles(environment.databases.path))
     assert "You change the data" in environment.messages(change)[0]["content"]
     assert "You answer questions" in environment.messages(look)[0]["content"]
     other = environment.with_instructions("Read with execute_sql, end with submit_sql.\n")

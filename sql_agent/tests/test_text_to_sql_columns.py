@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
+from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from sql_agent.text_to_sql.columns import DATABASE_KEYS, HINT_KEYS, REFERENCE_KEYS, is_sql
-from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
@@ -29,7 +29,7 @@ def fish(tmp_path_factory):
 def read(fish, tmp_path):
     def read(row):
         (tmp_path / "q.json").write_text(json.dumps([row]))
-        [question] = read_questions(tmp_path / "q.json", Databases(fish))
+        [question] = read_questions(tmp_path / "q.json", DatabaseFiles(fish))
         return question
 
     return read
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 
 def asked(database, tmp_path, *rows):
     (tmp_path / "q.json").write_text(json.dumps([ROW | row for row in rows]))
-    return [question.db_id for question in read_questions(tmp_path / "q.json", Databases(database))]
+    return [question.db_id for question in read_questions(tmp_path / "q.json", DatabaseFiles(database))]
 
 
 @pytest.mark.parametrize("name", ["db_id", *DATABASE_KEYS])

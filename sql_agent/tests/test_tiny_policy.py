@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 import torch
 
-from dbbench_adapter.backends.sqlite.backend import SqliteBackend
+from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
 from sql_agent.sft.encoding import Encoded, encode_conversation

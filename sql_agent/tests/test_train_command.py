@@ -130,7 +130,7 @@ def test_a_library_that_is_not_the_one_we_change_is_refused_before_anything_load
 def test_a_backend_that_is_not_there_is_said_before_a_model_is_looked_for(
     capsys, tmp_path, monkeypatch, backend, words
 ):
-    monkeypatch.setattr("dbbench_adapter.backends.mysql.server.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("dbbench_adapter.engines.mysql.server.shutil.which", lambda *_, **__: None)
     error = error_of(capsys, "--run-dir", str(tmp_path), "--model", "nowhere", "--set", f"rollout.backend={backend}")
     assert error.startswith(words)
     assert "secret" not in error

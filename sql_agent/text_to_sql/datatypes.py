@@ -1,4 +1,4 @@
-"""Defines the record of a question about a database, and the error of a database. Importing this module is instant."""
+"""Defines the record of a question about a database. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 
 from dbbench_adapter.datatypes import Rows
-
-
-class DatabaseError(ValueError):
-    """Says that a database cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)

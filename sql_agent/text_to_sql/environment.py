@@ -15,30 +15,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
-from dbbench_adapter.backends import BackendUnavailable, Result
-from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.datatypes import Row, Rows, Score
+from dbbench_adapter.engines import BackendUnavailable, Result, known_places, open_databases
+from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession
+from dbbench_adapter.engines.schema import said_unreadable
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
-from sql_agent.text_to_sql.changes import ChangeableDatabase, left_by_one, same_state
-from sql_agent.text_to_sql.databases import Databases, ServerDatabase, open_databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
-from sql_agent.text_to_sql.faults import explained
 from sql_agent.text_to_sql.judges import (
+    EVALUATED_DIALECT,
     EXECUTION_JUDGES,
     UNDECODABLE,
     ExecutionJudge,
     as_run,
+    left_by_one,
     order_counts,
     same_result,
+    same_state,
     undecodable,
 )
-from sql_agent.text_to_sql.load import named_in, read_questions, split_questions, statements
-from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
-from sql_agent.text_to_sql.schema import Rendered, lengths, render, said_unreadable
+from sql_agent.text_to_sql.load import named_in, read_questions, split_questions
+from sql_agent.text_to_sql.schema import Rendered, lengths, render
 from sql_agent.text_to_sql.ties import probes, ranked, ranks
 
 JUDGED_S = 30.0
@@ -62,7 +62,7 @@ class TextToSql(Environment):
     """Plays questions that are answered by a query.
 
     Args:
-        place: a SQLite file, a folder in the layout of Spider and BIRD, or the address of a database on a MySQL server.
+        place: a path or an address, in one of the forms that the engines name (`Engine.places`).
     Raises:
         DatabaseError: there is no such database.
         ValueError: the judge does not compare results of such a database.
@@ -72,26 +72,25 @@ class TextToSql(Environment):
 
     def __init__(self, place: Path | str, judge: ExecutionJudge = "strict") -> None:
         self.databases = open_databases(place)
-        if self.databases.dialect == "mysql" and judge != "strict":
+        self._engine = self.databases.engine
+        if self._engine.dialect != EVALUATED_DIALECT and judge != "strict":
             raise ValueError(
-                f"the judge {judge} compares as an evaluator that runs SQLite; with mysql:// the judge is strict"
+                f"the judge {judge} compares as an evaluator that runs SQLite; with {self._engine.scheme} the judge is "
+                "strict"
             )
         self._judge: ExecutionJudge = judge
         self.tools = TOOLS
-        self.instructions, self.marks = RULES.format(engine=self.databases.engine).strip(), TOOL_NAMES
+        self.instructions, self.marks = RULES.format(engine=self._engine.name).strip(), TOOL_NAMES
         self._rendered = lru_cache(maxsize=1024)(self._render)  # questions about one database share their schema
         self._reference = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
         self._reference_ranks = lru_cache(maxsize=256)(self._run_ranks)
         self._reference_changes = lru_cache(maxsize=16)(self._run_change)
-        self._explained = lru_cache(maxsize=256)(self._explain)
+        self._explained = lru_cache(maxsize=256)(self.databases.explained)
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
         if settings.database is None:
-            raise ValueError(
-                "env.type=text2sql needs a database: --database FILE.sqlite, a folder DB_ID/DB_ID.sqlite, or "
-                "mysql://user:password@host:port/database"
-            )
+            raise ValueError(f"env.type=text2sql needs a database: --database {known_places()}")
         if settings.protocol != "fc":
             raise ValueError(f"env.type=text2sql acts by tool calls, agent.protocol=fc; got {settings.protocol}")
         judge = EXECUTION_JUDGES.get(settings.judge)
@@ -102,7 +101,7 @@ class TextToSql(Environment):
 
     def messages(self, task: Question) -> list[Message]:
         schema = self._rendered(task.db_id, task.schema_chars).text
-        return messages(task, schema, self.databases.engine, self.instructions)
+        return messages(task, schema, self._engine.name, self.instructions)
 
     def _render(self, db_id: str, chars: int | None) -> Rendered:
         return render(self.databases.schema(db_id), chars)
@@ -124,12 +123,10 @@ class TextToSql(Environment):
         schema = self.databases.schema(task.db_id)
         gone = [(table, column) for table, column in cut.columns if table not in cut.tables]
         gone += [(table.name, column.name) for table in schema if table.name in cut.tables for column in table.columns]
-        return named_in(task.query, gone, self.databases.dialect)
+        return named_in(task.query, gone, self._engine)
 
     def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
-        open_one = self.databases.open
-        if task.changes and isinstance(self.databases, Databases):
-            open_one = self.databases.open_view
+        open_one = self.databases.open_view if task.changes else self.databases.open
         database = open_one(task.db_id, statement_timeout_s=limits.statement_timeout_s)
         return TextToSqlEpisode(task, database, submission_timeout_s=JUDGED_S)
 
@@ -141,7 +138,7 @@ class TextToSql(Environment):
             that changes data `wrong_state` or `no_change`; None with `reference_failed`, for which references are
             checked before a run.
         """
-        if isinstance(episode.database, ChangeableDatabase):
+        if isinstance(episode.database, ChangingSession):
             episode.changes = episode.database.changes()
             return self._judge_changes(episode.question, episode.changes)
         question, submitted = episode.question, episode.submitted
@@ -160,14 +157,14 @@ class TextToSql(Environment):
         return Score(1.0, "match") if right else Score(0.0, "wrong_result")
 
     def _is_right(self, question: Question, given: Rows, expected: Rows) -> bool:
-        same = partial(same_result, self._judge, given, expected, dialect=self.databases.dialect)
+        same = partial(same_result, self._judge, given, expected, engine=self._engine)
         right = same(question.query)
         if right or self._judge != "strict" or question.query is None or not same(None):
             return right
         return same(question.query, ranks=self._reference_ranks(question.db_id, self._as_run(question.query)))
 
     def _as_run(self, query: str) -> str:
-        return as_run(self._judge, query, self.databases.dialect)
+        return as_run(self._judge, query, self._engine)
 
     def _seconds_left(self, question: Question) -> float:
         """Return how long a submitted query may take: in BIRD's evaluator it shares the time with the reference."""
@@ -191,7 +188,7 @@ class TextToSql(Environment):
             expected=None if expected is None else Excerpt.of(expected),
             returned=None if returned is None else Excerpt.of(returned),
             error=result.error if result else None,
-            ordered=not question.changes and order_counts(self._judge, question.query, self.databases.dialect),
+            ordered=not question.changes and order_counts(self._judge, question.query, self._engine),
             state=question.changes,
         )
 
@@ -237,13 +234,8 @@ class TextToSql(Environment):
             else:
                 self._reference(question.db_id, self._as_run(question.query or "SELECT 1"))
         except _ReferenceFailedError as fault:
-            return self._explained(question.db_id, question.query or "", str(fault))
+            return self._explained(str(fault), question.db_id, question.query or "")
         return None
-
-    def _explain(self, db_id: str, query: str, error: str) -> str:
-        if isinstance(self.databases, ServerDatabase):
-            return error
-        return explained(error, query, self.databases.files[db_id], self.databases.schema(db_id))
 
     def _run_reference(self, db_id: str, query: str) -> _Reference:
         started = time.monotonic()
@@ -256,16 +248,15 @@ class TextToSql(Environment):
 
     def _run_ranks(self, db_id: str, query: str) -> list[int] | None:
         """Return which rows of an ordered reference are tied; None if that cannot be said."""
-        asked = probes(query, self.databases.dialect)
+        asked = probes(query, self._engine)
         columns = {name for name, probe in asked.items() if self._run(db_id, probe).error is None}
-        numbered = ranked(query, self.databases.dialect, columns)
+        numbered = ranked(query, self._engine, columns)
         rows = self._run(db_id, numbered).rows if numbered is not None else None
         return None if rows is None else ranks(rows, self._reference(db_id, query).rows)
 
     def _run_change(self, db_id: str, query: str) -> Changes:
-        assert isinstance(self.databases, Databases)  # on a server `read_questions` refuses such a reference
         with closing(self.databases.open_view(db_id, statement_timeout_s=JUDGED_S)) as database:
-            for statement in statements(query):
+            for statement in self._engine.statements(query):
                 if (error := database.run(statement).error) is not None:
                     raise _ReferenceFailedError(error)
             return database.changes()
@@ -303,10 +294,9 @@ class TextToSql(Environment):
         return Split(*kept, left_out=left_out)
 
     def _say_unreadable(self, db_ids: set[str]) -> None:
-        if isinstance(self.databases, Databases):
-            for db_id in sorted(db_ids):
-                if unreadable := self.databases.unreadable_tables(db_id):
-                    print(f"left out of {db_id}: {said_unreadable(unreadable)}", flush=True)
+        for db_id in sorted(db_ids):
+            if unreadable := self.databases.unreadable(db_id):
+                print(f"left out of {db_id}: {said_unreadable(unreadable)}", flush=True)
 
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
         kept, unusable, next_line = [], [], time.monotonic() + PROGRESS_S
@@ -351,7 +341,7 @@ class TextToSql(Environment):
         return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
 
     def reference_replies(self, task: Question) -> list[Message]:
-        return [] if task.query is None else solution(task)
+        return [] if task.query is None else solution(task, self._engine)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """Return the question about the only database, or else about the one of the task that was asked last."""

@@ -6,17 +6,13 @@ import json
 import re
 from typing import Any
 
-from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.sqlite.copy_on_write import Changes
-from dbbench_adapter.backends.sqlite.read_only import json_cell
+from dbbench_adapter.engines import Result
+from dbbench_adapter.engines.base import json_cell
+from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
 from dbbench_adapter.interaction import CallingEpisode, Message
 from sql_agent.environments.episode import tool
-from sql_agent.text_to_sql.changes import ChangeableDatabase
 from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
-from sql_agent.text_to_sql.load import statements
-from sql_agent.text_to_sql.sandbox import UserDatabase
-from sql_agent.text_to_sql.server import ServerSession
 
 MAX_ROUNDS = 8
 """Number of replies, the one that submits included."""
@@ -69,10 +65,10 @@ def messages(question: Question, schema: str, engine: str, instructions: str) ->
     ]
 
 
-def solution(question: Question) -> list[Message]:
+def solution(question: Question, engine: Engine) -> list[Message]:
     """Return the replies of an assistant that knows the reference; of several statements it hands in the last."""
     query = question.query or ""
-    *first, last = statements(query) if question.changes else [query]
+    *first, last = engine.statements(query) if question.changes else [query]
     calls = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
     return [
         {
@@ -94,14 +90,14 @@ class TextToSqlEpisode(CallingEpisode):
     """Plays an episode in which a reply without a call ends it without an answer.
 
     Args:
-        database: a `ChangeableDatabase` if the task changes data; what is submitted is run there.
+        database: a `ChangingSession` if the task changes data; what is submitted is run there.
         submission_timeout_s: wall-clock budget of what is submitted, in seconds.
     """
 
     def __init__(
         self,
         question: Question,
-        database: UserDatabase | ServerSession,
+        database: Session,
         *,
         submission_timeout_s: float,
     ) -> None:
@@ -127,7 +123,7 @@ class TextToSqlEpisode(CallingEpisode):
         if name == "execute_sql":
             return format_result(self.database.run(sql))
         self.submitted, self.status = sql, "completed"
-        if isinstance(self.database, ChangeableDatabase):
+        if isinstance(self.database, ChangingSession):
             self.database.statement_timeout_s = self._submission_timeout_s
         elif self.question.query is not None or self.question.answer:
             return ""

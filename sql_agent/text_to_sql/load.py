@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,9 +21,9 @@ from sqlglot.errors import SqlglotError
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
-from dbbench_adapter.backends import mysql_lexer
-from dbbench_adapter.backends.sqlite import lexer as sqlite_lexer
-from dbbench_adapter.datatypes import Cell, Rows
+from dbbench_adapter.datatypes import Cell, DatabaseError, Rows
+from dbbench_adapter.engines.engine import Databases, Engine
+from dbbench_adapter.engines.sqlite import SQLITE
 from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.columns import (
     REFERENCE_KEYS,
@@ -36,18 +34,14 @@ from sql_agent.text_to_sql.columns import (
     hints_of,
     reference_of,
 )
-from sql_agent.text_to_sql.databases import Databases, ServerDatabase
-from sql_agent.text_to_sql.datatypes import DatabaseError, Question
-
-_COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))+", re.DOTALL)
-"""Blanks and comments at the start of a statement."""
+from sql_agent.text_to_sql.datatypes import Question
 
 
 class QuestionFileError(ValueError):
     """Says that a file of questions cannot be read; the message names file and row."""
 
 
-def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Question]:
+def read_questions(path: Path, databases: Databases) -> list[Question]:
     """Read JSON, JSONL or parquet.
 
     Raises:
@@ -102,29 +96,15 @@ def split_questions(questions: Sequence[Question], fraction: float) -> tuple[lis
     return train, val
 
 
-def statements(query: str) -> list[str]:
-    """Return the statements of a reference, which semicolons part; a comment alone is none."""
-    found = [""]
-    for part in query.split(";"):
-        found[-1] += part + ";"
-        if sqlite3.complete_statement(found[-1]):
-            found.append("")
-    return [each for each in (text.removesuffix(";").strip() for text in found) if _COMMENTS.sub("", each)]
+def changes_data(query: str, engine: Engine = SQLITE) -> bool:
+    """Return whether a reference has an INSERT, UPDATE or DELETE, so that its result is the state of the tables."""
+    return any(_kind_of_change(statement, engine) is not None for statement in engine.statements(query))
 
 
-def changes_data(query: str, dialect: str = "sqlite") -> bool:
-    """Return whether a reference has an INSERT, UPDATE or DELETE, so that its result is the state of the tables.
-
-    MySQL's references are one statement each; several are refused when they are run.
-    """
-    parts = statements(query) if dialect == "sqlite" else [query]
-    return any(_kind_of_change(statement, dialect) is not None for statement in parts)
-
-
-def _kind_of_change(statement: str, dialect: str) -> str | None:
-    tree = parsed(statement, dialect)
+def _kind_of_change(statement: str, engine: Engine) -> str | None:
+    tree = parsed(statement, engine)
     if tree is None or isinstance(tree, exp.Command):  # databases know forms that sqlglot does not read
-        verb = _verb(statement, dialect)
+        verb = _verb(statement, engine)
         return verb if verb in _CHANGES else "insert" if verb == "replace" else None
     return next((name for name, node in _CHANGES.items() if isinstance(tree, node)), None)
 
@@ -134,11 +114,11 @@ _VERBS = {*_CHANGES, "replace", "select", "values"}
 _QUOTED = (TokenType.STRING, TokenType.IDENTIFIER)
 
 
-def _verb(statement: str, dialect: str) -> str | None:
+def _verb(statement: str, engine: Engine) -> str | None:
     """Return the first verb outside of parentheses, which stands behind the queries of WITH."""
     depth = 0
     try:
-        for token in sqlglot.tokenize(statement, read=dialect):
+        for token in sqlglot.tokenize(statement, read=engine.dialect):
             depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
             if depth == 0 and (word := token.text.lower()) in _VERBS and token.token_type not in _QUOTED:
                 return word
@@ -147,16 +127,16 @@ def _verb(statement: str, dialect: str) -> str | None:
     return None
 
 
-def kind_of(query: str, dialect: str = "sqlite") -> str:
+def kind_of(query: str, engine: Engine = SQLITE) -> str:
     """Classify a reference: the first that fits of `nested`, `set`, `join`, `group`, `aggregate` and `plain`.
 
     A reference that changes data is `insert`, `update` or `delete`, or `several` if it has several statements. One that
     does not parse is `other`.
     """
-    if changes_data(query, dialect):
-        found = statements(query)
-        return _kind_of_change(found[0], dialect) or "several" if len(found) == 1 else "several"
-    tree = parsed(query, dialect)
+    if changes_data(query, engine):
+        found = engine.statements(query)
+        return _kind_of_change(found[0], engine) or "several" if len(found) == 1 else "several"
+    tree = parsed(query, engine)
     if tree is None:
         return "other"
     if len(list(tree.find_all(exp.Select))) > 1 and not isinstance(tree, exp.SetOperation):
@@ -175,7 +155,7 @@ _KINDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sqlite") -> tuple[str, ...]:
+def named_in(query: str, columns: Iterable[tuple[str, str]], engine: Engine = SQLITE) -> tuple[str, ...]:
     """Return those of some columns that a query names, as `table.column`, in their order.
 
     A column without a table in front belongs to every table of its name that the query reads, and `*` names none.
@@ -183,7 +163,7 @@ def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sql
     Args:
         columns: table and column.
     """
-    trees = [tree for statement in statements(query) if (tree := parsed(statement, dialect)) is not None]
+    trees = [tree for statement in engine.statements(query) if (tree := parsed(statement, engine)) is not None]
     tables = [table for tree in trees for table in tree.find_all(exp.Table)]
     aliases = {(table.alias_or_name.lower(), table.name.lower()) for table in tables}
     read = {table.name.lower() for table in tables}
@@ -200,37 +180,32 @@ def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sql
     return tuple(f"{table}.{column}" for table, column in columns if (table.lower(), column.lower()) in named)
 
 
-def orders_rows(query: str, dialect: str = "sqlite") -> bool:
+def orders_rows(query: str, engine: Engine = SQLITE) -> bool:
     """Return whether the outermost query orders its rows.
 
     Of a query that does not parse it is an ORDER BY in no parenthesis.
     """
-    tree = parsed(query, dialect)
+    tree = parsed(query, engine)
     while isinstance(tree, exp.Subquery) and tree.args.get("order") is None:
         tree = tree.this  # MySQL lets parentheses stand around a whole query
     if tree is not None:
         return tree.args.get("order") is not None
-    return " order by " in " ".join(_outside_of_parentheses(query, dialect))
+    return " order by " in " ".join(_outside_of_parentheses(query, engine))
 
 
-def _outside_of_parentheses(query: str, dialect: str) -> Iterator[str]:
+def _outside_of_parentheses(query: str, engine: Engine) -> Iterator[str]:
     depth = 0
-    for token in tokens(query, dialect):
+    for token in engine.tokens(query):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         if depth == 0 and token.kind != "blank":
             yield token.text.lower()
 
 
-def tokens(query: str, dialect: str) -> Iterator[sqlite_lexer.Token | mysql_lexer.Token]:
-    """Yield the tokens of a query, whose joined texts are the query again."""
-    return sqlite_lexer.tokens(query) if dialect == "sqlite" else mysql_lexer.tokens(query)
-
-
-def parsed(query: str, dialect: str = "sqlite") -> exp.Expr | None:
+def parsed(query: str, engine: Engine = SQLITE) -> exp.Expr | None:
     """Return the first statement; comments, which sqlglot does not take everywhere, are left out."""
-    code = "".join(" " if token.kind == "blank" else token.text for token in tokens(query, dialect))
+    code = "".join(" " if token.kind == "blank" else token.text for token in engine.tokens(query))
     try:
-        return next(filter(None, sqlglot.parse(code, read=dialect)), None)
+        return next(filter(None, sqlglot.parse(code, read=engine.dialect)), None)
     except (SqlglotError, RecursionError):
         return None
 
@@ -246,7 +221,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise QuestionFileError(str(error)) from None
 
 
-def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Question:
+def _question(row: Any, name: str, databases: Databases) -> Question:
     if not isinstance(row, dict):
         raise ValueError(f"a {type(row).__name__}, expected an object with `question` and `query`")
     question = _text(row, "question")
@@ -255,8 +230,6 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
     column, named = database_of(row, databases.ids) or ("db_id", None)
     try:
         db_id = databases.db_id(named)
-        if isinstance(databases, Databases):  # a broken file is an error of the questions about it alone
-            databases.schema(db_id)
     except DatabaseError as error:
         raise ValueError(str(error) if column == "db_id" else f"`{column}`: {error}") from None
     query, hints = reference_of(row), hints_of(row)
@@ -265,13 +238,13 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
     if query is None and answer is None:
         unread = ", ".join(f"{name}, which is no text" if name in REFERENCE_KEYS else name for name in row)
         raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {unread}")
-    changes = query is not None and changes_data(query, databases.dialect)
-    if databases.dialect == "mysql" and changes:
+    changes = query is not None and changes_data(query, databases.engine)
+    if changes and not databases.changeable:
         raise ValueError(
             "the reference changes data, and a database on a server is only read; leave the row out, or copy the "
             "database into a SQLite file, where tasks may change data"
         )
-    kind = difficulty_of(row) or (kind_of(query, databases.dialect) if query else "answer")
+    kind = difficulty_of(row) or (kind_of(query, databases.engine) if query else "answer")
     return Question(name, question, db_id, query, answer, hints, kind, changes=changes)
 
 

@@ -16,22 +16,24 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from dbbench_adapter.datatypes import Rows
+from dbbench_adapter.engines.engine import Engine
+from dbbench_adapter.engines.sqlite import SQLITE
 from sql_agent.text_to_sql.load import parsed
 
 
-def probes(reference: str, dialect: str = "sqlite") -> dict[str, str]:
+def probes(reference: str, engine: Engine = SQLITE) -> dict[str, str]:
     """Return a query for each alias that an expression in ORDER BY contains, by the alias in lower case.
 
     It runs only where FROM has a column of that name: inside an expression the column is meant, not the alias.
     """
-    tree = parsed(reference, dialect)
+    tree = parsed(reference, engine)
     if not isinstance(tree, exp.Select) or not tree.args.get("order"):
         return {}
     aliases = _aliases(tree)
     keys = [_key(term) for term in tree.args["order"].expressions]
     names = {name for key in keys if _result_column(key, tree) is None for name in _names(key) if name in aliases}
     try:
-        return {name: _column_alone(tree, name).sql(dialect=dialect) for name in names}
+        return {name: _column_alone(tree, name).sql(dialect=engine.dialect) for name in names}
     except (SqlglotError, RecursionError):
         return {}
 
@@ -45,13 +47,13 @@ def _column_alone(tree: exp.Select, name: str) -> exp.Select:
     return probe.limit(0, copy=False)
 
 
-def ranked(reference: str, dialect: str = "sqlite", columns: Collection[str] = ()) -> str | None:
+def ranked(reference: str, engine: Engine = SQLITE, columns: Collection[str] = ()) -> str | None:
     """Return the reference with one more column, the rank of each row; None if it cannot be written so.
 
     Args:
         columns: the aliases, in lower case, that are columns of FROM too.
     """
-    tree = parsed(reference, dialect)
+    tree = parsed(reference, engine)
     if not isinstance(tree, exp.Query) or not tree.args.get("order"):
         return None
     tree = tree.copy()
@@ -61,11 +63,11 @@ def ranked(reference: str, dialect: str = "sqlite", columns: Collection[str] = (
         plain, terms = False, _terms(tree, columns, by_name=True)
     if None in terms:
         return None
-    rank = exp.Window(this=exp.func("dense_rank", dialect=dialect), order=exp.Order(expressions=terms))
+    rank = exp.Window(this=exp.func("dense_rank", dialect=engine.dialect), order=exp.Order(expressions=terms))
     try:
         if isinstance(tree, exp.Select) and plain:
-            return tree.select(rank, copy=False).sql(dialect=dialect)
-        return exp.select("q.*", rank).from_(tree.subquery("q")).order_by(rank.copy()).sql(dialect=dialect)
+            return tree.select(rank, copy=False).sql(dialect=engine.dialect)
+        return exp.select("q.*", rank).from_(tree.subquery("q")).order_by(rank.copy()).sql(dialect=engine.dialect)
     except (SqlglotError, RecursionError):
         return None
 

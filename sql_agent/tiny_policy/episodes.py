@@ -12,8 +12,8 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.engines import Backend, open_backend
 from dbbench_adapter.protocols.base import format_result
 from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tiny_policy.tokenizer import Message, conversation

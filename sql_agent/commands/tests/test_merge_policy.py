@@ -205,7 +205,7 @@ def test_merged_weights_that_compute_something_else_leave_nothing_behind(merged_
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_vllm_serves_it_and_plays_the_episode_that_the_adapter_plays(merged_adapter, tmp_path):
-    from dbbench_adapter.backends import open_backend
+    from dbbench_adapter.engines import open_backend
     from dbbench_adapter.generator import generate_tasks
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.config import AdapterConfig

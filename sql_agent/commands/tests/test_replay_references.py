@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
+from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent.commands.replay import main, misses, reads_rows
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from agentgrpo.conversations import legal, read_conversation
 from agentgrpo.printed_commands import program_command
-from dbbench_adapter.backends import open_backend
+from dbbench_adapter.engines import open_backend
 from dbbench_adapter.generator import generate_tasks
 from reward_model.data.preferences import write_preferences
 from reward_model.data.read import split_by_prompt

@@ -21,8 +21,8 @@ import psutil
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.machine import free_port
-from dbbench_adapter.backends.mysql.server import PrivateServer
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.engines.mysql.server import PrivateServer
 from sql_agent import oracle
 from sql_agent.tests.conftest import serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy

@@ -1,1 +1,0 @@
-"""Runs episodes on a MariaDB or MySQL server, with one database and one user for each episode."""

@@ -1,0 +1,313 @@
+"""Computes MySQL's numeric functions; they return NULL outside their domain, as in MySQL."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import partial
+from typing import Any
+
+from dbbench_adapter.clock import Refused, kept
+from dbbench_adapter.dialect.functions.values import Function, number, sort_key, text_of, whole
+from dbbench_adapter.dialect.kinds import as_written, digits_of
+
+MAX_DIGITS = 30
+"""The most digits after the point, in MySQL's decimals and in FORMAT."""
+_DECIMALS = Context(prec=400)
+_DOUBLE_DIGITS = Context(prec=15)
+"""A double holds this many digits of a decimal."""
+_INTEGER = re.compile(r"\s*([-+]?[0-9]+)")
+_DECIMAL = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)")
+_LARGE = "1235 (42000): This version of MySQL doesn't yet support 'whole numbers of 2^63 and more'"
+_BIGINT = "1690 (22003): BIGINT value is out of range"
+_DOUBLE = "1690 (22003): DOUBLE value is out of range"
+
+
+def half_up(value: float) -> int:
+    return int(math.copysign(math.floor(abs(value) + 0.5), value))
+
+
+def _digits(value: Any) -> int:
+    return min(max(whole(value), 0), MAX_DIGITS)
+
+
+def _format(value: Any, digits: Any) -> str:
+    places = _digits(digits)
+    rounded = _round(value, places)
+    if not math.isfinite(rounded):
+        raise ArithmeticError("no finite number")
+    return f"{Decimal(repr(rounded)):,.{places}f}"
+
+
+def _integer(value: Any) -> int:
+    """Return a number rounded, or the whole number that a text begins with."""
+    if isinstance(value, int | float):
+        return half_up(value) if isinstance(value, float) else value
+    match = _INTEGER.match(text_of(value))
+    return int(match[1]) if match else 0
+
+
+def _cast_signed(value: Any) -> int:
+    """Return the nearest BIGINT; MySQL adds a warning.
+
+    Raises:
+        Refused: a text has more digits, of which MySQL takes 64 bits in its own way.
+    """
+    cast = _integer(value)
+    if isinstance(value, str) and not -(2**63) <= cast < 2**63:
+        raise Refused(_LARGE)
+    return min(max(cast, -(2**63)), 2**63 - 1)
+
+
+def _cast_unsigned(value: Any) -> int:
+    """Return a BIGINT UNSIGNED.
+
+    Raises:
+        Refused: it is one of those that SQLite's whole numbers do not hold.
+    """
+    cast = _integer(value)
+    if not 0 <= cast < 2**63:
+        raise Refused(_LARGE)
+    return cast
+
+
+def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
+    """Return the nearest decimal; MySQL adds a warning where it has too many digits."""
+    digits = _digits(scale)
+    written = _exact(value)
+    largest = Decimal(10) ** (whole(precision) - digits) - Decimal(1).scaleb(-digits)
+    rounded = written.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS)
+    held = max(min(rounded, largest), -largest)
+    return float(held) if digits or abs(held) >= 2**63 else int(held)
+
+
+def _int_div(left: Any, right: Any) -> int | None:
+    """Divide the numbers as they are written: 0.3 DIV 0.1 is 3."""
+    first, second = _exact(left), _exact(right)
+    return _in_bigint(int(_DECIMALS.divide_int(first, second))) if second else None
+
+
+def _exact(value: Any) -> Decimal:
+    """Return a number, or the one that a text begins with, in all its digits."""
+    match = None if isinstance(value, int | float) else _DECIMAL.match(text_of(value))
+    found = as_written(value if isinstance(value, int | float) else match[1] if match else "0")
+    if found is None:
+        raise Refused(_DOUBLE)
+    return found
+
+
+def _truncate(value: Any, digits: Any) -> float:
+    found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    if isinstance(found, int):
+        size = abs(found) // 10 ** max(-places, 0) * 10 ** max(-places, 0)
+        return size if found >= 0 else -size
+    factor = 10.0**places
+    return math.trunc(found * factor) / factor
+
+
+def _round(value: Any, digits: Any = 0) -> int | float:
+    """Round halves exactly in the written decimal, as MySQL rounds its decimals."""
+    if isinstance(value, str):
+        return _round_double(value, digits)
+    found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    if not math.isfinite(found):
+        return found
+    rounded = Decimal(repr(found)).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP, _DECIMALS)
+    return int(rounded) if isinstance(found, int) else float(rounded)
+
+
+def _round_double(value: Any, digits: Any = 0) -> float:
+    """Round a double or a text, as C does: halves to the even neighbour."""
+    found, factor = float(number(value)), 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    scaled = found * factor
+    return round(scaled) / factor if math.isfinite(scaled) else found
+
+
+def _as_text(value: Any, digits: Any = None, own: Any = 0) -> str:
+    """Return the text of a number: a decimal with `digits` after the point, a double or an integer with its own.
+
+    Args:
+        own: 1 leaves whole numbers as they are, since a decimal that was chosen from several keeps its own digits.
+    """
+    if (
+        digits is None
+        or (own and isinstance(value, int))
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+    ):
+        return text_of(value)
+    digits_of(value, digits)
+    exact = _DOUBLE_DIGITS.create_decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS):f}"
+
+
+def _decimal_text(value: Any) -> str:
+    """Return the text of a decimal with all the digits that SQLite knows of it."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return text_of(value)
+    return f"{_DOUBLE_DIGITS.create_decimal(repr(value)):f}"
+
+
+# Ranges ---------------------------------------------------------------------------------------------------------------
+
+
+def _in_bigint(value: Any) -> Any:
+    """Return the result of a sum of whole numbers, which SQLite turns into a double where it is out of range."""
+    if isinstance(value, float) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+        raise kept(Refused(_BIGINT))
+    return value
+
+
+def _in_unsigned(value: Any) -> Any:
+    if isinstance(value, float) or (isinstance(value, int) and value < 0):
+        raise kept(Refused("1690 (22003): BIGINT UNSIGNED value is out of range"))
+    return value
+
+
+def _in_double(value: Any) -> Any:
+    """Return a sum in which one operand is a double, also where SQLite adds a text as a whole number."""
+    if isinstance(value, int) and abs(value) > 2**53:
+        return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise kept(Refused(_DOUBLE))
+    return value
+
+
+def _in_either(value: Any) -> Any:
+    """Return a sum of numbers of unknown kinds; a large double may be a whole number that is out of range."""
+    if isinstance(value, float) and abs(value) >= 2.0**63:
+        raise kept(Refused(_BIGINT if math.isfinite(value) else _DOUBLE))
+    return value
+
+
+def _extreme(wanted: int, *values: Any) -> Any:
+    """Return GREATEST (1) or LEAST (-1): texts alone compare by the collation, numbers and mixtures by number."""
+    texts = [value for value in values if isinstance(value, str)]
+    extreme = max if wanted > 0 else min
+    if len(texts) == len(values):
+        return extreme(values, key=sort_key)
+    found = extreme(values, key=number)
+    return float(number(found)) if texts else found
+
+
+def _extreme_number(wanted: int, *values: Any) -> float:
+    extreme = max if wanted > 0 else min
+    return float(extreme(number(value) for value in values))
+
+
+def _mod(left: Any, right: Any) -> int | float | None:
+    first, second = number(left), number(right)
+    if not second:
+        return None
+    both = isinstance(first, int) and isinstance(second, int)
+    return int(math.copysign(abs(first) % abs(second), first)) if both else math.fmod(first, second)
+
+
+def _bits(combine: Callable[..., int]) -> Callable[..., int]:
+    """Return a function of bits; MySQL's are whole numbers without a sign.
+    Raises:
+        ArithmeticError: the result does not fit into SQLite's whole numbers.
+    """
+
+    def combined(*values: Any) -> int:
+        made = combine(*(half_up(number(value)) % 2**64 for value in values)) % 2**64
+        if made >= 2**63:
+            raise ArithmeticError("more than 63 bits")
+        return made
+
+    return combined
+
+
+def _rand(seed: Any = None) -> float:
+    return random.Random(whole(seed)).random() if seed is not None else random.random()
+
+
+def _math(function: Callable[..., float]) -> Callable[..., float | None]:
+    def guarded(*values: Any) -> float | None:
+        try:
+            found = function(*(number(value) for value in values))
+        except (OverflowError, ZeroDivisionError):
+            raise Refused(_DOUBLE) from None
+        except Refused:
+            raise
+        except ValueError:
+            return None
+        return _in_double(found)
+
+    return guarded
+
+
+def _to_whole(rounding: Callable[[float], int]) -> Callable[[Any], Any]:
+    """Return CEIL or FLOOR, which leave a whole number as it is and turn a double into one."""
+
+    def rounded(value: Any) -> Any:
+        found = number(value)
+        return found if isinstance(found, int) else _in_double(rounding(found))
+
+    return rounded
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return math.pow(base, exponent)
+    except ValueError:  # a negative power of 0, a root of a negative number
+        raise Refused(_DOUBLE) from None
+
+
+def _log(base_or_value: float, *value: float) -> float:
+    return math.log(value[0], base_or_value) if value else math.log(base_or_value)
+
+
+NULLS_MATTER: dict[str, Function] = {
+    "rand": (-1, _rand),
+    "pi": (0, lambda: math.pi),
+}
+
+STRICT: dict[str, Function] = {
+    "as_text": (-1, _as_text),
+    "greatest": (-1, partial(_extreme, 1)),
+    "least": (-1, partial(_extreme, -1)),
+    "greatest_number": (-1, partial(_extreme_number, 1)),
+    "least_number": (-1, partial(_extreme_number, -1)),
+    "format": (2, _format),
+    "decimal_text": (1, _decimal_text),
+    "cast_signed": (1, _cast_signed),
+    "cast_unsigned": (1, _cast_unsigned),
+    "cast_decimal": (3, _cast_decimal),
+    "int_div": (2, _int_div),
+    "truncate": (2, _truncate),
+    "ceil": (1, _to_whole(math.ceil)),
+    "ceiling": (1, _to_whole(math.ceil)),
+    "floor": (1, _to_whole(math.floor)),
+    "sign": (1, lambda value: (number(value) > 0) - (number(value) < 0)),
+    "sqrt": (1, _math(math.sqrt)),
+    "pow": (2, _math(_power)),
+    "power": (2, _math(_power)),
+    "exp": (1, _math(math.exp)),
+    "ln": (1, _math(math.log)),
+    "log": (-1, _math(_log)),
+    "log2": (1, _math(math.log2)),
+    "log10": (1, _math(math.log10)),
+    "mod": (2, _mod),
+    "mysql_round": (-1, _round),
+    "round_double": (-1, _round_double),
+    "bits_and": (2, _bits(lambda left, right: left & right)),
+    "bits_or": (2, _bits(lambda left, right: left | right)),
+    "bitwise_xor": (2, _bits(lambda left, right: left ^ right)),
+    "bit_not": (1, _bits(lambda value: ~value)),
+    "bit_left": (2, _bits(lambda value, count: value << count if count < 64 else 0)),
+    "bit_right": (2, _bits(lambda value, count: value >> count if count < 64 else 0)),
+    "bit_count": (1, lambda value: (half_up(number(value)) % 2**64).bit_count()),
+    "cot": (1, _math(lambda value: 1 / math.tan(value))),
+}
+
+RANGES: dict[str, Function] = {
+    "in_bigint": (1, _in_bigint),
+    "in_unsigned": (1, _in_unsigned),
+    "in_double": (1, _in_double),
+    "in_either": (1, _in_either),
+}
+"""These stand around every sum, so they run without the limits of other functions, which cost three times as much."""

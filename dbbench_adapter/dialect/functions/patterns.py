@@ -1,0 +1,193 @@
+"""Matches LIKE and regular expressions, both within the statement's deadline.
+
+LIKE is matched piece by piece between its `%`, without backtracking. Regular expressions run in the `regex` package,
+which has a timeout and lets other threads work; patterns that are slow or need much memory before that timeout are
+refused. This engine and MySQL's (ICU) agree on the patterns that agents write; rare syntax may differ.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+from dbbench_adapter.clock import StatementTimeout, check, remaining_s
+from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function, fold, text_of, whole
+
+MAX_PATTERN_CHARS = 1_000
+MAX_REPEAT = 1_000
+"""The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2."""
+MAX_SUBJECT_CHARS = 65_536
+MAX_REGEX_S = 0.5
+"""The time limit of one match, in seconds; MySQL gives up after 32 ms (`regexp_time_limit`)."""
+MAX_REPLACEMENT_CHARS = 16
+"""REGEXP_REPLACE inserts no longer text, because each match makes its result longer by it."""
+_BOUNDS = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_CACHED_CHARS = 200
+
+
+# LIKE -----------------------------------------------------------------------------------------------------------------
+
+_Piece = tuple[str | None, ...]  # characters; None stands for `_`
+
+
+def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
+    """Match `text LIKE pattern`, for which SQLite calls like(pattern, text)."""
+    folded = fold(text_of(pattern))
+    if len(folded) > MAX_VALUE_BYTES:  # one character may become eighteen
+        raise ValueError("the pattern is too long")
+    return like_exactly(folded, fold(text_of(text)), text_of(escape))
+
+
+def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
+    """Match LIKE with regard to case and accents, as MySQL does for names of tables."""
+    read = _pieces_often if len(pattern) <= _CACHED_CHARS else _pieces
+    first, *rest = read(pattern, escape)
+    if not rest:
+        return int(len(first) == len(text) and _fits(first, text, 0))
+    last = rest.pop()
+    end = len(text) - len(last)
+    if end < len(first) or not _fits(first, text, 0) or not _fits(last, text, end):
+        return 0
+    place = len(first)
+    for piece in rest:
+        check()
+        place = _find(piece, text, place, end)
+        if place < 0:
+            return 0
+        place += len(piece)
+    return 1
+
+
+def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
+    """Return the parts of a pattern between its `%`."""
+    pieces: list[list[str | None]] = [[]]
+    chars = iter(pattern)
+    for count, char in enumerate(chars):
+        if count % 1_000 == 0:
+            check()
+        if char == escape:
+            pieces[-1].append(next(chars, char))
+        elif char == "%":
+            pieces.append([])
+        else:
+            pieces[-1].append(None if char == "_" else char)
+    return tuple(map(tuple, pieces))
+
+
+_pieces_often = lru_cache(maxsize=512)(_pieces)
+
+
+def _fits(piece: _Piece, text: str, at: int) -> bool:
+    return all(char is None or char == text[at + index] for index, char in enumerate(piece))
+
+
+def _find(piece: _Piece, text: str, start: int, end: int) -> int:
+    """Return the first index at which a piece fits into text[start:end], or -1."""
+    if None not in piece:
+        return text.find("".join(char for char in piece if char), start, end)
+    for place in range(start, end - len(piece) + 1):
+        check()
+        if _fits(piece, text, place):
+            return place
+    return -1
+
+
+# Regular expressions --------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str, exactly: bool = False) -> regex.Pattern[str]:
+    product = 1
+    for low, high in _BOUNDS.findall(pattern):
+        product *= max(int(bound[:9]) if bound else 1 for bound in (low, high)) or 1
+    if len(pattern) > MAX_PATTERN_CHARS or product > MAX_REPEAT:
+        raise ValueError("the regular expression is too large")
+    return regex.compile(pattern, regex.VERSION0 if exactly else regex.IGNORECASE | regex.VERSION0)
+
+
+def _matches(pattern: Any, text: Any, *, exactly: bool = False) -> Any:
+    """Yield all matches one by one, leftmost first.
+
+    Raises:
+        ValueError: the pattern or the text is too large, or the pattern is no regular expression.
+        StatementTimeout: a match takes longer than `MAX_REGEX_S` or than the statement has left.
+    """
+    text = text_of(text)
+    if len(text) > MAX_SUBJECT_CHARS:
+        raise ValueError("the text is too long for a regular expression")
+    try:
+        compiled = _compiled(text_of(pattern), exactly)
+        yield from compiled.finditer(text, timeout=remaining_s(MAX_REGEX_S), concurrent=True)
+    except TimeoutError:
+        raise StatementTimeout("Timeout exceeded in regular expression match.") from None
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"no regular expression: {error}") from None
+
+
+def _regexp(pattern: Any, text: Any) -> int:
+    return int(next(_matches(pattern, text), None) is not None)
+
+
+def _regexp_bin(pattern: Any, text: Any) -> int:
+    return int(next(_matches(pattern, text, exactly=True), None) is not None)
+
+
+def _like_bin(pattern: Any, text: Any, escape: Any = "\\") -> int:
+    return like_exactly(text_of(pattern), text_of(text), text_of(escape))
+
+
+def _regexp_like(text: Any, pattern: Any, flags: Any = "") -> int:
+    """Return MySQL's REGEXP_LIKE.
+
+    Raises:
+        ValueError: a flag is neither `c` nor `i`, of which the last one counts.
+    """
+    flags = text_of(flags)
+    if flags.strip("ci"):
+        raise ValueError("REGEXP_LIKE takes the flags c and i")
+    return _regexp_bin(pattern, text) if flags.endswith("c") else _regexp(pattern, text)
+
+
+def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
+    """Return MySQL's REGEXP_REPLACE.
+    Raises:
+        ValueError: the replacement is long, or refers to groups, which may hold all of the text each time.
+    """
+    text, replacement = text_of(text), text_of(replacement)
+    if len(replacement) > MAX_REPLACEMENT_CHARS or "\\" in replacement or "$" in replacement:
+        raise ValueError("the replacement is too long or refers to groups")
+    pieces, place = [], 0
+    for match in _matches(pattern, text):
+        check()
+        pieces += [text[place : match.start()], replacement]
+        place = match.end()
+    replaced = "".join([*pieces, text[place:]])
+    return replaced if len(replaced) <= MAX_VALUE_BYTES else None
+
+
+def _regexp_substr(text: Any, pattern: Any) -> str | None:
+    match = next(_matches(pattern, text), None)
+    return match.group(0) if match else None
+
+
+def _regexp_instr(text: Any, pattern: Any, start: Any = 1) -> int:
+    begin = max(whole(start), 1) - 1
+    match = next(_matches(pattern, text_of(text)[begin:]), None)
+    return begin + match.start() + 1 if match else 0
+
+
+NULLS_MATTER: dict[str, Function] = {}
+
+STRICT: dict[str, Function] = {
+    "like": (-1, like),
+    "like_bin": (-1, _like_bin),
+    "regexp": (2, _regexp),
+    "regexp_bin": (2, _regexp_bin),
+    "regexp_like": (-1, _regexp_like),
+    "regexp_replace": (3, _regexp_replace),
+    "regexp_substr": (2, _regexp_substr),
+    "regexp_instr": (-1, _regexp_instr),
+}

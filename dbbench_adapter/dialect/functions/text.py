@@ -1,0 +1,264 @@
+"""Computes MySQL's text functions. A result over `MAX_VALUE_BYTES` is NULL, like MySQL's over max_allowed_packet."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from typing import Any
+
+from dbbench_adapter.clock import check
+from dbbench_adapter.dialect.functions.values import (
+    MAX_VALUE_BYTES,
+    Function,
+    compare,
+    fold,
+    number,
+    text_of,
+    whole,
+)
+
+
+def _concat_ws(separator: Any, *values: Any) -> str | None:
+    if separator is None:
+        return None
+    return text_of(separator).join(text_of(value) for value in values if value is not None)
+
+
+def _substring_index(text: Any, delimiter: Any, count: Any) -> str:
+    text, delimiter, count = text_of(text), text_of(delimiter), whole(count)
+    if not delimiter or not count:
+        return ""
+    parts = text.split(delimiter)
+    return delimiter.join(parts[:count] if count > 0 else parts[count:])
+
+
+def _pad(text: Any, length: Any, filler: Any, *, left: bool) -> str | None:
+    text, length, filler = text_of(text), whole(length), text_of(filler)
+    if length < 0 or length > MAX_VALUE_BYTES:
+        return None
+    missing = length - len(text)
+    if missing <= 0:
+        return text[:length]
+    if not filler:
+        return None
+    padding = (filler * (missing // len(filler) + 1))[:missing]
+    return padding + text if left else text + padding
+
+
+def _locate(needle: Any, text: Any, start: Any = 1) -> int:
+    begin = whole(start)
+    return fold(text_of(text)).find(fold(text_of(needle)), begin - 1) + 1 if begin >= 1 else 0
+
+
+def _repeat(text: Any, count: Any) -> str | None:
+    text, count = text_of(text), max(whole(count), 0)
+    return text * count if len(text) * count <= MAX_VALUE_BYTES else None
+
+
+def _replace(text: Any, old: Any, new: Any) -> str | None:
+    text, old, new = text_of(text), text_of(old), text_of(new)
+    if not old:
+        return text
+    grown = len(text) + text.count(old) * (len(new) - len(old))
+    return text.replace(old, new) if grown <= MAX_VALUE_BYTES else None
+
+
+def _insert(text: Any, start: Any, length: Any, new: Any) -> str:
+    text, begin, count = text_of(text), whole(start), whole(length)
+    if not 1 <= begin <= len(text):
+        return text
+    end = begin - 1 + count if count >= 0 else len(text)
+    return text[: begin - 1] + text_of(new) + text[end:]
+
+
+def _hex(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{round(value) & 0xFFFFFFFFFFFFFFFF:X}"
+    return (value if isinstance(value, bytes) else text_of(value).encode()).hex().upper()
+
+
+def _quote(value: Any) -> str:
+    escapes = {"\\": "\\\\", "'": "\\'", "\0": "\\0", "\x1a": "\\Z"}
+    return "NULL" if value is None else "'" + "".join(escapes.get(char, char) for char in text_of(value)) + "'"
+
+
+def _substring(text: Any, start: Any, length: Any = None) -> str:
+    text, begin = text_of(text), whole(start)
+    begin = begin - 1 if begin > 0 else len(text) + begin
+    if begin < 0 or whole(start) == 0:
+        return ""
+    return text[begin:] if length is None else text[begin : begin + max(whole(length), 0)]
+
+
+def _field(value: Any, *items: Any) -> int:
+    wanted = fold(value) if isinstance(value, str) else None
+    for index, item in enumerate(items, 1):
+        both_texts = wanted is not None and isinstance(item, str)
+        if None not in (value, item) and (fold(item) == wanted if both_texts else number(item) == number(value)):
+            return index
+    return 0
+
+
+def _elt(index: Any, *items: Any) -> Any:
+    place = whole(index) if index is not None else 0
+    return items[place - 1] if 1 <= place <= len(items) else None
+
+
+def _find_in_set(needle: Any, items: Any) -> int:
+    wanted = fold(text_of(needle))
+    for index, item in enumerate(text_of(items).split(","), 1):
+        check()
+        if fold(item) == wanted:
+            return index
+    return 0
+
+
+def _trim(text: Any, piece: Any, *, ends: str) -> str:
+    """Return MySQL's TRIM: the text without the pieces at its ends. SQLite's reads a piece as a set of characters."""
+    text, piece = text_of(text), text_of(piece)
+    begin, end = 0, len(text)
+    while piece and "l" in ends and text.startswith(piece, begin, end):
+        check()
+        begin += len(piece)
+    while piece and "r" in ends and text.endswith(piece, begin, end):
+        check()
+        end -= len(piece)
+    return text[begin:end]
+
+
+def _left(text: Any, length: Any) -> str:
+    return text_of(text)[: max(whole(length), 0)]
+
+
+def _right(text: Any, length: Any) -> str:
+    count = max(whole(length), 0)
+    return text_of(text)[-count:] if count else ""
+
+
+def _distinct_key(*values: Any) -> str | None:
+    return None if None in values else "\x1f".join(fold(text_of(value)) for value in values)
+
+
+def _md5(value: Any) -> str:
+    return hashlib.md5(text_of(value).encode(), usedforsecurity=False).hexdigest()
+
+
+def _sha1(value: Any) -> str:
+    return hashlib.sha1(text_of(value).encode(), usedforsecurity=False).hexdigest()
+
+
+def _sha2(value: Any, bits: Any) -> str | None:
+    name = {0: "sha256", 224: "sha224", 256: "sha256", 384: "sha384", 512: "sha512"}.get(whole(bits))
+    return hashlib.new(name, text_of(value).encode(), usedforsecurity=False).hexdigest() if name else None
+
+
+def _to_base64(value: Any) -> str:
+    code = base64.b64encode(text_of(value).encode()).decode()
+    return "\n".join(code[start : start + 76] for start in range(0, len(code), 76))
+
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def _in_base(value: Any, old: Any, new: Any) -> str | None:
+    """Return CONV: the whole number that a text begins with, in another base, as 64 bits without a sign.
+    Raises:
+        ValueError: a base is negative, with which MySQL reads or writes a sign.
+    """
+    old, new = whole(old), whole(new)
+    if old < 0 or new < 0:
+        raise ValueError("a negative base")
+    if not (2 <= old <= 36 and 2 <= new <= 36):
+        return None
+    text = text_of(value).strip().upper()
+    known, found = _DIGITS[:old], 0
+    for char in text.removeprefix("-"):
+        if char not in known or found >= 2**64:
+            break
+        found = found * old + known.index(char)
+    found = min(found, 2**64 - 1)
+    left, written = (-found if text.startswith("-") else found) % 2**64, ""
+    while left or not written:
+        left, digit = divmod(left, new)
+        written = _DIGITS[digit] + written
+    return written
+
+
+_SOUNDING = ("AEHIOUWY", "BFPV", "CGJKQSXZ", "DT", "L", "MN", "R")
+_SOUNDS = {letter: code for code, letters in enumerate(_SOUNDING) for letter in letters}
+
+
+def _soundex(value: Any) -> str:
+    """Return SOUNDEX, which in MySQL has a code for every letter that sounds unlike the one before, at least three."""
+    letters = [letter for letter in text_of(value).upper() if letter in _SOUNDS]
+    if not letters:
+        return ""
+    written, before = letters[0], _SOUNDS[letters[0]]
+    for letter in letters[1:]:
+        code = _SOUNDS[letter]
+        if code and code != before:
+            written += str(code)
+        before = code or before
+    return written.ljust(4, "0")
+
+
+def _compare(left: Any, right: Any) -> int:
+    return compare(text_of(left), text_of(right))
+
+
+NULLS_MATTER: dict[str, Function] = {
+    "concat_ws": (-1, _concat_ws),
+    "field": (-1, _field),
+    "elt": (-1, _elt),
+    "distinct_key": (-1, _distinct_key),
+    "quote": (1, _quote),
+    "version": (0, lambda: "8.0.46"),
+    "database": (0, lambda: "dbbench"),
+    "schema": (0, lambda: "dbbench"),
+    "user": (0, lambda: "dbbench@localhost"),
+}
+
+STRICT: dict[str, Function] = {
+    "concat": (-1, lambda *values: "".join(text_of(value) for value in values)),
+    "substring_index": (3, _substring_index),
+    "left_of": (2, _left),
+    "right_of": (2, _right),
+    "lpad": (3, lambda text, length, filler: _pad(text, length, filler, left=True)),
+    "rpad": (3, lambda text, length, filler: _pad(text, length, filler, left=False)),
+    "locate": (-1, _locate),
+    "instr": (2, lambda text, needle: _locate(needle, text)),
+    "stuff": (4, _insert),
+    "mid": (-1, _substring),
+    "hex": (1, _hex),
+    "repeat": (2, _repeat),
+    "replace": (3, _replace),
+    "space": (1, lambda count: _repeat(" ", count)),
+    "trim_piece": (2, lambda text, piece: _trim(text, piece, ends="lr")),
+    "ltrim_piece": (2, lambda text, piece: _trim(text, piece, ends="l")),
+    "rtrim_piece": (2, lambda text, piece: _trim(text, piece, ends="r")),
+    "reverse": (1, lambda text: text_of(text)[::-1]),
+    "upper": (1, lambda text: text_of(text).upper()),
+    "lower": (1, lambda text: text_of(text).lower()),
+    "ucase": (1, lambda text: text_of(text).upper()),
+    "lcase": (1, lambda text: text_of(text).lower()),
+    "length": (1, lambda text: len(text_of(text).encode())),
+    "octet_length": (1, lambda text: len(text_of(text).encode())),
+    "bit_length": (1, lambda text: 8 * len(text_of(text).encode())),
+    "char_length": (1, lambda text: len(text_of(text))),
+    "character_length": (1, lambda text: len(text_of(text))),
+    "ascii": (1, lambda text: (text_of(text).encode() or b"\0")[0]),
+    "strcmp": (2, _compare),
+    "find_in_set": (2, _find_in_set),
+    "md5": (1, _md5),
+    "sha1": (1, _sha1),
+    "sha": (1, _sha1),
+    "sha2": (2, _sha2),
+    "soundex": (1, _soundex),
+    "crc32": (1, lambda text: zlib.crc32(text_of(text).encode())),
+    "ord": (1, lambda text: int.from_bytes(text_of(text)[:1].encode())),
+    "to_base64": (1, _to_base64),
+    "conv": (3, _in_base),
+    "bin": (1, lambda value: _in_base(value, 10, 2)),
+    "oct": (1, lambda value: _in_base(value, 10, 8)),
+}

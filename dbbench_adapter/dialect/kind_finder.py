@@ -1,0 +1,168 @@
+"""Finds the kind that MySQL gives an expression, from the syntax tree and the kinds of the tables' columns.
+
+A column is known by its table where the statement says which; a name that may mean columns of different kinds is
+unknown, and `rewrites` compares it by the values that SQLite finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlglot import exp
+
+from dbbench_adapter.clock import check
+from dbbench_adapter.dialect.kinds import (
+    BINARY,
+    DOUBLE,
+    INT,
+    NULL,
+    TEXT,
+    Columns,
+    Kind,
+    TableColumn,
+    as_number,
+    cast_kind,
+    common_kind,
+    number_kind,
+    quotient,
+)
+from dbbench_adapter.dialect.signatures import called
+
+_MAX_ALIAS_DEPTH = 20
+
+
+class KindFinder:
+    """Finds the kinds of the expressions in one statement, given all its nodes; it follows the statement's aliases."""
+
+    def __init__(self, nodes: Iterable[exp.Expr], columns: Columns) -> None:
+        self._by_table = {(column.table, column.name): column for column in columns}
+        self._aliases: dict[str, list[exp.Expr]] = {}
+        self._tables: dict[str, set[str]] = {}
+        for node in nodes:
+            if isinstance(node, exp.Alias):
+                self._aliases.setdefault(node.alias.lower(), []).append(node.this)
+            elif isinstance(node, exp.CTE | exp.Subquery) and node.alias_column_names:
+                inner = node.this
+                for name, item in zip(node.alias_column_names, getattr(inner, "selects", ()), strict=False):
+                    self._aliases.setdefault(name.lower(), []).append(item.unalias())
+            elif isinstance(node, exp.Table):
+                self._tables.setdefault(node.alias_or_name.lower(), set()).add(node.name.lower())
+        used = set[str]().union(*self._tables.values())
+        self._by_name: dict[str, set[Kind | None]] = {}
+        for column in columns:
+            if column.table in used:
+                self._by_name.setdefault(column.name, set()).add(column.kind)
+        self._known: dict[str, Kind | None] = {}
+        self._depth = 0
+
+    def kind(self, node: exp.Expr | None) -> Kind | None:
+        """Return the kind of an expression, or None if it is unknown."""
+        if node is None or self._depth > _MAX_ALIAS_DEPTH:
+            return None
+        self._depth += 1
+        try:
+            return self._find(node)
+        finally:
+            self._depth -= 1
+
+    def is_computed(self, column: exp.Column) -> bool:
+        """Return whether a column may be one of a sub-query, which has no collation; one of a table has its own."""
+        return column.name.lower() in self._aliases and column.table.lower() not in self._tables
+
+    def is_foreign(self, column: exp.Column) -> bool:
+        """Return whether a column belongs to no table of the task and to no sub-query, but to the catalogue."""
+        return column.name.lower() not in self._by_name and column.name.lower() not in self._aliases
+
+    def columns_of(self, table: str) -> list[TableColumn]:
+        return [column for column in self._by_table.values() if column.table == table.lower()]
+
+    def declared(self, node: exp.Column) -> set[str]:
+        """Return the declared types of the columns of tables that a name may mean."""
+        named = self._tables.get(node.table.lower()) if node.table else set[str]().union(*self._tables.values())
+        keys = [(table, node.name.lower()) for table in named or ()]
+        return {self._by_table[key].declared for key in keys if key in self._by_table}
+
+    def _find(self, node: exp.Expr) -> Kind | None:
+        match node:
+            case exp.Literal():
+                return TEXT if node.is_string else number_kind(node.name)
+            case exp.Null():
+                return NULL
+            case exp.Column():
+                return self._column(node)
+            case exp.Paren() | exp.Alias() | exp.Collate() | exp.Window() | exp.IgnoreNulls() | exp.RespectNulls():
+                return self.kind(node.this)
+            case exp.Subquery():
+                inner = node.unnest()
+                kinds = self.kinds_of(inner) if isinstance(inner, exp.Query) else ()
+                return kinds[0] if len(kinds) == 1 else None
+            case exp.Add() | exp.Sub() | exp.Mul() | exp.Div():
+                return self._arithmetic(node)
+            case exp.Predicate() | exp.Not() | exp.Connector() | exp.Boolean() | exp.Escape():
+                return INT
+            case exp.Cast():
+                return cast_kind(node.to)
+            case exp.Coalesce() | exp.If() | exp.Case():
+                return common_kind([self.kind(branch) for branch in branches(node)])
+            case exp.HexString() | exp.BitString():
+                return BINARY
+            case exp.Introducer() | exp.National():
+                return TEXT
+        found = called(node)
+        return found[0].kind(self, found[1]) if found else None
+
+    def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
+        """Return the kinds of a query's columns; return () if a star leaves them open."""
+        if isinstance(query, exp.SetOperation):
+            sides = self.kinds_of(query.left.unnest()), self.kinds_of(query.right.unnest())
+            same = len(sides[0]) == len(sides[1])
+            return tuple(common_kind(pair) for pair in zip(*sides, strict=True)) if same else ()
+        if type(query) is not exp.Select:
+            return ()
+        if not query.is_star:
+            return tuple(self.kind(item) for item in query.selects)
+        source = query.args.get("from_")
+        if len(query.expressions) > 1 or query.args.get("joins") or source is None:
+            return ()
+        return self.kinds_of(source.this.unnest()) if isinstance(source.this, exp.Subquery) else ()
+
+    def _column(self, node: exp.Column) -> Kind | None:
+        name, table = node.name.lower(), node.table.lower()
+        if table and (tables := self._tables.get(table)):
+            found = {self._by_table[key].kind for key in ((one, name) for one in tables) if key in self._by_table}
+            if found:
+                return found.pop() if len(found) == 1 else None
+        if name not in self._known:  # kept, since a chain of sub-queries asks for a name exponentially often
+            check()
+            self._known[name] = None
+            kinds = set(self._by_name.get(name, ()))
+            for value in self._aliases.get(name, ()):
+                if not (isinstance(value, exp.Column) and value.name.lower() == name):
+                    kinds.add(self.kind(value))
+            self._known[name] = kinds.pop() if len(kinds) == 1 else None
+        return self._known[name]
+
+    def _arithmetic(self, node: exp.Binary) -> Kind | None:
+        left, right = as_number(self.kind(node.left)), as_number(self.kind(node.right))
+        if isinstance(node.right, exp.Interval) or left is None or right is None:
+            return None
+        if isinstance(node, exp.Div):
+            return quotient(left, right)
+        if not (left.is_exact and right.is_exact):
+            return DOUBLE
+        if left == right == INT:
+            return INT
+        return Kind("decimal", left.scale + right.scale if isinstance(node, exp.Mul) else max(left.scale, right.scale))
+
+
+def branches(value: exp.Expr) -> list[exp.Expr]:
+    """Return the expressions that IF, CASE, IFNULL and COALESCE choose from; return [] for anything else."""
+    if isinstance(value, exp.Coalesce):
+        return [value.this, *value.expressions]
+    if isinstance(value, exp.If):
+        chosen = [value.args["true"], value.args.get("false")]
+    elif isinstance(value, exp.Case):
+        chosen = [*(branch.args["true"] for branch in value.args["ifs"]), value.args.get("default")]
+    else:
+        return []
+    return [branch for branch in chosen if branch is not None]

@@ -1,0 +1,289 @@
+"""Holds MySQL's types as far as they decide how values compare and print, and converts values between the engines.
+
+`signatures` says which function returns which kind, and `kind_finder` finds the kind of an expression.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
+
+from sqlglot import exp
+
+from dbbench_adapter.clock import Refused
+
+_MAX_SCALE = 30
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: Literal["text", "int", "decimal", "double", "date", "datetime", "time", "binary", "null"]
+    scale: int = 0
+    """Digits shown after the point, at most 30 as in MySQL; 0 for a double means all of its digits."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", min(self.scale, _MAX_SCALE))
+
+    @property
+    def is_number(self) -> bool:
+        return self.name in ("int", "decimal", "double")
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether it is a date or a time, which SQLite holds as ISO text."""
+        return self.name in ("date", "datetime", "time")
+
+    @property
+    def is_exact(self) -> bool:
+        return self.name in ("int", "decimal")
+
+
+TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
+DATE, DATETIME, TIME = Kind("date"), Kind("datetime"), Kind("time")
+BINARY = Kind("binary")
+"""The kind of `0x41` and `b'101'`, which are bytes, and whole numbers in sums."""
+NULL = Kind("null")
+"""The kind of the word NULL, which compares with everything."""
+
+
+class TableColumn(NamedTuple):
+    table: str
+    """In lower case, as the next."""
+    name: str
+    kind: Kind | None
+    declared: str
+    """MySQL's type, such as `VARCHAR(5)`; empty where it is unknown."""
+
+
+Columns = tuple[TableColumn, ...]
+"""The columns of all tables, those of a table in their order."""
+_AVG_DIGITS = 4
+"""MySQL's div_precision_increment: AVG and `/` of exact numbers return four more digits."""
+_DECIMALS = Context(prec=400)
+"""This precision has room for every double with all of MySQL's digits."""
+_DOUBLE_INTEGERS = 2.0**53
+"""Up to here a double holds every whole number."""
+_DOUBLE_DIGITS = 15
+"""A double holds every decimal of so many digits."""
+_MAX_WRITTEN_DIGITS = 400
+"""The most digits before or after the point; no column holds a number with more."""
+
+
+class ColumnType(NamedTuple):
+    """Holds a declared type, of which other words (`NOT NULL`, `CHARACTER SET utf8mb4`) are left out."""
+
+    name: str
+    """In capitals, such as `DECIMAL`."""
+    sizes: tuple[int, ...]
+    """The numbers in the parentheses."""
+    unsigned: bool
+
+
+_DECLARED = re.compile(
+    r"\s*(?P<name>\w*)(?P<sign>(?:\s+(?:UNSIGNED|ZEROFILL|SIGNED|PRECISION)\b)*)\s*"
+    r"(?:\((?P<sizes>[\d\s,]*)\))?(?P<rest>.*)",
+    re.DOTALL,
+)
+"""SQLite takes the words before the parentheses, MySQL after them."""
+
+
+@lru_cache(maxsize=1024)
+def column_type(declared: str) -> ColumnType:
+    """Read a type as a task, MySQL or SQLite declares it, such as `decimal (10, 2) UNSIGNED NOT NULL`."""
+    parts = cast("re.Match[str]", _DECLARED.match(declared.upper()))
+    words = f"{parts['sign']} {parts['rest']}".split()
+    unsigned = "UNSIGNED" in words or "ZEROFILL" in words
+    return ColumnType(parts["name"], tuple(map(int, re.findall(r"\d+", parts["sizes"] or ""))), unsigned)
+
+
+def declared_kind(declared: str) -> Kind:
+    """Return the kind of a column by its declared type, such as `DECIMAL(10,2)`; return TEXT for every unknown type."""
+    name, sizes, _ = column_type(declared)
+    if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
+        return INT
+    if name in ("DOUBLE", "FLOAT", "REAL"):
+        return DOUBLE
+    if name in ("DECIMAL", "NUMERIC", "DEC"):
+        return Kind("decimal", sizes[1] if len(sizes) > 1 else 0)
+    return _TEMPORAL.get(name, TEXT)
+
+
+_TEMPORAL = {"DATE": DATE, "DATETIME": DATETIME, "TIMESTAMP": DATETIME, "TIME": TIME}
+_INTEGER_BITS = {"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMINT": 24, "BIGINT": 64}
+
+
+def integer_range(declared: str) -> tuple[int, int] | None:
+    """Return the smallest and largest value that a declared type takes; return None unless it is an integer type."""
+    if declared_kind(declared) != INT:
+        return None
+    name, _, unsigned = column_type(declared)
+    if name == "YEAR":
+        return (0, 2155)
+    bits = _INTEGER_BITS.get(name, 32)
+    return (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def sqlite_type(declared: str) -> str | None:
+    """Return the type by which SQLite declares a column such that `mysql_type` finds MySQL's; None if it is not known.
+
+    Dates are texts for SQLite. Its CREATE TABLE ... AS declares INT, REAL and TEXT, so the first two are not used here.
+    """
+    name, sizes, unsigned = column_type(declared)
+    sized, sign = ",".join(map(str, sizes)), " UNSIGNED" if unsigned else ""
+    match declared_kind(declared).name:
+        case "int":
+            return ("INTEGER" if name == "INT" else name) + sign
+        case "decimal":
+            return f"DECIMAL{sign}({sized or 10})"
+        case "double":
+            return ("DOUBLE" if name == "REAL" else name) + sign
+        case "date" | "datetime" | "time":
+            return f"TEXT {name}"
+    if name in SIZED_TEXTS:
+        return f"{name}({sized or 1})"
+    return name if name in TEXT_BYTES else None
+
+
+def mysql_type(declared: str) -> str:
+    """Return MySQL's type of a column that SQLite declares by `sqlite_type`."""
+    word, _, rest = declared.partition(" ")
+    if word == "TEXT" and rest:
+        return rest
+    if sqlite_type(declared) is None:
+        return declared
+    name, sizes, unsigned = column_type(declared)
+    sized = f"({','.join(map(str, sizes))})" if sizes else ""
+    return f"{'INT' if name == 'INTEGER' else name}{sized}{' UNSIGNED' if unsigned else ''}"
+
+
+SIZED_TEXTS = frozenset(["CHAR", "VARCHAR", "NCHAR", "NVARCHAR"])
+TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+"""The bytes that a text of these types may have."""
+
+
+def as_written(value: str | float) -> Decimal | None:
+    """Return the exact value of a number, or of a text that is one; return None for other texts, nan, infinity."""
+    try:
+        found = Decimal(value.strip() if isinstance(value, str) else repr(value))
+    except (InvalidOperation, ValueError):
+        return None
+    return found if found.is_finite() and abs(found.adjusted()) < _MAX_WRITTEN_DIGITS else None
+
+
+def as_driver_shows(value: Any, kind: Kind | None) -> Any:
+    """Convert a value of SQLite to what MySQL's driver returns: decimals with their scale, doubles as float, dates.
+
+    Raises:
+        Refused: SQLite cannot hold MySQL's number, or MySQL ends the statement over it.
+    """
+    if kind is None or isinstance(value, bool):
+        return value
+    if kind.is_temporal and isinstance(value, str):
+        return _as_moment(value, kind)
+    if isinstance(value, str) and kind.name == "decimal" and value.removeprefix("-").isdecimal():
+        return Decimal(value)  # a sum of more than 64 bits
+    if not isinstance(value, int | float):
+        return value
+    if not math.isfinite(value):
+        raise Refused("1690 (22003): DOUBLE value is out of range")
+    if kind.name == "double":
+        return round(float(value), kind.scale) if kind.scale else float(value)
+    if kind.name == "decimal":
+        return digits_of(value, kind.scale)
+    return value
+
+
+def digits_of(value: int | float, scale: int) -> Decimal:
+    """Return a decimal with so many digits after the point.
+
+    Raises:
+        Refused: SQLite holds it as a double, which has too few digits.
+    """
+    exact = Decimal(repr(value))
+    inexact = isinstance(value, float) and abs(value) * 10.0**scale >= _DOUBLE_INTEGERS
+    if inexact and len(exact.normalize().as_tuple().digits) > _DOUBLE_DIGITS:
+        raise Refused("1235 (42000): This version of MySQL doesn't yet support 'decimals of more than 15 digits'")
+    return exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _DECIMALS)
+
+
+def _as_moment(text: str, kind: Kind) -> datetime.date | datetime.timedelta | str:
+    """Return a date or time as the driver's object; return the text if it is none."""
+    try:
+        if kind == DATE:
+            return datetime.date.fromisoformat(text)
+        if kind == DATETIME:
+            return datetime.datetime.fromisoformat(text)
+        hours, minutes, seconds = map(int, text.removeprefix("-").split(":"))
+    except ValueError:
+        return text
+    time = datetime.timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    return -time if text.startswith("-") else time
+
+
+def plain(value: Any) -> str | int | float | None:
+    """Convert a driver's value to a cell: decimals to int or float, dates to ISO text, bytes to text."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
+    """Return the kind of a value that is one of several, as of IF and UNION; return None if one of them is unknown."""
+    if None in kinds:
+        return None
+    known = [kind for kind in kinds if kind is not None and kind != NULL]
+    if not known:
+        return NULL
+    if all(kind.is_exact for kind in known):
+        return max(known, key=lambda kind: (kind.name == "decimal", kind.scale))
+    if all(kind.is_number for kind in known):
+        return DOUBLE
+    names = {kind.name for kind in known}
+    if len(names) == 1:
+        return known[0]
+    return DATETIME if names <= {"date", "datetime"} else TEXT
+
+
+def number_kind(text: str) -> Kind:
+    """Return the kind of a number as it is written in a statement."""
+    if "e" in text.lower():
+        return DOUBLE
+    return Kind("decimal", len(text.partition(".")[2])) if "." in text else INT
+
+
+def as_number(inner: Kind | None) -> Kind | None:
+    """Return the kind of a value in a numeric context: a double of a text, a whole number of a date or time."""
+    if inner is None or inner.is_number:
+        return inner
+    return INT if inner.is_temporal or inner == BINARY else DOUBLE
+
+
+def quotient(left: Kind, right: Kind) -> Kind:
+    """Return the kind of a division, and of AVG."""
+    if not (left.is_exact and right.is_exact):
+        return DOUBLE
+    return Kind("decimal", left.scale + _AVG_DIGITS)
+
+
+def cast_kind(target: exp.DataType) -> Kind | None:
+    """Return the kind of CAST(... AS target)."""
+    if target.is_type(*exp.DataType.INTEGER_TYPES):
+        return INT
+    if target.this == exp.DType.DECIMAL:
+        params = target.expressions
+        return Kind("decimal", int(params[1].name) if len(params) > 1 else 0)
+    if target.is_type(*exp.DataType.REAL_TYPES):
+        return DOUBLE
+    if target.is_type(*exp.DataType.TEMPORAL_TYPES):
+        return {exp.DType.DATE: DATE, exp.DType.TIME: TIME}.get(target.this, DATETIME)
+    return TEXT if target.is_type(*exp.DataType.TEXT_TYPES, exp.DType.BINARY, exp.DType.CHARACTER_SET) else None

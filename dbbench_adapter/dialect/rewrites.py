@@ -1,0 +1,250 @@
+"""Changes a statement's tree so that SQLite returns MySQL's result.
+
+It handles UPDATE and DELETE with JOIN or LIMIT, GROUP_CONCAT, HAVING without groups and, by `comparisons` and
+`collation`, how values compare. It leaves out WITH ROLLUP, outer joins in UPDATE, and several
+target tables.
+"""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from dbbench_adapter.clock import check
+from dbbench_adapter.dialect.collation import COLLATING, collate_computed
+from dbbench_adapter.dialect.comparisons import COMPARISONS, compare, quantified, take_arguments
+from dbbench_adapter.dialect.group_order import order_groups
+from dbbench_adapter.dialect.kind_finder import KindFinder
+from dbbench_adapter.dialect.ranges import guard, guards, sums
+from dbbench_adapter.dialect.scalars import allow_one_row, scalar_queries
+from dbbench_adapter.dialect.stored import store, stored_default
+from dbbench_adapter.dialect.syntax import COLLATION, StatementError, syntax_error, unsupported
+
+_UNITS = frozenset(["SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"])
+
+
+def shift_dates(tree: exp.Expr) -> None:
+    """Turn `d + INTERVAL 1 DAY` into DATE_ADD, in place.
+
+    Raises:
+        StatementError: an interval has a unit that the functions do not know, or shifts nothing.
+    """
+    for interval in list(tree.find_all(exp.Interval)):
+        node, unit = interval.parent, interval.args.get("unit")
+        if not isinstance(node, exp.Add | exp.Sub) or unit is None:
+            raise unsupported("INTERVAL as a function")
+        value = node.expression if node.this is interval else node.this
+        shift = exp.DateAdd if isinstance(node, exp.Add) else exp.DateSub
+        node.replace(shift(this=value, expression=interval.this, unit=unit))
+    for shift in tree.find_all(exp.DateAdd, exp.DateSub, exp.TimestampAdd):
+        if shift.text("unit").upper() not in _UNITS:
+            raise unsupported(f"INTERVAL ... {shift.text('unit').upper()}")
+
+
+def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.Expr:
+    """Change the tree for SQLite, mostly in place, and return its root.
+
+    Raises:
+        StatementError: the translation does not support something in it.
+    """
+    assignments = _assignments(tree)
+    scalar, guarded, summed = scalar_queries(nodes), guards(nodes, finder), sums(tree, nodes, finder)
+    for node in nodes:
+        check()
+        take_arguments(node, finder)
+        if isinstance(node, exp.Count) and isinstance(node.this, exp.Distinct) and len(node.this.expressions) > 1:
+            node.this.set("expressions", [exp.Anonymous(this="distinct_key", expressions=node.this.expressions)])
+        elif isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
+            _having_as_where(node)
+        elif isinstance(node, exp.Parameter | exp.SessionParameter):
+            raise unsupported("user and system variables")
+        elif isinstance(node, exp.BitwiseAndAgg | exp.BitwiseOrAgg | exp.BitwiseXorAgg):
+            raise unsupported("BIT_AND, BIT_OR and BIT_XOR over rows")
+        elif isinstance(node, exp.Placeholder):
+            raise syntax_error("?")
+    for node in nodes:
+        if isinstance(node, COLLATING):
+            collate_computed(node, finder)
+        elif isinstance(node, exp.GroupConcat):
+            node.replace(_group_concat(node))
+    for node in reversed(nodes):  # what contains a comparison sees what it became
+        check()
+        if isinstance(node, COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
+            node.replace(quantified(node, finder))
+        elif id(node) not in assignments:
+            compare(node, finder)
+    if isinstance(tree, exp.Insert):
+        _default_is_null(tree)
+    store(tree, finder)
+    order_groups(tree)
+    for node, name in guarded:
+        guard(node, name)
+    for node, name in summed:
+        node.replace(exp.Anonymous(this=name, expressions=[node.this]))
+    for query, width in scalar:
+        allow_one_row(query, width)
+    if isinstance(tree, exp.Update):
+        return _sqlite_update(tree)
+    if isinstance(tree, exp.Delete):
+        return _sqlite_delete(tree)
+    if isinstance(tree, exp.TruncateTable):
+        return exp.Delete(this=tree.expressions[0])
+    if isinstance(tree, exp.Create | exp.Alter):
+        for column in tree.find_all(exp.ColumnDef):
+            stored_default(column)
+            _collate_column(column)
+            _key_column(column)
+    if isinstance(tree, exp.Create):
+        _drop_index_prefixes(tree)
+    if isinstance(tree, exp.Alter):
+        return _sqlite_alter(tree)
+    return tree
+
+
+def _assignments(tree: exp.Expr) -> set[int]:
+    """Return the `column = value` of an UPDATE or of ON DUPLICATE KEY UPDATE, which compare nothing."""
+    conflict = tree.args.get("conflict") if isinstance(tree, exp.Insert) else None
+    changed = tree if isinstance(tree, exp.Update) else conflict
+    return {id(item) for item in changed.expressions} if changed is not None else set()
+
+
+def _having_as_where(select: exp.Select) -> None:
+    """Move a HAVING without groups into WHERE, where SQLite also knows the aliases of the select list."""
+    having = select.args["having"]
+    if any(item.find(exp.AggFunc) for item in [*select.expressions, having]):
+        return
+    where = select.args.get("where")
+    select.set("having", None)
+    select.set("where", exp.Where(this=exp.and_(where.this, having.this, copy=False) if where else having.this))
+
+
+def _drop_index_prefixes(tree: exp.Create) -> None:
+    """Drop the lengths in CREATE INDEX ... (a(10)): MySQL indexes the first ten characters, SQLite the whole text."""
+    if tree.kind == "INDEX":
+        for call in list(tree.find_all(exp.Anonymous)):
+            call.replace(exp.column(call.name))
+
+
+def _collate_column(column: exp.ColumnDef) -> None:
+    kind = column.args.get("kind")
+    has_own = any(isinstance(item.kind, exp.CollateColumnConstraint) for item in column.constraints)
+    if kind is not None and kind.is_type(*exp.DataType.TEXT_TYPES) and not has_own:
+        collation = exp.CollateColumnConstraint(this=exp.Var(this=COLLATION))
+        column.append("constraints", exp.ColumnConstraint(kind=collation))
+
+
+def _key_column(column: exp.ColumnDef) -> None:
+    """Count up an AUTO_INCREMENT column in SQLite's words, which knows one type for it, and let no key be NULL."""
+    kinds = [type(item.kind) for item in column.constraints]
+    if exp.AutoIncrementColumnConstraint in kinds:
+        column.set("kind", exp.DataType.build("INT"))
+    elif exp.PrimaryKeyColumnConstraint in kinds and exp.NotNullColumnConstraint not in kinds:
+        column.append("constraints", exp.ColumnConstraint(kind=exp.NotNullColumnConstraint()))
+
+
+def _default_is_null(tree: exp.Insert) -> None:
+    """Replace DEFAULT by NULL, since the tables of tasks declare no defaults."""
+    if isinstance(tree.expression, exp.Values):
+        for row in tree.expression.expressions:
+            for cell in row.expressions:
+                if isinstance(cell, exp.Column | exp.Var) and cell.name.upper() == "DEFAULT":
+                    cell.replace(exp.Null())
+
+
+def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
+    """Turn CHANGE old new TYPE into a renaming; unlike in MySQL the column keeps its type."""
+    actions = tree.args.get("actions") or []
+    if len(actions) == 1 and isinstance(actions[0], exp.ModifyColumn):
+        old, new = actions[0].args.get("rename_from"), actions[0].this
+        if old is None or not isinstance(new, exp.ColumnDef):
+            raise unsupported("ALTER TABLE ... MODIFY")
+        tree.set("actions", [exp.RenameColumn(this=exp.column(old.name), to=exp.column(new.name))])
+    return tree
+
+
+def _group_concat(node: exp.GroupConcat) -> exp.Expr:
+    """Turn GROUP_CONCAT into our `mysql_group_concat(distinct, separator, directions, value, sort keys...)`."""
+    value, order = node.this, None
+    if isinstance(value, exp.Order):
+        value, order = value.this, value.expressions
+    distinct = isinstance(value, exp.Distinct)
+    if isinstance(value, exp.Distinct):
+        value = value.expressions[0]
+    directions = "".join("-" if item.args.get("desc") else "+" for item in order or [])
+    return exp.Anonymous(
+        this="mysql_group_concat",
+        expressions=[
+            exp.Literal.number(int(distinct)),
+            node.args.get("separator") or exp.Literal.string(","),
+            exp.Literal.string(directions),
+            value,
+            *(item.this for item in order or []),
+        ],
+    )
+
+
+def _sqlite_update(tree: exp.Update) -> exp.Expr:
+    target, assigned = tree.this, set[str]()
+    for item in tree.expressions:
+        column = item.this
+        if not isinstance(item, exp.EQ) or not isinstance(column, exp.Column):
+            raise syntax_error(item.sql("mysql"))
+        if column.table and column.table.lower() != target.alias_or_name.lower():
+            raise unsupported("UPDATE of a table that is not named first")
+        if assigned & {read.name.lower() for read in item.expression.find_all(exp.Column)}:  # MySQL reads the new value
+            raise unsupported("an assignment that reads a column assigned before it; use two statements")
+        assigned.add(column.name.lower())
+        column.set("table", None)
+    joins = target.args.get("joins") or []
+    if joins:
+        _join_update(tree, joins)
+    if tree.args.get("limit") or tree.args.get("order"):
+        _limit_by_rowid(tree)
+    return tree
+
+
+def _join_update(tree: exp.Update, joins: list[exp.Join]) -> None:
+    """Turn UPDATE a JOIN b ON c SET ... WHERE w into SQLite's UPDATE a SET ... FROM b WHERE c AND w."""
+    if any(join.side or join.args.get("using") for join in joins):
+        raise unsupported("UPDATE with an outer join or USING")
+    tree.this.set("joins", None)
+    conditions = [join.args["on"] for join in joins if join.args.get("on")]
+    sources = [join.this for join in joins]
+    first = sources[0]
+    first.set("joins", [exp.Join(this=source, kind="CROSS") for source in sources[1:]] or None)
+    tree.set("from_", exp.From(this=first))
+    where = tree.args.get("where")
+    tree.set("where", exp.Where(this=exp.and_(*conditions, *([where.this] if where else []))) if conditions else where)
+
+
+def _sqlite_delete(tree: exp.Delete) -> exp.Expr:
+    named, using = tree.args.get("tables") or [], tree.args.get("using") or []
+    if named or using:
+        return _join_delete(tree, named or [tree.this], tree.this if named else using[0])
+    if tree.args.get("limit") or tree.args.get("order"):
+        _limit_by_rowid(tree)
+    return tree
+
+
+def _join_delete(tree: exp.Delete, targets: list[exp.Expr], source: exp.Expr) -> exp.Expr:
+    if len(targets) != 1:
+        raise unsupported("DELETE from several tables")
+    name = targets[0].name
+    tables = [table for table in source.find_all(exp.Table) if table.alias_or_name.lower() == name.lower()]
+    if not tables:
+        raise StatementError(f"1109 (42S02): Unknown table '{name}' in MULTI DELETE")
+    joins = source.args.pop("joins", None) or []
+    rows = exp.select(exp.column("rowid", table=name)).from_(source)
+    rows.set("joins", joins)
+    rows.set("where", tree.args.get("where"))
+    inside = exp.In(this=exp.column("rowid"), query=rows.subquery())
+    return exp.Delete(this=exp.Table(this=exp.to_identifier(tables[0].name, quoted=True)), where=exp.Where(this=inside))
+
+
+def _limit_by_rowid(tree: exp.Update | exp.Delete) -> None:
+    target = tree.this
+    name = target.alias_or_name
+    rows = exp.select(exp.column("rowid", table=name)).from_(target.copy())
+    for part in ("where", "order", "limit"):
+        rows.set(part, tree.args.get(part))
+        tree.set(part, None)
+    tree.set("where", exp.Where(this=exp.In(this=exp.column("rowid", table=name), query=rows.subquery())))

@@ -1,0 +1,215 @@
+"""Translates a MySQL statement into SQLite's SQL with the same meaning.
+
+Only the statements that an agent needs pass, and they are always printed from the parsed tree. This module leaves out
+user and system variables, views, stored programs, and EXPLAIN of a query.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from sqlglot import exp
+from sqlglot.errors import ErrorLevel, SqlglotError
+
+from dbbench_adapter.dialect.allowed_sql import refuse_definitions, refuse_other_kinds
+from dbbench_adapter.dialect.checks import refuse, refuse_reserved, refuse_row_ids
+from dbbench_adapter.dialect.kind_finder import KindFinder
+from dbbench_adapter.dialect.kinds import Columns, Kind
+from dbbench_adapter.dialect.limits import blows_up
+from dbbench_adapter.dialect.literals import settled_literals
+from dbbench_adapter.dialect.rewrites import rewritten, shift_dates
+from dbbench_adapter.dialect.syntax import (
+    MysqlOnSqlite,
+    StatementError,
+    parse_one,
+    syntax_error,
+    too_deep,
+    unparenthesise_operands,
+    unparenthesised,
+    unsupported,
+)
+
+_CACHED_CHARS = 2_000
+
+
+Executed = Literal["query", "change", "alter"]
+Transactional = Literal["begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"]
+Shown = Literal["databases", "tables", "full tables", "columns", "create", "index"]
+"""The catalogue answers SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE TABLE and SHOW INDEX."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Holds one translated statement."""
+
+    kind: Executed | Transactional | Shown
+    sql: str = ""
+    """SQLite's own SQL; empty unless `kind` is one of `Executed`."""
+    catalogue: bool = False
+    """Whether the statement reads one of `CATALOGUE`."""
+    tables: tuple[str, ...] = ()
+    """The names of tables as written, without those that the statement defines itself."""
+    target: str = ""
+    """The table that `columns`, `create` and `index` name, or the pattern of `tables`."""
+    sorts: bool = False
+    """Whether SQLite may have to sort."""
+    kinds: tuple[Kind | None, ...] = ()
+    """MySQL's type of each result column where it is known; empty for `SELECT *` and unions."""
+
+
+def translate(sql: str, columns: Columns) -> Statement:
+    """Translate one MySQL statement, within the thread's `time_limit`.
+
+    Args:
+        columns: MySQL's type of the columns.
+    Raises:
+        StatementError: the text is not one statement, does not parse, or uses something that is not supported.
+        StatementTimeout: the translation takes too long.
+    """
+    try:
+        return (translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
+    except RecursionError:
+        raise too_deep() from None
+    except (SqlglotError, ValueError):
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) from None
+    except (AttributeError, TypeError, LookupError):
+        # sqlglot parses some nonsense into trees that no rule expects; MySQL calls it a syntax error
+        raise syntax_error(sql) from None
+
+
+def _translated(sql: str, columns: Columns) -> Statement:
+    tree = parse_one(sql)
+    if meta := _meta_statement(tree):
+        return meta
+    refuse_other_kinds(tree, sql)
+    tree = unparenthesised(tree)
+    if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
+        raise unsupported("WITH ROLLUP")
+    shift_dates(tree)
+    nodes = settled_literals(tree.walk())  # walking costs more than anything else here, so it is done once
+    for node in nodes:
+        if isinstance(node, exp.SetOperation):
+            unparenthesise_operands(node)
+    _drop_dual(nodes)
+    refuse_row_ids(nodes, columns)
+    catalogue = _find_tables(nodes)
+    tables = _named_tables(tree, nodes)
+    sorts = any(_sorts(node) for node in nodes)
+    if any(isinstance(node, exp.Subquery | exp.CTE) for node in nodes) and blows_up(tree):
+        raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
+    finder = KindFinder(nodes, columns)
+    if isinstance(tree, exp.Create | exp.Alter):
+        refuse_definitions(tree)
+    refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
+    refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
+    kinds = finder.kinds_of(tree)
+    tree = rewritten(tree, nodes, finder)
+    printed = tree.sql(MysqlOnSqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
+    kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
+    return Statement(
+        kind,
+        printed,
+        catalogue=catalogue,
+        tables=tables,
+        sorts=sorts,
+        kinds=kinds,
+    )
+
+
+def _drop_dual(nodes: list[exp.Expr]) -> None:
+    """Remove FROM DUAL, which names no table, in place."""
+    for source in (node for node in nodes if isinstance(node, exp.From)):
+        table, query = source.this, source.parent
+        named = isinstance(table, exp.Table) and table.name.lower() == "dual" and not table.db
+        if named and isinstance(query, exp.Select) and not query.args.get("joins"):
+            query.set("from_", None)
+
+
+def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
+    defined = {node.alias.lower() for node in nodes if isinstance(node, exp.CTE)}
+    made = tree.this.find(exp.Table) if isinstance(tree, exp.Create) and tree.kind == "TABLE" else None
+    tables = {node.name for node in nodes if isinstance(node, exp.Table) and node is not made}
+    return tuple(name for name in tables if name.lower() not in defined)
+
+
+def _sorts(node: exp.Expr) -> bool:
+    """Return whether SQLite may sort for a node; UNION ALL, which recursive queries use, only joins."""
+    return isinstance(node, _SORTING) or (isinstance(node, exp.SetOperation) and node.args.get("distinct") is not False)
+
+
+_SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.Create)
+translated_often = lru_cache(maxsize=512)(_translated)  # rollouts of a group repeat statements
+
+
+_TRANSACTIONAL: dict[type[exp.Expr], Transactional] = {
+    exp.Transaction: "begin",
+    exp.Commit: "commit",
+    exp.Rollback: "rollback",
+}
+_SHOWN: dict[str, Shown] = {"COLUMNS": "columns", "CREATE TABLE": "create", "INDEX": "index"}
+_AUTOCOMMIT = re.compile(r"\bautocommit`?\s*:?=\s*'?(\w+)", re.IGNORECASE)
+
+
+def _meta_statement(tree: exp.Expr) -> Statement | None:
+    if kind := _TRANSACTIONAL.get(type(tree)):
+        return Statement(kind)
+    if isinstance(tree, exp.Set):
+        wanted = _AUTOCOMMIT.search(tree.sql("mysql", unsupported_level=ErrorLevel.IGNORE))
+        if wanted is None:
+            return Statement("nothing")
+        return Statement("autocommit off" if wanted[1].lower() in ("0", "off", "false") else "autocommit on")
+    if isinstance(tree, exp.Use):
+        name = tree.this.name if tree.this else ""
+        if name != "dbbench":
+            raise StatementError(f"1049 (42000): Unknown database '{name}'")
+        return Statement("nothing")
+    if isinstance(tree, exp.Describe) and isinstance(tree.this, exp.Table):
+        return Statement("columns", target=tree.this.name)
+    if isinstance(tree, exp.Show):
+        target = tree.args.get("target")
+        if tree.name == "TABLES":
+            like = tree.args.get("like")
+            return Statement("full tables" if tree.args.get("full") else "tables", target=like.name if like else "%")
+        if tree.name == "DATABASES":
+            return Statement("databases")
+        if tree.name in _SHOWN and target is not None:
+            return Statement(_SHOWN[tree.name], target=target.name)
+        raise unsupported(f"SHOW {tree.name}")
+    return None
+
+
+def _find_tables(nodes: list[exp.Expr]) -> bool:
+    """Remove the database's own name from the tables, and replace those of the catalogue by `CATALOGUE`'s.
+
+    Returns:
+        Whether the statement uses the catalogue.
+    Raises:
+        StatementError: a table belongs to another database.
+    """
+    found = False
+    for table in (node for node in nodes if isinstance(node, exp.Table)):
+        full = (table.db.lower(), table.name.lower())
+        if full in CATALOGUE and not table.catalog:
+            alias = table.alias or table.name
+            table.set("this", exp.to_identifier(CATALOGUE[full], quoted=True))
+            table.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))
+            found = True
+        elif full[0] not in ("", "dbbench") or table.catalog or full[1].startswith(("sqlite_", "pragma_", *_OWN)):
+            raise StatementError(f"1146 (42S02): Table '{table.db or 'dbbench'}.{table.name}' doesn't exist")
+        table.set("db", None)
+    for column in nodes if not found else ():
+        if isinstance(column, exp.Column) and column.db.lower() == "dbbench":
+            column.set("db", None)
+    return found
+
+
+CATALOGUE = {
+    ("information_schema", "tables"): "catalogue tables",
+    ("information_schema", "columns"): "catalogue columns",
+    ("information_schema", "schemata"): "catalogue schemata",
+}
+"""These views of information_schema are made, as temporary tables, for a statement that uses them."""
+_OWN = tuple(CATALOGUE.values())

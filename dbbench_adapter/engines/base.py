@@ -1,0 +1,202 @@
+"""Declares what every database backend offers an episode, the records it returns, and the table hash of DB-Bench.
+
+A `Backend` makes databases, and a `Database` belongs to one episode. All calls block and may come from any thread, one
+at a time per `Database`. `protocols` decides how an agent talks, and `judges` what is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dbbench_adapter.datatypes import Rows, Table
+
+MAX_ROWS = 10_000
+"""A result holds at most this many rows; the rest is dropped. An agent sees 800 characters of them."""
+MAX_RESULT_CHARS = 4_000_000
+"""Once the texts of a result exceed this length, its other rows are dropped."""
+STATEMENT_TIMEOUT_S = 5.0
+MAX_NAME_CHARS = 64
+"""The longest name of a table or column in MySQL."""
+MAX_TEXT_BYTES = 65_535
+"""The longest value of a TEXT column in MySQL."""
+
+
+class BackendUnavailable(RuntimeError):
+    """The database server is gone or cannot be reached. It is not the policy's fault, and the episode is not judged."""
+
+
+class TableError(ValueError):
+    """A task's table cannot be made: repeated or empty column names, or rows that do not fit the columns."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Holds the result of one statement: rows, possibly none, or the error text of the driver."""
+
+    rows: tuple[tuple[Any, ...], ...] | None = None
+    """At most `MAX_ROWS` rows with the driver's own values (`Decimal` and dates included); None for a statement
+    that returns no rows, and after an error."""
+    columns: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class TableState:
+    """Holds the full content of a table; `rows` is a multiset, whose order means nothing."""
+
+    columns: tuple[str, ...]
+    rows: Rows
+    declared: tuple[str, ...] = field(default=(), compare=False)
+    """The engine's declaration: its kind (a table, a view), then each column. `==` leaves this out because engines word
+    it differently; within one engine a difference here is another state."""
+
+
+UNREADABLE = TableState((), ())
+"""The state of a table that a judge cannot read within its limits; every other table has columns."""
+Snapshot = Mapping[str, TableState]
+"""Every table and view of a database by name, including those made during the episode."""
+
+
+class Database(AbstractContextManager["Database"], Protocol):
+    """Holds the database of one episode."""
+
+    def run(self, sql: str) -> Result:
+        """Run one statement as the agent; a bad statement gives `Result.error`.
+
+        Raises:
+            BackendUnavailable: the server is gone.
+        """
+        ...
+
+    def new_session(self) -> None:
+        """Commit, and continue as on a fresh connection, without temporary tables, variables and settings.
+
+        Raises:
+            BackendUnavailable: the server is gone.
+        """
+        ...
+
+    def table_hash(self, tables: Sequence[Table]) -> str | None:
+        """Return DB-Bench's hash of these tables' original columns (FACTS 7.1; several are sorted and joined by `_`).
+
+        Returns:
+            32 hex digits per table, "None" for an empty one; None if a table or a column no longer exists or cannot be
+            read within the limits.
+        """
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return the content of all tables, open transaction included; `UNREADABLE` for a table that cannot be read."""
+        ...
+
+    def close(self) -> None:
+        """Drop the database; calling it again does nothing."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Backend(AbstractContextManager["Backend"], Protocol):
+    """Makes databases until it is closed."""
+
+    def open(
+        self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+    ) -> Database:
+        """Make a fresh database that holds these tables.
+
+        Args:
+            typed: make the columns with their declared types; False makes every column TEXT, as AgentBench does.
+            statement_timeout_s: wall-clock budget of one statement, in seconds.
+        Raises:
+            TableError: a table cannot be made.
+            BackendUnavailable: the server is gone.
+        """
+        ...
+
+    def live_databases(self) -> int:
+        """Count the databases of this backend that exist now; 0 once every episode is closed."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def json_cell(cell: Any) -> Any:
+    """A cell of a result as JSON can have it."""
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None  # JSON has no infinity
+    return cell.hex() if isinstance(cell, bytes) else cell
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def check_tables(tables: Sequence[Table]) -> None:
+    """Refuse the tables that MySQL refuses, on every backend.
+
+    Raises:
+        TableError: the message names the table and what is wrong with it.
+    """
+    names = [table.name.casefold() for table in tables]
+    for table in tables:
+        columns = [column.name.casefold() for column in table.columns]
+        if not table.name or names.count(table.name.casefold()) > 1:
+            raise TableError(f"table {table.name!r}: expected a name of its own")
+        if not columns or "" in columns:
+            raise TableError(f"table {table.name!r}: expected named columns, got {[c.name for c in table.columns]}")
+        if len(set(columns)) < len(columns):
+            raise TableError(
+                f"table {table.name!r}: a column name occurs twice in {[c.name for c in table.columns]}; rename one"
+            )
+        for name in (table.name, *(column.name for column in table.columns)):
+            if len(name) > MAX_NAME_CHARS or name.endswith(" ") or "\0" in name:
+                raise TableError(
+                    f"table {table.name!r}: MySQL takes no name {name!r}; expected at most {MAX_NAME_CHARS} "
+                    "characters, no blank at the end and no NUL"
+                )
+        for index, row in enumerate(table.rows):
+            if len(row) != len(columns):
+                raise TableError(
+                    f"table {table.name!r}, row {index}: {len(row)} cells, expected {len(columns)}; "
+                    "correct the task file"
+                )
+            for cell in row:
+                if isinstance(cell, str) and len(cell) > MAX_TEXT_BYTES // 4 and _num_bytes(cell) > MAX_TEXT_BYTES:
+                    raise TableError(
+                        f"table {table.name!r}, row {index}: a cell of {_num_bytes(cell)} bytes, a TEXT column holds "
+                        f"{MAX_TEXT_BYTES}; correct the task file"
+                    )
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def hash_rows(lines: Iterable[str | bytes]) -> str:
+    """Compute DB-Bench's hash of one table from its rows, each joined as by CONCAT_WS(',', ...).
+
+    Returns:
+        32 hex digits, or "None" (the driver's text of NULL) when there are no rows.
+    Source:
+        FACTS 7.1: five hex digits per row, sorted, GROUP_CONCAT cut at MySQL's default of 1,024 bytes.
+    """
+    digests = sorted(_md5(line)[:5] for line in lines)
+    return _md5(",".join(digests)[:1024]) if digests else "None"
+
+
+def join_hashes(hashes: Iterable[str]) -> str:
+    return "_".join(sorted(hashes))
+
+
+def _md5(text: str | bytes) -> str:
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -1,0 +1,204 @@
+"""Declares what a database engine offers: users' own databases, which an agent asks, and the databases of DB-Bench.
+
+An engine is a folder with a subclass of `Engine`, and a row of `ENGINES` (`dbbench_adapter.engines`). Its methods
+import what they need, so that settings know all engines in an instant.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
+
+from dbbench_adapter.datatypes import DatabaseError, Rows
+from dbbench_adapter.engines.base import Backend, Result
+from dbbench_adapter.engines.schema import TableInfo
+
+MAX_RESULT_ROWS = 10_000
+"""A session returns one row more at most, which shows that there are too many."""
+MAX_RESULT_CHARS = 1_000_000
+"""The texts of a session's result may hold this many characters, and any other cell counts as one."""
+TOO_LONG = "the result is too long; ask for less"
+"""A result beyond `MAX_RESULT_CHARS` is this error, since a judge would take a part of the rows for all of them."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the rows of one table differ from the database's own; a row that was updated is in both."""
+
+    removed: Rows
+    added: Rows
+
+
+Changes = Mapping[str, Change]
+"""The tables whose rows differ from the database's own."""
+
+
+class Token(Protocol):
+    """A part of a statement; the joined texts of all parts are the statement again."""
+
+    @property
+    def kind(self) -> str:
+        """`blank` for blanks and comments; the other kinds are the engine's own."""
+        ...
+
+    @property
+    def text(self) -> str: ...
+
+
+class Session(Protocol):
+    """Runs the statements of one episode, or of a judge."""
+
+    def run(self, sql: str) -> Result:
+        """Run one statement; it reads the database's tables and changes nothing, or its error is in `Result.error`.
+
+        Raises:
+            BackendUnavailable: the database is gone.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class ChangingSession(Session, Protocol):
+    """Runs statements on a view of the database, which they may change; the database itself stays as it is."""
+
+    statement_timeout_s: float
+
+    def changes(self) -> Changes:
+        """Return what the statements have changed so far."""
+        ...
+
+
+class Databases(ABC):
+    """The user's databases at one place, by id. None of them is written to."""
+
+    engine: ClassVar[Engine]
+    changeable: ClassVar[bool] = False
+    """Whether there is `open_view`, so that tasks may change data."""
+
+    @property
+    @abstractmethod
+    def ids(self) -> Sequence[str]: ...
+
+    def db_id(self, name: str | None) -> str:
+        """Return the id of the database that a row of questions means.
+
+        Args:
+            name: what the row calls it; None if it names none. A single database is meant whatever rows call it.
+        Raises:
+            DatabaseError: there is no such database, or it cannot be read.
+        """
+        return self.ids[0]
+
+    @abstractmethod
+    def schema(self, db_id: str) -> tuple[TableInfo, ...]:
+        """Return the tables and views that can be read.
+
+        Raises:
+            DatabaseError: there is no table, or the database may not be used.
+            BackendUnavailable: the server does not answer.
+        """
+
+    def unreadable(self, db_id: str) -> Mapping[str, str]:
+        """Return what of the schema no statement can use, each with the reason."""
+        return {}
+
+    def check(self) -> None:
+        """Check that there is a database that can be read; see `schema` for errors."""
+        self.schema(self.ids[0])
+
+    @abstractmethod
+    def open(self, db_id: str, *, statement_timeout_s: float) -> Session:
+        """Open the database for one episode, or for a judge.
+
+        Args:
+            statement_timeout_s: wall-clock budget of one statement, in seconds.
+        Raises:
+            BackendUnavailable: it cannot be opened.
+        """
+
+    def open_view(self, db_id: str, *, statement_timeout_s: float) -> ChangingSession:
+        """Open a view of the database that may be changed; otherwise as `open`."""
+        raise DatabaseError(f"{db_id} can only be read, and a task changes data")
+
+    def explained(self, error: str, db_id: str, query: str) -> str:
+        """Return an error of a reference with what the engine's own words leave out."""
+        return error
+
+    def is_to_blame(self, fault: str) -> bool:
+        """Return whether a reference fails because of the database, so that nothing has to be corrected in it.
+
+        Args:
+            fault: the error, `explained`.
+        """
+        return False
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Describe the databases in a line, with what of them is not read; see `schema` for errors."""
+
+    def close(self) -> None:  # noqa: B027 (most engines keep nothing open)
+        """Close what is open; calling it again does nothing."""
+
+
+class Engine(ABC):
+    """A kind of database; `ENGINES` has an instance of each."""
+
+    name: ClassVar[str]
+    """As prompts and messages call it."""
+    dialect: ClassVar[str]
+    """sqlglot's name of its SQL."""
+    places: ClassVar[str]
+    """What names a user's database, for messages: a path, or the form of an address."""
+    scheme: ClassVar[str] = ""
+    """The beginning of such an address, with `://`; empty for the one engine of paths."""
+    backends: ClassVar[tuple[str, ...]] = ()
+    """What names a backend of DB-Bench: words, and a form of an address that begins with `scheme`."""
+    average_decimals: ClassVar[int | None] = None
+    """The decimals of an average, if the engine rounds it."""
+
+    @abstractmethod
+    def tokens(self, sql: str) -> Iterator[Token]:
+        """Split a text by the engine's lexical rules."""
+
+    def statements(self, sql: str) -> list[str]:
+        """Return the statements of a reference; an engine that only reads runs one, and refuses several."""
+        return [sql]
+
+    @abstractmethod
+    def open_databases(self, place: Path | str) -> Databases:
+        """Return the databases at a path or an address.
+
+        Raises:
+            DatabaseError: there is none.
+        """
+
+    def check_spec(self, spec: str) -> None:  # noqa: B027 (a word needs no check)
+        """Check what names a backend without opening it.
+
+        Raises:
+            ValueError: it is an address that cannot be read, or whose password is not known here.
+        """
+
+    def check_backend(self, spec: str) -> None:
+        """Check that episodes can be opened: an empty one is opened and removed again.
+
+        Raises:
+            BackendUnavailable: see `open_backend`.
+        """
+        with self.open_backend(spec) as backend:
+            backend.open((), typed=True).close()
+
+    def open_backend(self, spec: str) -> AbstractContextManager[Backend]:
+        """Open one of `backends`, and close it at the end.
+
+        Raises:
+            ValueError: see `check_spec`.
+            BackendUnavailable: the server is not installed, does not start or does not answer.
+        """
+        raise NotImplementedError(f"{self.name} has no backend of DB-Bench")

@@ -1,0 +1,53 @@
+"""Reads the addresses of MySQL's servers, and of databases on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from agentgrpo.passwords import hidden, revealed
+
+FORM = "mysql://user:password@host:port"
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    database: str
+    """Empty in the address of a server."""
+    shown: str
+    """The address without the password, for messages."""
+
+
+def parse_address(spec: str, *, of_database: bool = False) -> Address:
+    """Return the parts of an address, whose password may be hidden (`agentgrpo.passwords`).
+
+    Args:
+        of_database: whether it is one database, `FORM/database`, and not a server, whose user is root if none is named.
+    Raises:
+        ValueError: it is no such address, or its password is not known here. No message shows a password.
+    """
+    shown, url = hidden(spec), revealed(spec)
+    try:
+        parts = urlsplit(url)
+        port = 3306 if parts.port is None else parts.port
+    except ValueError:  # the port or an IPv6 address is wrong; the parser's own message may quote a password
+        parts, port = urlsplit(""), 0
+    database = unquote(parts.path.removeprefix("/"))
+    readable = parts.hostname and port and "@" not in parts.path + parts.query + parts.fragment
+    if of_database:
+        named = parts.username and database and "/" not in database
+        readable = readable and named and not parts.query and not parts.fragment
+    if not readable:
+        what, form, where = "address", FORM, "user and password"
+        if of_database:
+            what, form, where = "address of a database", f"{FORM}/database", "user, password and database"
+        raise ValueError(
+            f"{shown!r} is no {what}, expected {form}; in {where} write %40 for @, %2F for /, %3A for :, %23 for #, "
+            "%3F for ?, %25 for %"
+        )
+    user, password = unquote(parts.username or "root"), unquote(parts.password or "")
+    return Address(str(parts.hostname), port, user, password, database, shown)

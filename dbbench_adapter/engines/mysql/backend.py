@@ -1,0 +1,230 @@
+"""Runs episodes on MariaDB or MySQL through pymysql.
+
+Each episode gets a database from a `pool` and uses it as a user without privileges elsewhere. The server's time limit
+ends a statement; if it does not, another connection kills it a quarter of a second later, and if that fails too, we
+stop waiting. The size of the database is measured after statements that may have filled it, and while one runs. The
+agent sees database and user as `dbbench`.
+
+This backend does not guard against: one long call of a function, which the server finishes on one core after it was
+killed; sorts that fill the server's temporary folder while a statement runs; undo logs of long transactions; temporary
+tables of one episode that fill the space which the private server keeps for those of all; and, on a server that others
+run, any temporary table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pymysql
+from pymysql.cursors import SSCursor
+
+from dbbench_adapter.clock import StatementTimeout, time_limit
+from dbbench_adapter.datatypes import Table
+from dbbench_adapter.dialect import group_order
+from dbbench_adapter.dialect.lexer import tokens
+from dbbench_adapter.dialect.limits import blows_up
+from dbbench_adapter.dialect.syntax import PARSER_ERRORS, parse
+from dbbench_adapter.engines.base import (
+    MAX_RESULT_CHARS,
+    MAX_ROWS,
+    STATEMENT_TIMEOUT_S,
+    Backend,
+    Database,
+    Result,
+    TableState,
+    check_tables,
+)
+from dbbench_adapter.engines.mysql.allowed_sql import may_write, refusal
+from dbbench_adapter.engines.mysql.names import (
+    NEUTRAL_NAME,
+    as_sent,
+    scrubbed,
+    tells_messages,
+    uses_catalogue,
+    with_neutral_names,
+)
+from dbbench_adapter.engines.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
+from dbbench_adapter.engines.mysql.state import StateReader
+from dbbench_adapter.engines.mysql.tables import make_table
+
+MAX_SQL_BYTES = 1_000_000
+_MEASURE_AFTER_S = 0.05
+"""A database is measured after this much writing, about ten MiB; a measurement is a round trip and delays CREATE."""
+_HARMLESS_SELECTS = 4
+_MAX_UNREAD_SELECTS = 50
+"""A statement that sqlglot cannot parse may have at most this many SELECTs."""
+_PARSE_S = 0.3
+_FULL = "1114 (HY000): The table is full"
+_LOST = "2013 (HY000): Lost connection to MySQL server during query"
+_NO_EXECUTE = 1370
+_ROUTINE = re.compile(r"routine '[^']*\.([^'.]*)'")
+_ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[^`]+`|\w+)\s+WHERE\s", re.IGNORECASE)
+
+
+class MysqlBackend(Backend):
+    """Makes databases on one server; `open` may be called from any thread.
+
+    Args:
+        url: `mysql://user:password@host:port` of a user who may create databases and users.
+    Raises:
+        ValueError: the address cannot be read.
+        BackendUnavailable: on entering, if the server does not answer or refuses that user.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._pool = Pool(url)
+
+    def __enter__(self) -> MysqlBackend:
+        self._pool.open()
+        return self
+
+    def open(
+        self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+    ) -> MysqlDatabase:
+        check_tables(tables)
+        slot = self._pool.take()
+        database = MysqlDatabase(self._pool, slot, typed=typed, statement_timeout_s=statement_timeout_s)
+        try:
+            with self._pool.failures_named(), slot.admin.cursor() as cursor:
+                for table in tables:
+                    make_table(cursor, slot.name, table, typed=typed, max_bytes=self._pool.max_statement_bytes)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def live_databases(self) -> int:
+        return self._pool.live_databases()
+
+    def close(self) -> None:
+        """Remove our databases and users from the server; databases still in use are dropped as well."""
+        self._pool.close()
+
+
+class MysqlDatabase(Database):
+    """Holds the database of one episode; see `Database` for what its methods promise."""
+
+    def __init__(self, pool: Pool, slot: Slot, *, typed: bool, statement_timeout_s: float) -> None:
+        self._pool, self._slot = pool, slot
+        self._typed, self._timeout_s = typed, statement_timeout_s
+        self._closed = self._full = False
+        self._unmeasured_s = 0.0
+        """Seconds that statements have written since the database was last measured."""
+
+    def run(self, sql: str) -> Result:
+        if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
+            return Result(error=f"1153 (08S01): Got a packet bigger than {MAX_SQL_BYTES} bytes")
+        refused = _FULL if self._full else refusal(sql) or explosion(sql)
+        if refused:
+            return Result(error=refused)
+        if uses_catalogue(sql):
+            self._pool.make_catalogue()
+        agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self._timeout_s)
+        started = time.monotonic()
+        with self._pool.keeper.watching(agent, self._slot.name, self._timeout_s):
+            result = self._answered(agent, sql, started + self._timeout_s)
+        self._unmeasured_s += time.monotonic() - started if may_write(sql) else 0.0
+        if self._unmeasured_s > _MEASURE_AFTER_S:
+            with self._pool.failures_named():
+                size_bytes = self._pool.sizes_bytes(self._slot.admin).get(self._slot.name, 0)
+            self._full, self._unmeasured_s = size_bytes > MAX_DATABASE_BYTES, 0.0
+        return Result(error=_FULL) if self._full and result.error is not None else result
+
+    def new_session(self) -> None:
+        if self._slot.settings is not None and self._slot.agent is not None:
+            with contextlib.suppress(pymysql.Error):  # always, as many settings leave a transaction open
+                self._slot.agent.commit()
+            with self._pool.failures_named():
+                self._pool.reset(self._slot)
+
+    def table_hash(self, tables: Sequence[Table]) -> str | None:
+        self.new_session()
+        with self._pool.failures_named():
+            return StateReader(self._pool, self._slot).table_hash(tables)
+
+    def snapshot(self) -> dict[str, TableState]:
+        self.new_session()
+        with self._pool.failures_named():
+            return StateReader(self._pool, self._slot).snapshot()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pool.give_back(self._slot)
+
+    def _answered(self, agent: Connection, sql: str, deadline: float) -> Result:
+        cursor = SSCursor(agent)
+        try:
+            cursor.execute(self._as_sent(sql))
+            return self._fetched(cursor, deadline, sql)
+        except pymysql.Error as error:
+            return Result(error=self._driver_text(error, sql)) if agent.open else self._after_loss()
+        except UnicodeError:
+            return Result(error="1300 (HY000): Invalid utf8mb4 character string")
+        finally:
+            self._pool.stop_reading(self._slot, cursor)
+
+    def _as_sent(self, sql: str) -> str:
+        sql = as_sent(sql, name=self._slot.name, catalogue=self._pool.catalogue)
+        if not self._pool.is_mariadb:
+            return sql
+        # MariaDB before 11.6 lacks MySQL's DELETE FROM t AS x WHERE; DELETE x FROM t AS x means the same
+        return group_order.for_mariadb(_ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1))
+
+    def _fetched(self, cursor: SSCursor, deadline: float, sql: str) -> Result:
+        if cursor.description is None:
+            return Result()
+        clean = partial(self._scrubbed, sql) if tells_messages(sql) else self._neutral
+        rows: list[tuple[Any, ...]] = []
+        chars = 0
+        while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
+            rows.append(tuple(map(clean, row)))
+            chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+            if time.monotonic() > deadline:  # rows that arrive one by one never exceed the wait for a single row
+                return Result(error=_LOST)
+        return Result(tuple(rows), tuple(self._neutral(column[0]) for column in cursor.description))
+
+    def _after_loss(self) -> Result:
+        """Report a session that ended or overran. The agent caused it, unless the server is gone."""
+        with self._pool.failures_named():
+            self._slot.admin.ping(reconnect=False)
+            self._pool.end_session(self._slot)
+        return Result(error=_LOST)
+
+    def _neutral(self, cell: Any) -> Any:
+        return with_neutral_names(cell, catalogue=self._pool.catalogue)
+
+    def _scrubbed(self, sql: str, cell: Any) -> Any:
+        if not isinstance(cell, str):
+            return cell
+        return scrubbed(cell, catalogue=self._pool.catalogue, private=self._pool.private, sql=sql)
+
+    def _driver_text(self, error: pymysql.Error, sql: str) -> str:
+        """Return the error in the words of AgentBench's driver: `1146 (42S02): Table 'x.y' doesn't exist`."""
+        number, text = error.args if len(error.args) == 2 else (1105, str(error))
+        if number == _NO_EXECUTE and (match := _ROUTINE.search(str(text))):
+            return f"1305 (42000): FUNCTION {NEUTRAL_NAME}.{match[1]} does not exist"  # AgentBench's root reads this
+        return f"{number} ({getattr(error, 'sqlstate', None) or 'HY000'}): {self._scrubbed(sql, str(text))}"
+
+
+def explosion(sql: str) -> str | None:
+    """Refuse a statement that MariaDB's optimizer, which ignores KILL, would never finish."""
+    lowered = sql.lower()
+    if lowered.count("select") <= _HARMLESS_SELECTS or "from" not in lowered:
+        return None
+    num_selects = sum(token.text.lower() == "select" for token in tokens(sql))
+    if num_selects <= _HARMLESS_SELECTS:
+        return None
+    try:
+        with time_limit(_PARSE_S):
+            refused = any(tree is not None and blows_up(tree) for tree in parse(sql))
+    except (RecursionError, *PARSER_ERRORS):
+        refused = num_selects > _MAX_UNREAD_SELECTS
+    except StatementTimeout:
+        refused = True
+    return "1116 (HY000): Too many tables; MariaDB can only use 61 tables in a join" if refused else None

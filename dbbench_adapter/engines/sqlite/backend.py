@@ -1,0 +1,396 @@
+"""Runs episodes on SQLite in memory (the default): each has its own database and sees MySQL's dialect and behaviour.
+
+The sandbox runs one statement per call, printed from a parsed tree. An authorizer knows this database's tables and
+MySQL's functions, and allows no files, pragmas, triggers, views or virtual tables. Parser, functions, collation,
+progress handler and a watchdog check one deadline. Length, depth, expansion, sorts, pages, rows, columns, values,
+results and the growth of memory are limited (`sandbox`, `dialect.limits`, `functions`). Definitions hold no
+computation (`dialect.allowed_sql`), and a judge reads within limits too.
+
+The sandbox does not guard against: a sort of long texts, which may run for a second after its time; a fault in SQLite
+or in the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES`
+each); memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
+
+Unlike MySQL's strict mode, which typed tables have, it does not refuse: texts that are no numbers if a change computes
+with them (1292); division by zero in a change (1365). SQLite makes its own choice where MySQL leaves one: in a union,
+or in a group with one MIN or MAX, either of `Plum` and `plum` may stand for both.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dbbench_adapter.clock import Refused, StatementTimeout, check, expired, refused, time_limit
+from dbbench_adapter.datatypes import Cell, Column, Rows, Table
+from dbbench_adapter.dialect.functions.storing import stored_as
+from dbbench_adapter.dialect.functions.values import text_of
+from dbbench_adapter.dialect.kinds import (
+    Columns,
+    TableColumn,
+    as_driver_shows,
+    declared_kind,
+    mysql_type,
+    sqlite_type,
+)
+from dbbench_adapter.dialect.syntax import COLLATION, StatementError
+from dbbench_adapter.dialect.translate import Statement, translate
+from dbbench_adapter.engines.base import (
+    MAX_RESULT_CHARS,
+    MAX_ROWS,
+    STATEMENT_TIMEOUT_S,
+    UNREADABLE,
+    Backend,
+    Database,
+    Result,
+    TableError,
+    TableState,
+    check_tables,
+    hash_rows,
+    join_hashes,
+    quoted,
+)
+from dbbench_adapter.engines.sqlite.catalogue import catalogue_answer, column_names, make_views, no_table, table_names
+from dbbench_adapter.engines.sqlite.sandbox import (
+    MAX_SORT_GROWTH_BYTES,
+    MAX_SORT_OPCODES,
+    PROGRESS_OPCODES,
+    Guard,
+    Watchdog,
+    allows,
+    connect,
+    renew_temporary,
+)
+
+MAX_JUDGED_BYTES = 64 * 1024**2
+"""A judge reads at most this much memory in Python; SQLite does not store the default of an added column per row."""
+JUDGE_TIMEOUT_S = 10.0
+_UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
+"""These errors keep a judge from reading a table; the agent that changed the table caused them."""
+
+
+class SqliteBackend(Backend):
+    """Makes SQLite databases in memory, which exist no longer than it does."""
+
+    def __init__(self) -> None:
+        self._live: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
+        self._watchdog = Watchdog()
+
+    def open(
+        self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+    ) -> SqliteDatabase:
+        check_tables(tables)
+        self._watchdog.ensure_alive()
+        database = SqliteDatabase(tables, self._watchdog, typed=typed, statement_timeout_s=statement_timeout_s)
+        self._live.add(database)
+        return database
+
+    def live_databases(self) -> int:
+        return sum(not database.closed for database in self._live)
+
+    def close(self) -> None:
+        self._watchdog.stop()
+
+
+class SqliteDatabase(Database):
+    """Holds the database of one episode; see `Database` for what its methods promise."""
+
+    def __init__(self, tables: Sequence[Table], watchdog: Watchdog, *, typed: bool, statement_timeout_s: float) -> None:
+        self._timeout_s, self._watchdog = statement_timeout_s, watchdog
+        self._trusted = True
+        self._altering = False  # ALTER TABLE calls SQLite's internal functions
+        self._guard = Guard()
+        self._bytes_left = MAX_JUDGED_BYTES
+        self._autocommit = True
+        self.closed = False
+        self._names = {table.name for table in tables}
+        self._connection = connect()
+        self._connection.set_authorizer(self._authorize)
+        try:
+            for table in tables:
+                _make_table(self._connection, table, typed=typed)
+            self._columns = self._columns_now()
+        except TableError:
+            self.close()
+            raise
+        self._connection.set_progress_handler(self._stopped, PROGRESS_OPCODES)
+        self._trusted = False
+
+    def run(self, sql: str) -> Result:
+        self._guard = Guard()
+        with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
+            try:
+                result = self._dispatch(translate(sql, self._columns))
+                late = result.rows is not None and expired()  # past the deadline the collation no longer compares
+                return Result(error=_INTERRUPTED) if late else result
+            except (StatementError, Refused) as error:
+                return Result(error=str(error))
+            except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError, StatementTimeout) as error:
+                if (said := refused()) is not None:
+                    return Result(error=said)
+                if self._guard.out_of_memory:
+                    return Result(error=_OUT_OF_MEMORY)
+                if self._guard.out_of_steps:
+                    return Result(error=_OUT_OF_STEPS)
+                late = expired() or isinstance(error, StatementTimeout) or "interrupted" in str(error)
+                return Result(error=_INTERRUPTED if late else _driver_text(error, sql))
+            except MemoryError:
+                return Result(error=_OUT_OF_MEMORY)
+
+    def new_session(self) -> None:
+        self._transaction("autocommit on")
+        self._trusted = True
+        try:
+            renew_temporary(self._connection)
+        finally:
+            self._trusted = False
+
+    def table_hash(self, tables: Sequence[Table]) -> str | None:
+        with self._judging():
+            try:
+                return join_hashes(hash_rows(self._joined_rows(table)) for table in tables)
+            except _UNREADABLE:
+                return None
+
+    def snapshot(self) -> dict[str, TableState]:
+        with self._judging():
+            try:
+                return {name: self._state(name) for name in table_names(self._read)}
+            except _UNREADABLE:  # the schema itself cannot be read
+                return {"": UNREADABLE}
+
+    def close(self) -> None:
+        self.closed = True
+        self._connection.close()
+
+    def _dispatch(self, statement: Statement) -> Result:
+        if (answer := catalogue_answer(statement, self._read)) is not None:
+            return answer
+        if statement.kind in ("begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"):
+            self._transaction(statement.kind)
+            return Result()
+        if statement.catalogue:
+            make_views(self._read)
+        self._refuse_other_case(statement)
+        self._altering = statement.kind == "alter"
+        self._guard = Guard(MAX_SORT_OPCODES, max_growth_bytes=MAX_SORT_GROWTH_BYTES) if statement.sorts else Guard()
+        if not self._autocommit and statement.kind == "change" and not self._connection.in_transaction:
+            self._connection.execute("BEGIN")
+        cursor = self._connection.execute(statement.sql)
+        if statement.kind != "query":
+            cursor.close()
+            if self._altering or statement.sql.startswith("CREATE"):
+                self._columns = self._columns_now()
+            return Result()
+        return _fetched(cursor, statement)
+
+    def _columns_now(self) -> Columns:
+        """Return the columns of all tables; SQLite declares those of CREATE TABLE ... AS by types of its own."""
+        found = []
+        temporary = self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'")
+        for table in dict.fromkeys([*table_names(self._read), *(name for (name,) in temporary)]):
+            for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
+                unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
+                named = mysql_type(declared)
+                kind = None if unknown else declared_kind(named)
+                known = "" if copied or sqlite_type(named) is None else named
+                found.append(TableColumn(table.lower(), column.lower(), kind, known))
+        return tuple(found)
+
+    def _refuse_other_case(self, statement: Statement) -> None:
+        """Refuse a table's name in another case, as MySQL does on Linux; SQLite ignores case."""
+        unsure = [name for name in statement.tables if name not in self._names]
+        if unsure:
+            self._names = set(table_names(self._read))
+            folded = {name.lower() for name in self._names}
+            for name in unsure:
+                if name not in self._names and name.lower() in folded:
+                    raise no_table(name)
+
+    def _transaction(self, kind: str) -> None:
+        if kind.startswith("autocommit"):
+            self._autocommit = kind == "autocommit on"
+        if self._connection.in_transaction and kind not in ("nothing", "autocommit off"):
+            self._connection.execute("ROLLBACK" if kind == "rollback" else "COMMIT")
+        if kind == "begin":
+            self._connection.execute("BEGIN")
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        """Let a judge read with the episode's rights and within limits, without a limit on the memory of the process.
+
+        Raises:
+            sqlite3.ProgrammingError: the database has been closed.
+        """
+        _ = self._connection.total_changes
+        self._guard, self._bytes_left = Guard(max_growth_bytes=math.inf), MAX_JUDGED_BYTES
+        with time_limit(JUDGE_TIMEOUT_S), self._watchdog.watching(self._connection, JUDGE_TIMEOUT_S):
+            yield
+
+    def _state(self, name: str) -> TableState:
+        try:
+            columns = column_names(name, self._read)
+            return TableState(columns, self._stored(name, columns)) if columns else UNREADABLE
+        except _UNREADABLE:
+            return UNREADABLE
+
+    def _joined_rows(self, table: Table) -> list[str]:
+        rows = self._stored(table.name, [column.name for column in table.columns])
+        return [",".join(text_of(cell) for cell in row if cell is not None) for row in rows]
+
+    def _stored(self, table: str, columns: Sequence[str]) -> Rows:
+        """Return the rows of these columns.
+        Raises:
+            _UNREADABLE: the rows cannot be read; one of these errors is raised.
+        """
+        rows = []
+        for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
+            check()
+            rows.append(row)
+            self._bytes_left -= sys.getsizeof(row) + sum(map(sys.getsizeof, row))
+            if self._bytes_left < 0:
+                raise OverflowError(f"more than {MAX_JUDGED_BYTES} bytes")
+        return tuple(rows)
+
+    def _read(self, sql: str, *values: Cell) -> list[tuple[Any, ...]]:
+        check()
+        self._trusted = True
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        finally:
+            self._trusted = False
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        allowed = self._trusted or allows(action, first, second, altering=self._altering)
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    def _stopped(self) -> bool:
+        return not self._trusted and (expired() or self._guard.exceeded())
+
+
+def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
+    """Make a table and insert its rows.
+    Raises:
+        TableError: SQLite cannot make it.
+    """
+    types = [column.type if typed else "TEXT" for column in table.columns]
+    marks = ", ".join("?" for _ in types)
+    declared = ", ".join(_column_sql(column.name, each) for column, each in zip(table.columns, types, strict=True))
+    try:
+        rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
+        if typed:
+            rows = [[_held(*cell) for cell in zip(row, table.columns, strict=True)] for row in rows]
+        connection.execute(f"CREATE TABLE {quoted(table.name)} ({declared})")
+        connection.execute("BEGIN")
+        connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)
+        connection.execute("COMMIT")
+    except (sqlite3.Error, OverflowError, ValueError) as error:  # a text that UTF-8 cannot hold is a ValueError
+        raise TableError(f"table {table.name!r}: {error}; correct the task file") from None
+
+
+def _held(cell: Cell, column: Column) -> Cell:
+    """Return a cell as its column holds it.
+    Raises:
+        ValueError: the column does not take the cell.
+    """
+    if cell is None or sqlite_type(column.type) is None:
+        return cell
+    try:
+        return stored_as(column.type, column.name, cell)
+    except Refused as refusal:
+        if str(refusal).startswith(_LEFT_OUT):
+            return cell
+        raise
+
+
+def _column_sql(name: str, declared: str) -> str:
+    known = sqlite_type(declared) or "TEXT"
+    return f"{quoted(name)} {known}{'' if declared_kind(declared).is_number else f' COLLATE {COLLATION}'}"
+
+
+def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
+    columns = tuple(column[0] for column in cursor.description)
+    rows: list[tuple[Any, ...]] = []
+    chars = 0
+    for row in cursor:
+        rows.append(row)
+        chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+        if len(rows) >= MAX_ROWS or chars > MAX_RESULT_CHARS:
+            break
+    cursor.close()
+    if len(statement.kinds) != len(columns):
+        return Result(tuple(rows), columns)
+    kinds = statement.kinds
+    shown = (tuple(as_driver_shows(cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows)
+    return Result(tuple(shown), columns)
+
+
+_INTERRUPTED = "3024 (HY000): Query execution was interrupted, maximum statement execution time exceeded"
+_OUT_OF_STEPS = (
+    "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take "
+    f"{MAX_SORT_OPCODES:,} steps; read fewer rows"
+)
+_LEFT_OUT = "1235 "
+"""SQLite cannot hold such a value as MySQL does; one of a task's rows stays as it is."""
+_OUT_OF_MEMORY = "1038 (HY001): Out of memory"
+_DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)
+_DRIVER_TEXTS = (
+    (r"no such table: (?:main\.)?(.*)", "1146 (42S02): Table 'dbbench.{0}' doesn't exist"),
+    (r"no such column: (.*)", "1054 (42S22): Unknown column '{0}' in 'field list'"),
+    (r"table (.*) has no column named (.*)", "1054 (42S22): Unknown column '{1}' in 'field list'"),
+    (r"ambiguous column name: (.*)", "1052 (23000): Column '{0}' in field list is ambiguous"),
+    (
+        r"(?:no such function|not authorized to use function): (\W+)",
+        "1235 (42000): This version of MySQL doesn't yet support '{0}'",
+    ),
+    (r"no such function: (.*)", "1305 (42000): FUNCTION dbbench.{0} does not exist"),
+    (r"table `?(.*?)`? already exists", "1050 (42S01): Table '{0}' already exists"),
+    (
+        r"table .* has (\d+) columns but (\d+) values were supplied",
+        "1136 (21S01): Column count doesn't match value count",
+    ),
+    (r"(\d+) values for (\d+) columns", "1136 (21S01): Column count doesn't match value count at row 1"),
+    (
+        r"wrong number of arguments to function (.*)\(\)",
+        "1582 (42000): Incorrect parameter count in the call to native function '{0}'",
+    ),
+    (r"misuse of aggregate.*", "1111 (HY000): Invalid use of group function"),
+    (r"CHECK constraint failed: (.*)", "3819 (HY000): Check constraint '{0}' is violated."),
+    (r"integer overflow", "1690 (22003): BIGINT value is out of range"),
+    (r"sub-select returns \d+ columns - expected (\d+)", "1241 (21000): Operand should contain {0} column(s)"),
+    (r"table only_rows has \d+ values for (\d+) columns", "1241 (21000): Operand should contain {0} column(s)"),
+    (r"table stored_rows has .*", "1136 (21S01): Column count doesn't match value count at row 1"),
+    (r"UNIQUE constraint failed: (.*)", "1062 (23000): Duplicate entry for key '{0}'"),
+    (r"NOT NULL constraint failed: (.*)", "1048 (23000): Column '{0}' cannot be null"),
+    (r"not authorized to use function: (.*)", "1305 (42000): FUNCTION dbbench.{0} does not exist"),
+    (r"parser stack overflow|Expression tree is too large.*", "1064 (42000): the statement is nested too deeply"),
+    (
+        r"too many terms in compound SELECT|too many columns.*|at most .* tables in a join",
+        "1117 (HY000): Too many columns or tables",
+    ),
+    (r"string or blob too big|database or disk is full|out of memory", "1114 (HY000): The table is full"),
+    (r"user-defined (?:function|aggregate).*", "1690 (22003): value is out of range, or no such argument is taken"),
+    (
+        r'near "(.*)": syntax error',
+        "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MySQL server "
+        "version for the right syntax to use near '{0}' at line 1",
+    ),
+    (r"not authorized|access to .* is prohibited", "1142 (42000): command denied to user"),
+)
+
+
+def _driver_text(error: Exception, sql: str) -> str:
+    """Return SQLite's error in the words of MySQL's driver, so that an agent reads the same on either backend."""
+    if _DROP.match(sql) and (match := re.fullmatch(r"no such table: (?:main\.)?(.*)", str(error))):
+        return f"1051 (42S02): Unknown table 'dbbench.{match[1]}'"
+    if isinstance(error, UnicodeError):
+        return "1300 (HY000): Invalid utf8mb4 character string"
+    for pattern, text in _DRIVER_TEXTS:
+        if match := re.fullmatch(pattern, str(error), re.DOTALL):
+            return text.format(*match.groups())
+    return f"1105 (HY000): {error}"

@@ -1,0 +1,252 @@
+"""A person's own database on a server: which account may be used, what is sent, and how connections are shared.
+
+`test_engines.py` has what every engine promises.
+"""
+
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+
+from agentgrpo.passwords import VARIABLE
+from dbbench_adapter.datatypes import DatabaseError
+from dbbench_adapter.engines import BackendUnavailable, named_database, open_databases
+from dbbench_adapter.engines.mysql import read_only
+from dbbench_adapter.engines.mysql.address import parse_address
+from dbbench_adapter.engines.mysql.read_only import (
+    MAX_CONNECTIONS,
+    REFUSAL,
+    AccountError,
+    ReadOnlyServer,
+    check_grants,
+    refused,
+)
+from dbbench_adapter.engines.mysql.server import PrivateServer
+from dbbench_adapter.tests.engine_worlds import PASSWORD, WRITTEN, as_admin, server_contents
+
+pytestmark = pytest.mark.usefixtures("few_objects")
+
+
+@pytest.fixture
+def reader(shop_address):
+    with closing(ReadOnlyServer(shop_address)) as opened:
+        yield opened
+
+
+def run(reader, sql, timeout_s=1.0, max_rows=100, max_chars=10_000):
+    return reader.run(sql, timeout_s=timeout_s, max_rows=max_rows, max_chars=max_chars)
+
+
+# the address and the account ------------------------------------------------------------------------------------------
+
+
+def test_an_address_is_read_and_its_password_is_shown_nowhere(monkeypatch):
+    found = parse_address(f"mysql://me:{WRITTEN}@db.example:3307/my%20shop", of_database=True)
+    assert (found.host, found.port, found.user, found.password, found.database) == (
+        "db.example", 3307, "me", PASSWORD, "my shop",
+    )  # fmt: skip
+    assert found.shown == "mysql://me:***@db.example:3307/my%20shop"
+    assert WRITTEN not in repr(found) and PASSWORD not in repr(found)
+    monkeypatch.setenv(VARIABLE, "s3cret/")
+    for spec in ("mysql://envy:***@host/d", "mysql://envy@host/d"):  # nobody has given its password
+        assert parse_address(spec, of_database=True).password == "s3cret/"
+    assert parse_address("mysql://me@host/d", of_database=True).port == 3306
+
+
+@pytest.mark.parametrize("spec", [
+    f"mysql://me:{WRITTEN}@host", f"mysql://me:{WRITTEN}@host/", f"mysql://me:{WRITTEN}@host:port/d",
+    f"mysql://me:{WRITTEN}@/d", f"mysql://:{WRITTEN}@host/d", f"mysql://me:{WRITTEN}@host/d/e",
+    f"mysql://me:{PASSWORD}@host/d", f"mysql://me:{WRITTEN}@host:0/d", f"mysql://me:{WRITTEN}@host/d?ssl=1",
+])  # fmt: skip
+def test_what_is_no_address_of_a_database_is_said_without_the_password(spec):
+    with pytest.raises(DatabaseError, match=r"expected mysql://user:password@host:port/database; in user") as caught:
+        open_databases(named_database(spec))
+    assert not any(part in str(caught.value) for part in (WRITTEN, PASSWORD, "w:rd", "p@ss"))
+
+
+def test_a_password_that_is_hidden_and_unknown_is_asked_for():
+    with pytest.raises(DatabaseError, match=f"give the whole address again, or set {VARIABLE}"):
+        open_databases("mysql://nobody:***@host/d")
+
+
+ADDRESS = parse_address("mysql://reader:x@host/my_shop", of_database=True)
+
+
+@pytest.mark.parametrize("grants", [
+    ["GRANT USAGE ON *.* TO `reader`@`%` IDENTIFIED BY PASSWORD '*ABC'",
+     "GRANT SELECT, SHOW VIEW ON `my\\_shop`.* TO `reader`@`%`"],
+    ["GRANT SELECT ON `my_shop`.`shelf` TO `reader`@`%`", "GRANT SELECT (`a`, `b`) ON `my_shop`.`t` TO `reader`@`%`"],
+])  # fmt: skip
+def test_an_account_that_may_only_read_its_database_is_taken(grants):
+    check_grants(grants, ADDRESS, ["information_schema", "my_shop"])
+
+
+def test_an_underscore_of_a_grant_that_fits_another_database_is_refused():
+    visible = ["information_schema", "my_shop", "my1shop"]
+    with pytest.raises(AccountError, match=r"SELECT on `my_shop`[.][*], which is also my1shop"):
+        check_grants(["GRANT SELECT ON `my_shop`.* TO `reader`@`%`"], ADDRESS, visible)
+    check_grants(["GRANT SELECT ON `my\\_shop`.* TO `reader`@`%`"], ADDRESS, visible)
+    # where a table is named, the database is no pattern
+    check_grants(["GRANT SELECT ON `my_shop`.`t` TO `reader`@`%`"], ADDRESS, visible)
+
+
+@pytest.mark.parametrize(("grant", "said"), [
+    ("GRANT ALL PRIVILEGES ON *.* TO `reader`@`%` IDENTIFIED BY PASSWORD '*ABC' WITH GRANT OPTION",
+     "ALL PRIVILEGES on *.*"),
+    ("GRANT SELECT, INSERT, UPDATE ON `my_shop`.* TO `reader`@`%`", "INSERT, UPDATE on `my_shop`.*"),
+    ("GRANT SELECT (a), UPDATE (`b`, `c`) ON `my_shop`.`t` TO `reader`@`%`", "UPDATE on `my_shop`.`t`"),
+    ("GRANT FILE ON *.* TO `reader`@`%`", "FILE on *.*"),
+    ("GRANT SUPER, PROCESS ON *.* TO `reader`@`%`", "SUPER, PROCESS on *.*"),
+    ("GRANT EXECUTE ON PROCEDURE `my_shop`.`tidy` TO `reader`@`%`", "EXECUTE on `my_shop`.`tidy`"),
+    ("GRANT SELECT ON *.* TO `reader`@`%`", "SELECT on *.*"),
+    ("GRANT SELECT ON `mysql`.* TO `reader`@`%`", "SELECT on `mysql`.*"),
+    ("GRANT SELECT ON `my_shop`.* TO `reader`@`%` WITH GRANT OPTION", "GRANT OPTION on `my_shop`.*"),
+    ("GRANT `writers`@`%` TO `reader`@`%`", "`writers`@`%` (a role, or a privilege that no table has)"),
+    ("GRANT PROXY ON ''@'%' TO 'reader'@'%'", "PROXY ON ''@'%' (a role, or a privilege that no table has)"),
+])  # fmt: skip
+def test_an_account_that_may_do_more_is_refused_with_what_to_type(grant, said):
+    with pytest.raises(AccountError) as caught:
+        check_grants([grant], ADDRESS)
+    assert f"the account may do more than read this database: {said}. Make one" in str(caught.value)
+    assert "GRANT SELECT, SHOW VIEW ON `my\\_shop`.* TO 'agent_reader'@'%';" in str(caught.value)
+    assert "*ABC" not in str(caught.value)
+
+
+@pytest.mark.parametrize("grants", [
+    ["ALL ON *.*"], ["SELECT, DELETE ON my_shop.*"], ["SELECT ON my_shop.*", "FILE ON *.*"],
+    ["SELECT ON my_shop.*", "SELECT ON other.secret"], ["SELECT ON my_shop.*", "EXECUTE ON FUNCTION other.counted"],
+])  # fmt: skip
+def test_the_server_says_what_an_account_may_do_before_anything_runs(shop_account, grants):
+    with closing(open_databases(shop_account(*grants))) as databases:
+        with pytest.raises(DatabaseError, match="the account may do more than read this database"):
+            databases.check()
+        with pytest.raises(AccountError):
+            databases.open("my_shop", statement_timeout_s=1.0).run("SELECT 1")
+
+
+# statements -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sql", "rows"), [
+    ("(SELECT 1) UNION ALL (SELECT 1);", ((1,), (1,))),
+    ("SELECT CONCAT(name, ' into; for update') FROM customer WHERE id = 2", (("Bo into; for update",),)),
+    ("SELECT TIME('11:12:13'), DATABASE(), CAST(1.5 AS DECIMAL(3,1))", (("11:12:13", "my_shop", 1.5),)),
+    # as CAST(... AS CHAR) writes them
+    ("SELECT TIME('9:05:00'), TIMEDIFF('10:00:00', '11:30:00'), TIME('125:00:00'), TIME('-00:00:00.25')",
+     (("09:05:00", "-01:30:00", "125:00:00", "-00:00:00.250000"),)),
+])  # fmt: skip
+def test_values_are_those_that_sqlite_would_give(reader, sql, rows):
+    assert run(reader, sql).rows == rows
+
+
+@pytest.mark.parametrize("sql", [
+    "SET @x = 1", "START TRANSACTION", "COMMIT", "SHOW GRANTS", "SHOW TABLES", "USE other", "DO 1",
+    "SELECT 1 INTO OUTFILE '/tmp/x'", "SELECT a INTO @x FROM t LIMIT 1",
+    "SELECT * FROM t FOR UPDATE", "SELECT * FROM t LOCK IN SHARE MODE", "SELECT SLEEP(9)", "SELECT `sleep` (9)",
+    "SELECT BENCHMARK(1, 2)", "SELECT info FROM information_schema.PROCESSLIST",
+    "SELECT 1 FROM t WHERE a = (SELECT info FROM `information_schema` . `processlist` LIMIT 1)",
+    "KILL 1", "", ";",
+])  # fmt: skip
+def test_what_is_no_query_is_not_sent(shop_server, reader, sql):
+    before = server_contents(shop_server)
+    assert run(reader, sql).error is not None
+    if sql.strip("; "):
+        assert refused(sql) == REFUSAL
+    assert server_contents(shop_server) == before
+
+
+def test_the_transaction_is_read_only_and_the_session_begins_anew(shop_server, reader, monkeypatch):
+    monkeypatch.setattr(read_only, "refused", lambda sql: None)
+    error = run(reader, "CREATE TEMPORARY TABLE x (a INT)").error
+    assert error == "1792: Cannot execute statement in a READ ONLY transaction"
+    assert run(reader, "SELECT @seen := 7").rows == ((7,),)
+    assert run(reader, "SELECT @seen").rows == ((None,),)
+    open_ones = "SELECT COUNT(*) FROM information_schema.innodb_trx"
+    assert as_admin(shop_server, open_ones) == [(0,)]
+
+
+def test_the_server_itself_ends_a_statement_and_the_session_stays(reader):
+    session = run(reader, "SELECT CONNECTION_ID()")
+    crossed = ", ".join(f"t t{n}" for n in range(14))
+    assert run(reader, f"SELECT COUNT(*) FROM {crossed}", 0.3).error == "the statement takes too long; ask for less"
+    assert run(reader, "SELECT CONNECTION_ID()") == session
+    assert len(run(reader, f"SELECT t0.a FROM {crossed}", max_rows=7).rows) == 7
+
+
+def test_an_error_names_no_account(reader):
+    error = run(reader, "SELECT * FROM other.secret").error
+    assert error.startswith("1142: SELECT command denied to user 'agent'") and "reader" not in error
+    assert run(reader, "SELECT nam FROM customer").error.startswith("1054: Unknown column 'nam' in ")
+
+
+def test_a_process_has_few_connections_and_waits_for_a_free_one(shop_server, reader, monkeypatch):
+    mine = f"SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{reader.address.user}'"
+    slow = f"SELECT COUNT(*) FROM {', '.join(f't t{n}' for n in range(9))}"  # 4 ** 9 rows
+    most, done = 0, threading.Event()
+
+    def watch():
+        nonlocal most
+        while not done.is_set():
+            most = max(most, as_admin(shop_server, mine)[0][0])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(lambda _: run(reader, slow, 30.0).rows, range(24)))
+    done.set()
+    watcher.join()
+    assert found == [((4**9,),)] * 24
+    assert 0 < most <= MAX_CONNECTIONS
+    endless = f"SELECT COUNT(*) FROM {', '.join(f't t{n}' for n in range(14))}"  # 4 ** 14 rows
+    monkeypatch.setattr(read_only, "WAIT_S", 0.1)
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+        others = [pool.submit(run, reader, endless, 10.0) for _ in range(MAX_CONNECTIONS)]
+        deadline, busy = time.monotonic() + 10.0, f"{mine} AND info LIKE 'SELECT%t13'"
+        while as_admin(shop_server, busy)[0][0] < MAX_CONNECTIONS and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(BackendUnavailable, match="all 8 connections of this process were busy for 0 s"):
+            run(reader, "SELECT 1", 0.6)
+    assert [other.exception() for other in others] == [None] * MAX_CONNECTIONS
+
+
+def test_a_fork_makes_connections_of_its_own(reader):
+    assert run(reader, "SELECT 1").rows == ((1,),)
+    ours = run(reader, "SELECT CONNECTION_ID()").rows
+    receive, send = os.pipe()
+    if not (child := os.fork()):
+        os.write(send, json.dumps(run(reader, "SELECT CONNECTION_ID()").rows).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert json.loads(os.read(receive, 99)) != [list(ours[0])]
+    assert run(reader, "SELECT CONNECTION_ID()").rows == ours
+
+
+def test_a_server_that_is_gone_is_no_fault_of_the_statement_and_its_address_is_said(shop_account):
+    with PrivateServer() as own:
+        as_admin(own, "CREATE DATABASE d", "CREATE TABLE d.t (a INT)", "CREATE USER r@'%' IDENTIFIED BY 'pw1'",
+                 "GRANT SELECT ON d.* TO r@'%'")  # fmt: skip
+        databases = open_databases(f"mysql://r:pw1@127.0.0.1:{urlsplit(own.url).port}/d")
+        session = databases.open("d", statement_timeout_s=1.0)
+        assert session.run("SELECT a FROM t").columns == ("a",)
+    with pytest.raises(
+        BackendUnavailable, match=r"mysql://r:\*\*\*@127.0.0.1:\d+/d: .*; the server has to run"
+    ) as caught:
+        session.run("SELECT a FROM t")
+    assert "pw1" not in str(caught.value)
+
+
+def test_a_connection_that_the_server_ends_early_is_no_fault_of_the_statement(shop_server, reader):
+    crossed = f"SELECT COUNT(*) FROM {', '.join(f't t{n}' for n in range(14))}"
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(run, reader, crossed, 20.0)
+        while not as_admin(shop_server, f"SELECT 1 FROM information_schema.processlist WHERE info = '{crossed}'"):
+            time.sleep(0.02)
+        as_admin(shop_server, f"KILL USER {reader.address.user}")
+        with pytest.raises(BackendUnavailable, match="the connection was lost during a statement"):
+            lost.result()
+    assert run(reader, "SELECT 1").rows == ((1,),)

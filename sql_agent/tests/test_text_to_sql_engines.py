@@ -1,0 +1,199 @@
+"""Questions about a person's own database on every engine: what is shown, allowed and right."""
+
+import json
+
+import pytest
+
+from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import named_database
+from dbbench_adapter.tests.engine_worlds import WRITTEN
+from sql_agent.commands import doctor
+from sql_agent.commands import sft as train_sft
+from sql_agent.commands.doctor import check_database
+from sql_agent.config import EnvConfig
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
+from sql_agent.environments.base import make_environment
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.load import QuestionFileError, read_questions
+from sql_agent.text_to_sql.schema import render
+
+pytestmark = pytest.mark.usefixtures("few_objects")
+
+
+@pytest.fixture
+def environment(engine_world):
+    with TextToSql(engine_world.place) as opened:
+        yield opened
+
+
+@pytest.fixture
+def on_server(shop_address):
+    with TextToSql(shop_address) as opened:
+        yield opened
+
+
+# settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_setting_keeps_paths_and_hides_passwords(tmp_path):
+    config = EnvConfig(type="text2sql", database=f"mysql://me:{WRITTEN}@host/d")
+    assert config.model_dump(mode="json")["database"] == "mysql://me:***@host/d"
+    assert EnvConfig.model_validate(config.model_dump(mode="json")) == config
+    assert EnvConfig(type="text2sql", database=str(tmp_path)).database == tmp_path
+
+
+@pytest.mark.parametrize("spec", ["mariadb://me:geheim@host/d", "MYSQL://me:geheim@host/d", "mysql:/me:geheim@host/d"])
+def test_an_address_of_another_form_is_refused_without_its_password(spec, capsys):
+    with pytest.raises(ValueError, match="an address of an unknown kind") as caught:
+        EnvConfig(type="text2sql", database=spec)
+    assert "geheim" not in caught.value.errors()[0]["msg"]
+    for command in (doctor.main, train_sft.main):
+        with pytest.raises(SystemExit):
+            command(["--model_path", "x", "--database", spec] if command is train_sft.main else ["--database", spec])
+        with pytest.raises(SystemExit):
+            command(["--model_path", "x", "--databse", spec])
+    said = capsys.readouterr().err
+    assert said.count("an address of an unknown kind") == 2
+    assert "geheim" not in said
+
+
+@pytest.mark.parametrize("judge", ["spider", "bird"])
+def test_only_the_strict_judge_compares_results_of_a_server(shop_address, judge):
+    settings = EnvironmentSettings("text2sql", judge=judge, database=named_database(shop_address))
+    with pytest.raises(ValueError, match=f"the judge {judge} compares as an evaluator that runs SQLite; .* is strict"):
+        make_environment(settings)
+
+
+def test_an_environment_that_reads_a_file_refuses_a_server():
+    with pytest.raises(ValueError, match=r"env.type=medical reads a SQLite file; got mysql://me:\*\*\*@host/d"):
+        make_environment(EnvironmentSettings("medical", database=named_database(f"mysql://me:{WRITTEN}@host/d")))
+
+
+# prompts --------------------------------------------------------------------------------------------------------------
+
+
+SQLITE_SCHEMA = """\
+CREATE TABLE customer (
+  id INT, -- 1, 2
+  name VARCHAR(40), -- 'Ann O''Hara', 'Bo'
+  "home town" TEXT, -- 'Ulm', 'Bonn'
+  born DATE, -- '1990-02-03'
+  PRIMARY KEY (id)
+);
+CREATE TABLE "order" (
+  nr INT, -- 1, 2
+  customer INT, -- 1, 2
+  total DECIMAL(8,2), -- 2.5, 4
+  note BLOB,
+  PRIMARY KEY (nr, customer),
+  FOREIGN KEY (customer) REFERENCES customer(id)
+);
+CREATE VIEW spent (
+  customer INT,
+  total
+);"""
+MYSQL_SCHEMA = """\
+CREATE TABLE `customer` (
+  `id` int(11), -- 1, 2
+  `name` varchar(40), -- 'Ann O''Hara', 'Bo'
+  `home town` text, -- 'Ulm', 'Bonn'
+  `born` date, -- '1990-02-03'
+  PRIMARY KEY (`id`)
+);
+CREATE TABLE `order` (
+  `nr` int(11), -- 1, 2
+  `customer` int(11), -- 1, 2
+  `total` decimal(8,2), -- 2.5, 4.0
+  `note` blob,
+  PRIMARY KEY (`nr`, `customer`),
+  FOREIGN KEY (`customer`) REFERENCES `customer`(`id`)
+);
+CREATE VIEW `spent` (
+  `customer` int(11),
+  `total` decimal(30,2)
+);"""
+
+
+@pytest.mark.parametrize(("engine_world", "engine", "schema"), [
+    ("SQLite", "SQLite", SQLITE_SCHEMA), ("MariaDB", "MySQL", MYSQL_SCHEMA),
+], indirect=["engine_world"])  # fmt: skip
+def test_the_prompt_shows_types_keys_and_values_as_statements_have_to_write_them(environment, engine, schema):
+    tables = {table.name: table for table in environment.databases.schema("my_shop")}
+    assert render([tables[name] for name in ("customer", "order", "spent")]).text == schema
+    prompt = environment.messages(Question("q", "How many?", "my_shop"))[0]["content"]
+    assert f"You answer questions about a {engine} database" in prompt and schema.splitlines()[0] in prompt
+
+
+# tasks and verdicts ---------------------------------------------------------------------------------------------------
+
+
+def play(environment, query, sql):
+    episode = environment.open(Question("q", "?", "my_shop", query), AgentConfig())
+    episode.call_tool("submit_sql", json.dumps({"sql": sql}))
+    return environment.judge(episode)
+
+
+@pytest.mark.parametrize(("query", "sql", "reason"), [
+    ("SELECT name FROM customer WHERE id < 3", "SELECT name FROM customer WHERE id IN (2, 1)", "match"),
+    ("SELECT name FROM customer WHERE id < 3 ORDER BY id", "SELECT name FROM customer WHERE id < 3 ORDER BY id DESC",
+     "wrong_result"),
+    ("SELECT SUM(total) FROM `order`", "SELECT 7.75", "match"),
+    ("SELECT born FROM customer WHERE id = 1", "SELECT '1990-02-03'", "match"),
+    ("SELECT note FROM `order` WHERE nr = 1", "SELECT x'00'", "match"),
+    ("SELECT 1", "SELECT on_sale FROM customer", "sql_error"),
+    ("SELECT 1", "DELETE FROM customer", "sql_error"),
+    ("SELECT 1", "SELECT x.a FROM t x, t y, t z, t u, t v, t w, t p", "too_many_rows"),
+    ("SELECT gone FROM t", "SELECT 1", "reference_failed"),
+])  # fmt: skip
+def test_a_submitted_query_is_judged_by_its_result(environment, query, sql, reason):
+    value = None if reason == "reference_failed" else float(reason == "match")
+    assert play(environment, query, sql) == Score(value, reason)
+
+
+@pytest.mark.parametrize(("query", "sql", "reason"), [
+    ("SELECT AVG(total) FROM `order`", "SELECT 2.58333", "wrong_result"),
+    ("SELECT CONCAT(b, '\\'') FROM t # ORDER BY", "SELECT CONCAT(b, '''') FROM t ORDER BY b DESC", "match"),
+])  # fmt: skip
+def test_mysqls_own_sql_is_judged_by_its_result(on_server, query, sql, reason):
+    assert play(on_server, query, sql).reason == reason
+
+
+def written(tmp_path, *rows):
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    return tmp_path / "q.json"
+
+
+def test_questions_name_the_database_or_none_and_references_are_run_first(environment, tmp_path):
+    file = written(
+        tmp_path,
+        {"question": "a", "query": "SELECT name FROM customer ORDER BY id", "db_id": "my_shop"},
+        {"question": "b", "query": "SELECT name FROM customer WHERE id > 9"},
+        {"question": "c", "query": "SELECT gone FROM customer"},
+    )
+    split = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
+    assert ([q.id for q in split.train], split.left_out) == (["q-1"], {"reference_failed": 2, "empty_answer": 1})
+    assert {q.db_id for q in split.val} == {"my_shop"}
+    spider = written(tmp_path, {"question": "a", "query": "SELECT 1", "db_id": "x"})
+    assert [q.db_id for q in read_questions(spider, environment.databases)] == ["my_shop"]
+
+
+def test_tasks_that_change_data_are_refused_with_what_to_use(on_server, tmp_path):
+    file = written(tmp_path, {"question": "a", "query": "DELETE FROM customer"})
+    with pytest.raises(
+        QuestionFileError, match=r"row 1: the reference changes data, .*copy the database into a SQLite"
+    ):
+        read_questions(file, on_server.databases)
+
+
+def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(shop_account, shop_address, tmp_path):
+    tasks = written(tmp_path, {"question": "a", "query": "SELECT 1"}, {"question": "b", "query": "SELECT gone FROM t"})
+    found = check_database(named_database(shop_address), tasks)
+    assert found.found.startswith("MariaDB ") and found.found.endswith(
+        ", 4 tables and views, an account that may only read; 2 questions"
+    )
+    assert "1 references fail" in found.problems[0].what and "MySQL's SQL, one SELECT" in found.problems[0].mend
+    refused_account = check_database(named_database(shop_account("ALL ON my_shop.*")), None)
+    assert "ALL PRIVILEGES on `my_shop`.*" in refused_account.problems[0].what
+    gone = check_database(named_database("mysql://a:pw1@127.0.0.1:1/d"), None)
+    assert "mysql://a:***@127.0.0.1:1/d" in gone.problems[0].what and "pw1" not in str(gone)
