@@ -29,6 +29,7 @@ CHAINS = {
     "test_end_to_end.py",
     "test_examples_end_to_end.py",
     "test_faithful.py",
+    "test_interface.py",
     "test_medical_end_to_end.py",
     "test_merge_policy.py",
     "test_own_agent_end_to_end.py",

@@ -112,9 +112,8 @@ def _of_module(name: str) -> tuple[ModuleType, Source]:
         module = importlib.import_module(name)
     except BaseException as error:  # the user's code, as above
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise OwnFileError(
-                f"there is no module {error.name!r}; install its package, give FILE.py:NAME, or start in its folder"
-            ) from None
+            remedy = _what_hides(error.name) or "install its package, give FILE.py:NAME, or start in its folder"
+            raise OwnFileError(f"there is no module {error.name!r}; {remedy}") from None
         raise _import_failed(error, name) from error
     file = Path(inspect.getsourcefile(module) or name)
     return module, Source(file, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
@@ -124,6 +123,15 @@ def _findable(folder: Path) -> None:
     """Let a file import its neighbours; they come last in the path, so that none hides a package."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+def _what_hides(module: str) -> str | None:
+    """Say which package of the same name lacks a module, as verl's `scripts` does; None if there is no such package."""
+    package, dot, _ = module.partition(".")
+    spec = importlib.util.find_spec(package) if dot else None
+    if spec is None or spec.origin is None:
+        return None
+    return f"{package} is the one in {Path(spec.origin).parent}; if yours is meant, give its folder another name"
 
 
 def _import_failed(error: BaseException, source: Path | str) -> Exception:
@@ -138,7 +146,8 @@ def _import_failed(error: BaseException, source: Path | str) -> Exception:
     inside = [frame for frame in frames if frame.filename == str(source)] or frames
     at = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(source)
     if isinstance(error, ModuleNotFoundError):
-        remedy = f"if {error.name} is a package, install it: {install_command(str(error.name).split('.')[0])}"
+        package = str(error.name).split(".")[0]
+        remedy = _what_hides(str(error.name)) or f"if {package} is a package, install it: {install_command(package)}"
     else:
         remedy = (
             "it is imported when the command starts, so what starts a training of its own belongs under if __name__ == "

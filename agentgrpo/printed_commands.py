@@ -7,9 +7,12 @@ out whether the command can run.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
+from importlib.metadata import requires
 from pathlib import Path
 
 from agentgrpo.checkout import IS_CLONE, ROOT
@@ -42,8 +45,13 @@ def install_extra(name: str) -> str:
     return install_command("-r", str(ROOT / "pyproject.toml"), "--extra", name)
 
 
-EXTRAS = {"poml": "apo", "pymongo": "mongo", "swanlab": "swanlab"}
-"""The optional part of the project (pyproject.toml) that a package is in."""
+def shipped_settings() -> str:
+    """Return the folder of the settings files that are shipped, in a clone or among the installed packages."""
+    return _from_here(str(ROOT / "sql_agent" / "configs"))
+
+
+EXTRAS = {"poml": "apo", "pymongo": "mongo", "swanlab": "trackers"}
+"""The optional part of the project (pyproject.toml) that a package is in which `make setup` leaves out."""
 
 
 def remedy_of(package: str) -> str:
@@ -52,12 +60,25 @@ def remedy_of(package: str) -> str:
     Args:
         package: the name that is imported.
     """
-    if package in EXTRAS:
-        return install_extra(EXTRAS[package])
+    extra = EXTRAS.get(package) or (None if IS_CLONE else extra_of(package, requires("agentgrpo") or ()))
+    if extra:
+        return install_extra(extra)
     ours = ROOT / ".venv" / "bin" / "python"
     if ours.is_file() and Path(sys.prefix).resolve() != ours.parents[1].resolve():
         return f"this is not the environment of `make setup`: start the command with {_line(str(ours))}"
     return install_command(package)
+
+
+def extra_of(package: str, required: Iterable[str]) -> str | None:
+    """Return the first extra that a package is in.
+
+    Args:
+        package: the name that is imported.
+        required: the requirements of an installed wheel, as in its metadata (PEP 508).
+    """
+    name = {"agents": "openai-agents"}.get(package, package.replace("_", "-"))
+    of_it = re.compile(rf'{re.escape(name)}(?![\w.-]).*extra == "(\w+)"')
+    return next((found[1] for line in required if (found := of_it.match(line))), None)
 
 
 def uv_path() -> str:

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentgrpo.nearest import did_you_mean
+from agentgrpo.printed_commands import shipped_settings
 
 
 class Settings(BaseModel):
@@ -33,7 +34,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     """
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
-        raise ValueError(f"config file {file} {what}; sql_agent/configs has the ones that are shipped")
+        raise ValueError(f"config file {file} {what}; {shipped_settings()} has the ones that are shipped")
     try:
         tree = parse_yaml(file.read_text("utf-8"), f"config file {file}")
     except UnicodeDecodeError:

@@ -133,7 +133,7 @@ sys.exit(not all(map(u.find_spec, needed)))'
     "$python" -c "$needed" && return
     say "installing the extras of pyproject.toml"
     "$(find_uv)" pip install --quiet --python "$python" --override scripts/overrides.txt --constraint requirements.txt \
-        -r pyproject.toml --extra apo --extra langgraph --extra mongo --extra swanlab ||
+        -r pyproject.toml --extra apo --extra langgraph --extra mongo --extra trackers ||
         die "the extras could not be installed; see the message above"
 }
 

@@ -26,15 +26,14 @@ from sql_agent.datatypes import (
     RewardModelConfig,
     address,
 )
-from sql_agent.environments.registry import ENVIRONMENTS, check_name
-from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
+from sql_agent.names import ENVIRONMENTS, FUNCTION, JUDGE, PRESETS, check_name, functions, label
 
 SMALL = Path(__file__).with_name("configs") / "small.yaml"
 
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on: dbbench, text2sql, medical or gsm8k (`sql_agent.environments.registry`), an
+    """What the policy is trained on: dbbench, text2sql, medical or gsm8k (`sql_agent.names`), an
     environment of your own, FILE.py:NAME, module:NAME or an installed package's entry point
     (`doc/own_environment.md`), or agent: an agent of your own, see `agent`."""
     agent: str | None = None
@@ -117,10 +116,10 @@ class RolloutConfig(Settings):
     def _known_rewards(cls, reward: str | dict[str, float]) -> str | dict[str, float]:
         weights = {reward: 1.0} if isinstance(reward, str) else reward
         for name in weights:
-            if name not in REWARDS and name != JUDGE and not FUNCTION.fullmatch(name):
+            if name not in PRESETS and name != JUDGE and not FUNCTION.fullmatch(name):
                 raise ValueError(
-                    f"unknown reward preset {name!r}; known: {', '.join(sorted(REWARDS))}, {JUDGE}, or a function of "
-                    f"yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*REWARDS, JUDGE])}"
+                    f"unknown reward preset {name!r}; known: {', '.join(sorted(PRESETS))}, {JUDGE}, or a function of "
+                    f"yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*PRESETS, JUDGE])}"
                 )
         labels = [label(name) for name in weights]
         for name in weights:
@@ -138,7 +137,7 @@ class RolloutConfig(Settings):
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
 
-RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *REWARDS}
+RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *PRESETS}
 """Numbers that are logged as `reward/NAME` and do not belong to a function."""
 
 

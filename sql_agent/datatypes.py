@@ -116,7 +116,7 @@ class EnvironmentSettings:
     """Holds the settings for `sql_agent.environments.base.make_environment`; each environment reads its own."""
 
     type: str = "dbbench"
-    """A key of `sql_agent.environments.registry.ENVIRONMENTS`, or the name of a user's own environment."""
+    """A key of `sql_agent.names.ENVIRONMENTS`, or the name of a user's own environment."""
     protocol: ProtocolName = "fc"
     judge: str = "strict"
     """A judge of that environment."""

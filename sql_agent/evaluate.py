@@ -35,7 +35,6 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path, written
 from agentgrpo.passwords import hidden
 from agentgrpo.processes import ends_in_order
-from agentgrpo.stats import cluster_interval
 from dbbench_adapter.engines import BackendUnavailable, named_database
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
@@ -43,12 +42,12 @@ from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
-from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.model_servers.calls_as_text import CallsAsText
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.model_servers.listed import listed_models, lists_all, served_as
 from sql_agent.model_servers.refusals import words_of
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
+from sql_agent.names import ENVIRONMENTS, check_name
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.prompts.fit import fit_tasks
@@ -59,7 +58,7 @@ from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import weights_of
 from sql_agent.rollouts.stops import last_line
 from sql_agent.startup.data import format_counts
-from sql_agent.success import Rate
+from sql_agent.success import Rate, rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
 from sql_agent.trained_on import LearntError, check_not_learnt
 
@@ -76,17 +75,6 @@ NO_SUCH_ADDRESS = (404, 405, 501)
 """Statuses of a server that does not list its models."""
 REWARD_TIMEOUT_S = 30.0
 """Limit of one call of a reward function, like `rollout.reward_timeout_s` of a run."""
-
-
-@dataclass(frozen=True)
-class ClusteredRate(Rate):
-    """Holds success of several rollouts per task; these are correlated, so Wilson's interval would be too narrow."""
-
-    interval_of_tasks: tuple[float, float]
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return self.interval_of_tasks
 
 
 @dataclass(frozen=True)
@@ -333,9 +321,9 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
     of_skill = {skill: [record for record in records if skill in skills.get(record.task_id, ())] for skill in SKILLS}
     calls = sum(record.tool_calls for record in records)
     return Summary(
-        by_kind={kind: rate(played) for kind, played in of_kind.items() if played},
-        by_skill={skill: rate(played) for skill, played in of_skill.items() if played},
-        overall=rate(records),
+        by_kind={kind: rate_of(played) for kind, played in of_kind.items() if played},
+        by_skill={skill: rate_of(played) for skill, played in of_skill.items() if played},
+        overall=rate_of(records),
         three_way_mean=three_way_mean(records) if agentbench else None,
         unjudged=dict(Counter(record.score.reason for record in records if record.score.value is None)),
         stop_reasons=dict(Counter(record.stop_reason for record in records)),
@@ -351,12 +339,8 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
     )
 
 
-def rate(records: Sequence[RolloutRecord]) -> Rate:
-    judged = [record for record in records if record.success is not None]
-    tasks, solved = [record.task_id for record in judged], [record.success == 1.0 for record in judged]
-    if len(set(tasks)) == len(tasks):
-        return Rate(len(records), len(judged), sum(solved))
-    return ClusteredRate(len(records), len(judged), sum(solved), cluster_interval(solved, tasks))
+def rate_of(records: Sequence[RolloutRecord]) -> Rate:
+    return rate([(record.task_id, record.success) for record in records])
 
 
 def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:
@@ -368,7 +352,7 @@ def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:
     groups: dict[str, list[RolloutRecord]] = {"SELECT": [], "INSERT": [], "UPDATE": []}
     for record in records:
         groups[record.kind if record.kind in groups else "SELECT"].append(record)
-    rates = [success for played in groups.values() if (success := rate(played).success) is not None]
+    rates = [success for played in groups.values() if (success := rate_of(played).success) is not None]
     return sum(rates) / len(groups) if len(rates) == len(groups) else None
 
 

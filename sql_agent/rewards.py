@@ -12,12 +12,12 @@ Within a group either every reward contains the score or none (`without_score`).
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dbbench_adapter.interaction import ENDS, Stop
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.names import functions, label
 
 NO_JUDGE = "no_judge"
 """The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward."""
@@ -50,22 +50,8 @@ Agent-PEFT calls its -0.3 `timeout`; here it applies to a policy that is out of 
 our wall-clock deadline is lost and has no preset's value.
 """
 
-JUDGE = "judge"
-"""The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`)."""
-FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
-"""The form of an entry that is a function: FILE.py:NAME or module:NAME."""
 OWN_LOSSES = frozenset({"reward_none", "reward_error", "reward_deadline"})
 """Reasons why a reward function gave no number that concern only the one rollout."""
-
-
-def label(name: str) -> str:
-    """Return the name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
-    return name.rpartition(":")[2]
-
-
-def functions(names: Collection[str]) -> list[str]:
-    """Return the entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
-    return [name for name in names if name not in REWARDS]
 
 
 def reward(

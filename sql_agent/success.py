@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentgrpo.stats import wilson_interval
+from agentgrpo.stats import cluster_interval, wilson_interval
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,27 @@ class Rate:
             return f"none of {self.n} judged"
         low, high = self.interval
         return f"{self.success:.1%} of {self.judged} (95 % interval {low:.1%} to {high:.1%})"
+
+
+@dataclass(frozen=True)
+class ClusteredRate(Rate):
+    """Holds success of several rollouts per task; these are correlated, so Wilson's interval would be too narrow."""
+
+    interval_of_tasks: tuple[float, float]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.interval_of_tasks
+
+
+def rate(results: Sequence[tuple[str, float | None]]) -> Rate:
+    """Count results.
+
+    Args:
+        results: of each rollout the task's id and its success, 0 or 1; None without a verdict.
+    """
+    judged = [(task, success == 1) for task, success in results if success is not None]
+    tasks, solved = [task for task, _ in judged], [right for _, right in judged]
+    if len(set(tasks)) == len(tasks):
+        return Rate(len(results), len(judged), sum(solved))
+    return ClusteredRate(len(results), len(judged), sum(solved), cluster_interval(solved, tasks))

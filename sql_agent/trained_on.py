@@ -21,7 +21,7 @@ from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.outputs import written
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment
-from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.names import ENVIRONMENTS
 
 FILE = "trained_on.json"
 GENERATED = "generated tasks"

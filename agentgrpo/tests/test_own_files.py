@@ -1,5 +1,6 @@
 """What a user's own file can import."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,3 +22,18 @@ def test_a_file_finds_the_users_own_packages_whatever_this_projects_folders_are_
     mine = tmp_path / "mine.py"
     done = subprocess.run([sys.executable, "-c", FIND, f"{mine}:there"], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == f"core examples {mine}\n", done.stderr
+
+
+def test_a_package_that_hides_the_users_own_is_named(tmp_path):
+    """verl installs a package `scripts`."""
+    for folder, module in (("packages", "__init__"), ("here", "helpers")):
+        (tmp_path / folder / "scripts").mkdir(parents=True)
+        (tmp_path / folder / "scripts" / f"{module}.py").write_text("")
+    (tmp_path / "here" / "mine.py").write_text("import scripts.helpers\n")
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "packages"), str(ROOT)])}
+    remedy = f"scripts is the one in {tmp_path}/packages/scripts; if yours is meant, give its folder another name"
+    for name in ("scripts.helpers:f", "mine.py:f"):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", FIND, name], cwd=tmp_path / "here", env=paths, capture_output=True, text=True
+        )
+        assert done.stderr.splitlines()[-1].endswith(f"; {remedy}")

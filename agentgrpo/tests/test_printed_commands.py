@@ -4,13 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from agentgrpo.printed_commands import (
     ROOT,
     agentgrpo_command,
+    extra_of,
     install_command,
     install_extra,
     program_command,
     remedy_of,
+    shipped_settings,
 )
 
 
@@ -57,3 +61,22 @@ def test_from_a_wheel_an_extra_is_added_by_the_wheel(monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("agentgrpo.printed_commands.IS_CLONE", False)
     assert install_extra("apo") == "uv pip install --python /opt/env/bin/python 'agentgrpo[apo] @ file://WHEEL'"
+    assert shipped_settings() == str(ROOT / "sql_agent" / "configs")
+    monkeypatch.setattr("agentgrpo.printed_commands.requires", lambda _: ['trl==1.16.0; extra == "local"'])
+    assert remedy_of("trl") == "uv pip install --python /opt/env/bin/python 'agentgrpo[local] @ file://WHEEL'"
+    assert remedy_of("mine") == "uv pip install --python /opt/env/bin/python mine"
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"),
+    [("huggingface_hub", "local"), ("agents", "train"), ("verl", "train"), ("tqdm", None), ("torch_like", None)],
+)
+def test_a_package_is_found_in_its_extra(package, extra):
+    required = [
+        "tqdm",
+        'torch; extra == "local"',
+        'huggingface-hub; extra == "local"',
+        'verl==0.9.1; extra == "train"',
+        'openai-agents==0.20.0; extra == "train"',
+    ]
+    assert extra_of(package, required) == extra

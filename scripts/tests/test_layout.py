@@ -4,8 +4,9 @@ from pathlib import Path
 
 from vulture import Vulture
 
+from agentgrpo import INTERFACE
 from bench.main_job import PARTS
-from sql_agent.environments.registry import ENVIRONMENTS, OWN
+from sql_agent.names import ENVIRONMENTS, OWN
 from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,7 @@ PACKAGES = (
     "scripts",
 )
 CALLED_BY_FRAMEWORKS = {
+    "Python": {"__getattr__", "__dir__"},
     "sqlite3": {"finalize"},
     "the policy": {"calculator"},
     "transformers": {"on_train_begin", "on_log", "on_save"},
@@ -59,5 +61,5 @@ def test_every_function_class_and_method_is_used_outside_the_tests():
     by_name = (
         [patch.by for patch in PATCHES] + [*ENVIRONMENTS.values(), OWN] + [":".join(part) for part in PARTS.values()]
     )
-    called = {name.rpartition(":")[2] for name in by_name}.union(*CALLED_BY_FRAMEWORKS.values())
+    called = {name.rpartition(":")[2] for name in by_name}.union(INTERFACE, *CALLED_BY_FRAMEWORKS.values())
     assert [str(item) for item in unused if item.name not in called] == []

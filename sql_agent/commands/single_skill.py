@@ -19,6 +19,7 @@ import yaml
 
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
+from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.model_files import StartError, check_device, check_model
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="agentgrpo single-skill",
-        description=__doc__,
+        description=(__doc__ or "").replace("sql_agent/configs", shipped_settings()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -20,7 +20,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Episode, Message
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.registry import OWN
+from sql_agent.names import OWN
 
 ALSO_HELD_OUT = "also_held_out"
 """The reason under which tasks to train on are left out because they are held out too."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentgrpo.own_files import OwnFileError, Source, find, place
-from sql_agent.environments.registry import ENVIRONMENTS, installed
+from sql_agent.names import ENVIRONMENTS, installed
 
 NO_TOOLS = frozenset({"reset", "get_reward"})
 """Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16)."""

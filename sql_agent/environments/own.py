@@ -28,7 +28,6 @@ from dbbench_adapter.interaction import CallingEpisode, Message
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, Split, digest
 from sql_agent.environments.named import named, tool_methods, tool_schemas
-from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.environments.rows import (
     PlacedTask,
     RowTask,
@@ -42,6 +41,7 @@ from sql_agent.environments.rows import (
 )
 from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
 from sql_agent.environments.worker import DeadlineError, RaisedError, Worker
+from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import NO_JUDGE
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import BatchGrpoConfig
-from sql_agent.local.datatypes import BatchEpisode, Progress
+from sql_agent.local.datatypes import BatchEpisode, Progress, Sampling
 from sql_agent.local.rollouts import Player
 from sql_agent.local.trainer import Group, Recipe, describe_loss, evaluate, success_rate
 from sql_agent.rewards import REWARDS, reward
@@ -35,7 +35,8 @@ class BatchGrpo(Recipe):
         self._cfg, self._tasks, self.held_out = cfg, tasks, held_out
         self.batches_per_epoch = self.evaluate_every = -(-len(tasks) // cfg.batch_size)
         self.num_batches, self.save_every = self.batches_per_epoch * cfg.num_epochs, cfg.save_every
-        self.group_size, self.sampling, self.scale = cfg.group_size, cfg.sampling, cfg.loss.scale
+        self.group_size, self.scale = cfg.group_size, cfg.loss.scale
+        self.sampling = Sampling(cfg.temperature, cfg.top_p)
         self.rows = cfg.batch_size * cfg.group_size
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:

@@ -18,8 +18,8 @@ from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.local.datatypes import Sampling
 from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import PresetName
 
 LossName = Literal["grpo", "reinforce"]
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
@@ -193,10 +193,6 @@ class GrpoConfig(Settings):
     seed: int = Field(default=0, ge=0)
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p)
-
-    @property
     def limits(self) -> AgentConfig:
         return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_new_tokens)
 
@@ -273,7 +269,7 @@ class BatchGrpoConfig(GrpoConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""
-    reward: Literal["agentbench", "agent_peft", "rllm"] = "agentbench"
+    reward: PresetName = "agentbench"
     """Preset that turns a verdict into a reward, as in the main job; a reward that your own environment gives is
     used as it is."""
     run_dir: Path

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agentgrpo.hub import ModelNotFoundError, go_offline, model_folder
 from agentgrpo.model_kinds import ADAPTER_FILE, adapter_fault, other_kind
+from agentgrpo.printed_commands import install_command
 from sql_agent.model_check import (
     OF_ONE_MODEL,
     ModelFileError,
@@ -71,7 +72,9 @@ def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
     if load_in_4bit and device != "cuda":
         raise StartError("--load-in-4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
     if load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise StartError("--load-in-4bit needs bitsandbytes, which is not installed; requirements-gpu.txt has it")
+        raise StartError(
+            f"--load-in-4bit needs bitsandbytes, which is not installed; {install_command('bitsandbytes')}"
+        )
 
 
 def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from dbbench_adapter.datatypes import Task
 from sql_agent.datatypes import DataConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.dbbench import fingerprint_of
-from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
+from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, Sampling
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.single_skill_config import ExperimentConfig
@@ -56,7 +56,7 @@ class SingleSkill(Recipe):
         self._by_skill = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
         self.held_out = [*{task.id: task for tasks in self._by_skill.values() for task in tasks}.values()]
         self.num_batches = self.batches_per_epoch = callback.stop_after_episodes // self._size
-        self.sampling = cfg.sampling
+        self.sampling = Sampling(cfg.agent.temperature, cfg.agent.top_p)
         self.rows = min(max(self._size, len(self.held_out)), EVALUATED_TOGETHER)
         self.evaluate_every, self.save_every = callback.evaluate_every, callback.save_every
 

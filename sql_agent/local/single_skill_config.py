@@ -24,7 +24,6 @@ from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, LossConfig, ModelConfig, OptimConfig, also
-from sql_agent.local.datatypes import Sampling
 from sql_agent.rewards import RewardPreset
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -154,10 +153,6 @@ class ExperimentConfig(Settings):
     def optim(self) -> OptimConfig:
         """Return the settings for the learner, which gets the episodes of an update as one batch."""
         return self.training.model_copy(update={"grad_accum": 1})
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.agent.temperature, self.agent.top_p)
 
     @property
     def limits(self) -> AgentConfig:

@@ -11,7 +11,7 @@ from typing import Any
 from sql_agent.report.figures import Figure, series
 from sql_agent.report.page import draw_figure, draw_table, filled, questions_table
 from sql_agent.report.questions import Answers, question, side_by_side, validations
-from sql_agent.report.reading import Change, Run, held_out, solved
+from sql_agent.report.reading import Change, Run, solved
 
 OF_THE_FOLDER = ("run_dir",)
 """Settings that differ in any two runs."""
@@ -70,7 +70,7 @@ def summary(pair: Pair) -> list[tuple[str, str]]:
     """Return the lines to print, as label and text."""
     lines = []
     for name, run in pair.named:
-        points = held_out(run.rows)
+        points = run.held_out
         said = [f"{point} {point.when}" for point in [*points[:1], *points[1:][-1:]]]
         lines.append((name, "held-out success " + ", ".join(said) if said else "no validation was made"))
     return [*lines, ("between them", between(pair)), ("settings", _settings_line(pair))]
@@ -117,9 +117,9 @@ def render(pair: Pair) -> str:
 
 def _figures(pair: Pair) -> list[Figure]:
     """Return the curves of both runs: held-out success, and the training reward."""
-    points = {name: held_out(run.rows) for name, run in pair.named}
+    points = {name: run.held_out for name, run in pair.named}
     success = {name: [(point.step, point.success) for point in found] for name, found in points.items() if found}
-    reward = {name: line for name, run in pair.named for line in series(run.rows, {name: "reward/mean"}).values()}
+    reward = {name: line for name, run in pair.named for line in series(run.metrics, {name: "reward/mean"}).values()}
     figures = [
         Figure(
             "Held-out success, greedy",

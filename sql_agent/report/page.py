@@ -17,7 +17,7 @@ from agentgrpo.passwords import masked
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
 from sql_agent.report.questions import messages, question, side_by_side, validations
-from sql_agent.report.reading import HeldOut, Row, Run, change, held_out, solved
+from sql_agent.report.reading import HeldOut, Row, Run, solved
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
@@ -28,7 +28,7 @@ RELOAD_S = 10
 
 def render(run: Run) -> str:
     kept = spread(list(enumerate(run.trajectories)), MOST_TRAJECTORIES)
-    figures = all_figures(run.rows)
+    figures = all_figures(run.metrics)
     drawn, empty = [each for each in figures if each.lines], [each for each in figures if not each.lines]
     parts = {
         "TITLE": html.escape(f"Run {run.facts.get('run_id', '')}"),
@@ -37,7 +37,7 @@ def render(run: Run) -> str:
         "FACTS": draw_table([("", "")], facts(run)),
         "DASHBOARD": dashboard(run),
         "QUESTIONS": questions_part(run),
-        "SKILLS": draw_table([("skill", "held-out success, first validation", "last")], skills(run.rows))
+        "SKILLS": draw_table([("skill", "held-out success, first validation", "last")], skills(run.metrics))
         or "<p>No validation has logged success by skill.</p>",
         "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn)),
         "EMPTY": "".join(f"<li>{html.escape(f'{each.title}: {each.empty}')}</li>" for each in empty),
@@ -65,7 +65,7 @@ def questions_part(run: Run) -> str:
     """Return the table of held-out questions, or a sentence that says why there is none."""
     found = validations(run.trajectories)
     if not found:
-        why = "No validation was made" if not held_out(run.rows) else "The validations saved no trajectories"
+        why = "No validation was made" if not run.held_out else "The validations saved no trajectories"
         return questions_table([], [], f"{why}: there is no question to show.")
     titles = [HeldOut(row["train_step"], 0, 1).when for row in (next(iter(each.values())) for each in found)]
     single = len(found) == 1
@@ -89,20 +89,20 @@ def questions_table(rows: Sequence[Row], titles: Sequence[str], sentence: str) -
 
 
 def headline(run: Run) -> list[str]:
-    points = held_out(run.rows)
+    points = run.held_out
     if not points:
         return ["No validation was made: there is no held-out success to show."]
     if len(points) == 1:
         return [f"Held-out success at step {points[0].step}: {points[0]}. A second validation will show what changed."]
     said = [f"Held-out success: {points[0]} {points[0].when}, {points[-1]} {points[-1].when}."]
-    found = change(run.trajectories)
+    found = run.change
     text = f"{found}." if found else "no trajectories tell which tasks changed."
     return [*said, text[0].upper() + text[1:]]
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
     store = run.config.store.address
-    last = _clock(run.rows[-1].get("at", 0))
+    last = _clock(run.metrics[-1].get("at", 0))
     earlier = run.facts.get("earlier_starts", [])
     return [
         ("state", f"{run.state}, step {run.step} of {run.config.trainer.steps}; last news {last}"),

@@ -83,7 +83,7 @@ class Run:
     config: TrainConfig
     facts: Row
     """run.json: run id, commit, start, device, command."""
-    rows: list[Row]
+    metrics: list[Row]
     """metrics.jsonl, one row per train step."""
     trajectories: list[Row]
     unreadable: int
@@ -92,7 +92,28 @@ class Run:
 
     @property
     def step(self) -> int:
-        return self.rows[-1]["train_step"]
+        return self.metrics[-1]["train_step"]
+
+    @property
+    def held_out(self) -> list[HeldOut]:
+        """The validations, the one before training first."""
+        return held_out(self.metrics)
+
+    @property
+    def change(self) -> Change | None:
+        """From the first validation to the last; None if there are not two."""
+        return change(self.trajectories)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Hugging Face folders, oldest first."""
+        folders = self.folder.glob("checkpoints/global_step_*/actor/huggingface")
+        return sorted(folders, key=lambda folder: int(folder.parts[-3].rsplit("_", 1)[1]))
+
+    @property
+    def report(self) -> Path:
+        """The page that `agentgrpo report` writes."""
+        return self.folder / "report.html"
 
 
 def read_run(folder: Path) -> Run:
@@ -217,9 +238,3 @@ def change(trajectories: Sequence[Row]) -> Change | None:
     before, after = results[min(results)], results[max(results)]
     pairs = [(before[task], after[task]) for task in before if task in after]
     return Change(len(pairs), sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)) if pairs else None
-
-
-def checkpoints(run_dir: Path) -> list[Path]:
-    """Return the Hugging Face folders of the run's checkpoints, oldest first."""
-    folders = run_dir.glob("checkpoints/global_step_*/actor/huggingface")
-    return sorted(folders, key=lambda folder: int(folder.parts[-3].rsplit("_", 1)[1]))

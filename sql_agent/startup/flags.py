@@ -7,9 +7,10 @@ import json
 
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
+from agentgrpo.printed_commands import shipped_settings
 from dbbench_adapter.engines import named_database
 from sql_agent.config import TrainConfig, load_config
-from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import weights_of
 from sql_agent.startup.preflight import USUAL_STORE, UsageError
 
@@ -24,7 +25,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         choices=["grpo", "apo"],
         help="grpo (default) trains the policy; apo rewrites the instructions of one that is served (doc/apo.md)",
     )
-    parser.add_argument("--config", type=named_path, help="YAML file with settings (see sql_agent/configs)")
+    parser.add_argument("--config", type=named_path, help=f"YAML file with settings (see {shipped_settings()})")
     parser.add_argument(
         "--set",
         nargs="+",

@@ -22,9 +22,8 @@ from agentgrpo.printed_commands import agentgrpo_command, program_command, pytho
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import make_environment
-from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.model_check import TINY_POLICY
-from sql_agent.rewards import functions
+from sql_agent.names import ENVIRONMENTS, functions
 
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""

@@ -17,10 +17,9 @@ from agentgrpo.signed import user_key
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import JudgeConfig, RewardModelConfig
 from sql_agent.environments.named import named
-from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import ENVIRONMENTS, label
 from sql_agent.reward_functions.load import load_functions
-from sql_agent.rewards import label
 from sql_agent.startup.preflight import UsageError, find_model
 from sql_agent.verl_side.checkpoints import newest_whole
 

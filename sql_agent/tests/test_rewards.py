@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
 from sql_agent.datatypes import Reward, RewardModelConfig, ScorerResult
+from sql_agent.names import PRESETS
 from sql_agent.rewards import NO_ANSWER, NO_JUDGE, REWARDS, RewardPreset, reward, without_score
 from sql_agent.tests.records import make_record
 
@@ -36,6 +37,10 @@ def test_presets(stop_reason, score, agentbench, agent_peft, rllm):
     ended = record(stop_reason, score)
     values = [reward(ended, REWARDS[name]).value for name in ("agentbench", "agent_peft", "rllm")]
     assert values == [agentbench, agent_peft, rllm]
+
+
+def test_settings_know_the_presets_by_name():
+    assert tuple(REWARDS) == PRESETS
 
 
 @pytest.mark.parametrize("preset", REWARDS.values(), ids=REWARDS.keys())

@@ -1,11 +1,15 @@
-"""Lists the environments that have a name. A new one needs a module and a line here.
+"""The names that settings may have for environments and rewards, with what each environment's name stands for.
 
-A user's own environment needs no line: it is named by `FILE.py:NAME`, `module:NAME` or an installed package's entry
-point. Leaves out the interface (`base.Environment`) and the construction (`base.make_environment`), so that importing
-this is instant.
+A new environment needs a module and a line here; a user's own needs none, since it is named by `FILE.py:NAME`,
+`module:NAME` or an installed package's entry point. The presets' values are in `sql_agent.rewards`. Settings read this
+module, so it imports nothing that works with what is named.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Literal, get_args
 
 from agentgrpo.nearest import did_you_mean
 
@@ -22,6 +26,13 @@ ENTRY_POINTS = "agentgrpo.environments"
 """The entry-point group in which an installed package names its environments."""
 OWN = "sql_agent.environments.own:open_own"
 """The function that makes an environment of its settings."""
+
+PresetName = Literal["agentbench", "agent_peft", "rllm"]
+PRESETS: tuple[PresetName, ...] = get_args(PresetName)
+JUDGE = "judge"
+"""The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`)."""
+FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
+"""The form of an entry that is a function: FILE.py:NAME or module:NAME."""
 
 
 def installed(name: str) -> str | None:
@@ -44,3 +55,13 @@ def check_name(name: str) -> None:
     raise ValueError(
         f"unknown environment {name!r}; known: {known}; of your own: {forms}{did_you_mean(name, ENVIRONMENTS.keys())}"
     )
+
+
+def label(name: str) -> str:
+    """Return the name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
+    return name.rpartition(":")[2]
+
+
+def functions(names: Collection[str]) -> list[str]:
+    """Return the entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
+    return [name for name in names if name not in PRESETS]

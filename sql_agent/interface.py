@@ -1,0 +1,204 @@
+"""The commands as functions, found as `agentgrpo.train`, `agentgrpo.evaluate` and so on.
+
+Keywords are the command's flags with underscores. Each call runs the command in a process of its own, since Ray, forks,
+signal handlers and changed libraries would stay in a notebook's; it checks the same things and ends all that it
+started. What it prints is printed here. Ctrl-C, or a notebook's stop button, ends it in order. It ends, too, when the
+calling process does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentgrpo.commands import INTERRUPTED
+from agentgrpo.flags import dashed
+from agentgrpo.json_text import parse_json
+from agentgrpo.processes import end_with_parent
+from sql_agent.config import TrainConfig
+from sql_agent.report.reading import Row, Run, read_run, solved
+from sql_agent.success import Rate, rate
+
+FAULT = re.compile(r"(?:agentgrpo [\w -]+: )?error: |(?=config: )")
+"""How the first line begins in which a command says what was wrong."""
+SHOWN_LINES = 20
+"""Lines of a command that ended otherwise."""
+
+
+def command(name: str, *words: str | Path, **flags: Any) -> None:
+    """Run a command of `agentgrpo --help`, e.g. `command("tasks generate", output="tasks.json")`.
+
+    Args:
+        words: what the command takes without a flag.
+        flags: True is a flag without a value; None and False leave it out. A list is joined by commas. A mapping gives
+            the flag once for each entry, NAME=VALUE.
+    Raises:
+        ValueError: flags or settings cannot be; the message is the command's.
+        RuntimeError: the command failed, likewise.
+        KeyboardInterrupt: the command was interrupted, and has ended.
+    """
+    line = [sys.executable, "-u", "-P", "-m", "agentgrpo", *name.split(), *map(str, words), *typed(flags)]
+    said: list[str] = []
+    with subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,  # so that Ctrl-C reaches it once, from here
+        preexec_fn=partial(end_with_parent, parent=os.getpid()),
+    ) as process:
+        try:
+            _show(process, said)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            _show(process, said)
+            raise
+    if process.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
+    if process.returncode:
+        raise failure(process.returncode, said)
+
+
+def _show(process: subprocess.Popen[str], said: list[str]) -> None:
+    for text in process.stdout or ():
+        said.append(text)
+        print(text, end="", flush=True)
+
+
+def failure(status: int, said: Sequence[str]) -> Exception:
+    """Return what a command failed with, from the lines that it printed."""
+    first = next((number for number, text in enumerate(said) if FAULT.match(text)), max(0, len(said) - SHOWN_LINES))
+    words = FAULT.sub("", "".join(said[first:]).strip(), count=1) or f"the command ended with status {status}"
+    return ValueError(words) if status == 2 else RuntimeError(words)
+
+
+def typed(flags: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words that a user would type for these flags (see `command`).
+
+    Raises:
+        TypeError: a value is a function or a class, which no command line can hold.
+    """
+    for name, value in flags.items():
+        flag = f"--{dashed(name)}"
+        if callable(value):
+            raise TypeError(
+                f"{name} is {value!r}, and a command reads code from files: write it to a file, and give its place, "
+                f'{name}="FILE.py:NAME"'
+            )
+        if value is True:
+            yield flag
+        elif isinstance(value, Mapping):
+            yield from (f"{flag}={key}={json.dumps(each, default=str)}" for key, each in value.items())
+        elif value is not None and value is not False:
+            yield f"{flag}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+
+
+def train(settings: TrainConfig | Mapping[str, Any] | None = None, **flags: Any) -> Run:
+    """Train by GRPO with vLLM and verl (`agentgrpo train`), write the report, and return what the run's folder holds.
+
+    A run that was stopped goes on from its newest checkpoint when the same call is made again.
+
+    Args:
+        settings: what `--set` takes, `{"trainer.steps": 2}`; of a `TrainConfig` those that were given.
+        flags: see `command`; `model`, `database`, `train_file` and `run_dir` are the first ones to know.
+    Raises:
+        ValueError, RuntimeError, KeyboardInterrupt: see `command`.
+    """
+    given = settings.model_dump(mode="json", exclude_unset=True) if isinstance(settings, TrainConfig) else settings
+    flags["set"] = given or {}
+    if flags.get("dry_run") or "apo" in (flags.get("algorithm"), flags["set"].get("algorithm")):
+        raise ValueError('a dry run and APO leave no run to read; call agentgrpo.command("train", ...) for them')
+    command("train", **flags)
+    from sql_agent.startup.flags import parse_args, resolve
+
+    return report(resolve(parse_args([*typed(flags)])).run_dir)
+
+
+def report(run_dir: str | Path) -> Run:
+    """Write `report.html` and `curve.png` into the folder of a run of `train`, and return what it holds."""
+    command("report", run_dir)
+    return read_run(Path(run_dir))
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """The folder of a run in one process."""
+
+    folder: Path
+    metrics: list[Row]
+    """metrics.jsonl, one row per update or batch, and per validation."""
+    model: Path
+    """The newest model or adapter, which every `model` takes."""
+
+    @property
+    def held_out(self) -> list[Rate]:
+        """Success of the greedy policy on held-out tasks, before training and after each epoch."""
+        return [Rate(**row["held_out"]) for row in self.metrics if "held_out" in row]
+
+
+def sft(**flags: Any) -> LocalRun:
+    """Fine-tune on references, demonstrations or conversations (`agentgrpo sft`); flags and errors as of `command`."""
+    command("sft", **flags)
+    from sql_agent.commands.sft import parse
+
+    return read_local_run(parse([*typed(flags)])[0].output_dir)
+
+
+def local(**flags: Any) -> LocalRun:
+    """Train by GRPO without servers (`agentgrpo local`); flags and errors as of `command`."""
+    command("local", **flags)
+    from sql_agent.commands.local import parse
+
+    return read_local_run(parse([*typed(flags)])[0].run_dir)
+
+
+def read_local_run(run_dir: str | Path) -> LocalRun:
+    """Read the folder of a run of `sft` or `local`.
+
+    Raises:
+        FileNotFoundError: there is no `metrics.jsonl`.
+    """
+    folder = Path(run_dir)
+    epochs = sorted(folder.glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
+    return LocalRun(folder, read_rows(folder / "metrics.jsonl"), epochs[-1] if epochs else folder)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    file: Path
+    rows: list[Row]
+    """Its lines, one per rollout: `task_id`, `kind`, `score`, `stop_reason`, `messages` and so on."""
+
+    @property
+    def success(self) -> Rate:
+        """Success with its 95 % interval, which knows that rollouts of one task are alike."""
+        return rate([(row["task_id"], solved(row)) for row in self.rows])
+
+    @property
+    def by_kind(self) -> dict[str, Rate]:
+        kinds = dict.fromkeys(row["kind"] for row in self.rows)
+        return {kind: rate([(r["task_id"], solved(r)) for r in self.rows if r["kind"] == kind]) for kind in kinds}
+
+
+def evaluate(**flags: Any) -> Evaluation:
+    """Measure a model that is served (`agentgrpo evaluate`); flags and errors as of `command`."""
+    output = Path(flags.pop("output", None) or time.strftime("runs/evaluate/%Y%m%d-%H%M%S.jsonl"))
+    command("evaluate", output=output, **flags)
+    return Evaluation(output, read_rows(output))
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Read the rows of a JSONL file, without a last line that a killed process left unfinished."""
+    return [parse_json(line) for line in file.read_text("utf-8").split("\n")[:-1] if line.strip()]
