@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentgrpo.conversations import RowError
+from agentgrpo.chat.conversations import RowError
 from agentgrpo.training_run import TrainingError
 from reward_model.data.files import raw_rows
 from reward_model.data.preferences import PreferenceFileError

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from agentgrpo import signed
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.pair_training import metrics_line, rename
 from agentgrpo.training_run import METRICS, TrainingError
 from reward_model.arguments import TrainingArguments

@@ -164,7 +164,7 @@ class OwnEnvironment(Environment):
         instance = self._instance()
         try:
             return OwnEpisode(self, instance, copy.deepcopy(task.row))
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no thread of the user's code behind
             instance.stop()
             raise
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.interaction import Message
+from sql_agent.credit.row import Row
 from sql_agent.datatypes import AgentConfig
-from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
-from sql_agent.play.state import Play
-from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.play.state import Call, Play
 
 
 class Player:
@@ -26,14 +26,23 @@ class Player:
         limits: turns, tokens per reply and the statement timeout; its sampling settings belong to the main job's agent
             and are not read here.
         batch_size: episodes that are played, and replies that are sampled, side by side.
+        timeout_s: wall clock of one rollout, in seconds; it is looked at when a reply or an answer has ended. None: no
+            limit.
     Raises:
         ChatTemplateError: the model's template cannot be used.
     """
 
     def __init__(
-        self, policy: LocalPolicy, environment: Playable, limits: AgentConfig, *, batch_size: int = 32
+        self,
+        policy: LocalPolicy,
+        environment: Playable,
+        limits: AgentConfig,
+        *,
+        batch_size: int = 32,
+        timeout_s: float | None = None,
     ) -> None:
         self._policy, self._environment, self._limits, self._batch_size = policy, environment, limits, batch_size
+        self._timeout_s = timeout_s
         self._conversation = Conversation(policy.tokenizer, environment.tools)
 
     def play(self, tasks: Sequence[Any], sampling: Sequence[Sampling]) -> list[LocalRollout]:
@@ -48,7 +57,10 @@ class Player:
         for first in range(0, len(tasks), self._batch_size):
             batch = tasks[first : first + self._batch_size]
             with ThreadPoolExecutor(max_workers=min(len(batch), 16)) as threads:
-                rollouts = [LocalPlay(task, self._environment, self._conversation, self._limits) for task in batch]
+                rollouts = [
+                    LocalPlay(task, self._environment, self._conversation, self._limits, timeout_s=self._timeout_s)
+                    for task in batch
+                ]
                 try:
                     _play_batch(
                         self._policy, rollouts, sampling[first : first + self._batch_size], self._limits, threads
@@ -80,6 +92,7 @@ class LocalPlay(Play):
     Args:
         after: an ended rollout with at least one reply; its conversation, with the same ids, continues with this
             task's question. None starts a new conversation.
+        timeout_s: see `Player`.
     """
 
     def __init__(
@@ -90,9 +103,10 @@ class LocalPlay(Play):
         limits: AgentConfig,
         *,
         after: LocalPlay | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         super().__init__(task, environment, limits)
-        self._conversation, self._after = conversation, after
+        self._conversation, self._after, self._timeout_s = conversation, after, timeout_s
         self._first: list[Message] = []
         self.ids: list[int] = []
         self._prompt: list[int] = []
@@ -110,6 +124,7 @@ class LocalPlay(Play):
             self._after._followed_by(question) if self._after else self._conversation.first_prompt(self._first)
         )
         self.ids = list(self._prompt)
+        self._is_late("a database call")
 
     def may_go_on(self, max_positions: int) -> bool:
         if self.stop is None and len(self.ids) >= max_positions:
@@ -118,12 +133,17 @@ class LocalPlay(Play):
 
     def take_sample(self, sample: Sample) -> None:
         """Record a reply, give it to the episode, and append the episode's answer."""
+        if self._is_late("a model call"):
+            return
         self.prompt_tokens += len(self.ids)
         self.completion_tokens += len(sample.ids)
         self._append(sample.ids, sample.log_probs)
         reply = self._conversation.read_reply(sample.ids)
         replied = len(self.messages) + 1
-        self.step(reply, cut=sample.finish_reason == "length")
+        cut = sample.finish_reason == "length"
+        self.step(reply, cut=cut)
+        if cut or self.score is not None or self._is_late("a database call"):
+            return
         if self.stop is None and self.environment.history(self.messages) != self.messages:
             self.stop = "max_tokens"  # the protocol would cut the conversation, which would make two sequences
         if self.stop is None:
@@ -143,11 +163,17 @@ class LocalPlay(Play):
         with self.losing():
             self.judge()
             self.compare()
-        response = tuple(self.ids[len(self._prompt) :])
-        trajectory = Trajectory(
-            tuple(self._prompt), response, tuple(self._mask), tuple(self._log_probs), self.num_turns
-        )
-        return LocalRollout(self.record(), trajectory if self.num_turns else None)
+        start = len(self._prompt)
+        masks, log_probs = (0,) * start + tuple(self._mask), (0.0,) * start + tuple(self._log_probs)
+        row = Row(tuple(self.ids), masks, log_probs, prompt_tokens=start, num_turns=self.num_turns)
+        return LocalRollout(self.record(), row if self.num_turns else None)
+
+    def _is_late(self, call: Call) -> bool:
+        """Return whether the time is up; the rollout is lost then, by the call that was open."""
+        if self._timeout_s is None or self.seconds <= self._timeout_s:
+            return False
+        self.lose_late(call, self._timeout_s)
+        return True
 
     def _append(self, ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
         self.ids += ids

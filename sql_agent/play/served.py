@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import openai.resources  # noqa: F401  otherwise the client's first call imports it, which takes half a second
 from agents import (
@@ -40,7 +40,7 @@ from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord
 from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, Playable
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
-from sql_agent.play.state import Play
+from sql_agent.play.state import Call, Play
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -48,13 +48,6 @@ set_tracing_disabled(True)  # otherwise openai-agents uploads every run to its v
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Call = Literal["no call", "a model call", "a database call"]
-_DEADLINES: dict[Call, str] = {
-    "no call": "rollout_deadline",
-    "a model call": "model_deadline",
-    "a database call": "db_deadline",
-}
-"""Reasons of rollouts that are lost at their deadline, by the call that was open then."""
 
 
 async def run_rollout(
@@ -97,9 +90,8 @@ async def run_rollout(
                     await rollout.blocking(rollout.open)
                     client = _client(base_url, api_key)
                     await _play(rollout, _PolicyModel(model, client, rollout, extra_body, seed, max_response_tokens))
-            except TimeoutError:  # whatever the policy had done: the machine's speed must not decide what is trained on
-                error = f"its rollout_timeout_s={config.rollout_timeout_s:g} passed with {rollout.waits_for} open"
-                rollout.lose("timeout", _DEADLINES[rollout.waits_for], error)
+            except TimeoutError:
+                rollout.lose_late(rollout.waits_for, config.rollout_timeout_s)
             except (APIError, ModelBehaviorError, ModelRefusalError, UnicodeEncodeError) as failure:
                 rollout.fail(failure)
             await rollout.blocking(rollout.judge)

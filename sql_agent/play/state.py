@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
@@ -17,6 +17,14 @@ from dbbench_adapter.interaction import Episode, Message, Stop
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.base import EpisodeLostError, Playable, with_observation
+
+Call = Literal["no call", "a model call", "a database call"]
+_DEADLINES: dict[Call, str] = {
+    "no call": "rollout_deadline",
+    "a model call": "model_deadline",
+    "a database call": "db_deadline",
+}
+"""Reasons of rollouts that are lost at their deadline, by the call that was open then."""
 
 
 class Play:
@@ -43,6 +51,11 @@ class Play:
         """Open the episode, whose observation ends the first prompt. It may block."""
         self._episode = episode = self.environment.open(self.task, self.limits)
         self.messages = with_observation(self.messages, episode)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the rollout has been played."""
+        return time.perf_counter() - self._started
 
     @property
     def turns_left(self) -> int:
@@ -92,6 +105,10 @@ class Play:
         """End the rollout without a verdict, because of something that the policy did not cause."""
         self.stop, self.score, self.error = stop, Score(None, reason), error
 
+    def lose_late(self, call: Call, timeout_s: float) -> None:
+        """Lose the rollout at its deadline, since the machine's speed must not decide what is trained on."""
+        self.lose("timeout", _DEADLINES[call], f"its rollout_timeout_s={timeout_s:g} passed with {call} open")
+
     @contextmanager
     def losing(self) -> Iterator[None]:
         """Lose the rollout if its environment or database fails."""
@@ -133,7 +150,7 @@ class Play:
             messages=self.messages,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-            seconds=time.perf_counter() - self._started,
+            seconds=self.seconds,
             error=self.error,
             tools=list(self.environment.tools),
             comparison=self._comparison,
