@@ -406,7 +406,7 @@ class PatchError(ValueError):
 # In the installed sources ---------------------------------------------------------------------------------------------
 
 
-def check_installed(*, cpu: bool) -> None:
+def check_installed(cpu: bool) -> None:
     """Check every target of a main job in the installed packages; it takes half a second.
 
     Raises:
