@@ -281,7 +281,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        "sql_agent.agent:_PolicyModel",
+        "sql_agent.play.served:_PolicyModel",
         "agents.models.openai_chatcompletions",
         ("OpenAIChatCompletionsModel._fetch_response",),
         "the policy's turns go back as they came",
