@@ -73,7 +73,6 @@ CHECKS = (
     Check("run folder", ("run_dir",), _NO_TIME, "agentgrpo.outputs:check_run_dir"),
     Check("judged", ("rewards",), _NO_TIME, f"{_RUN}:check_judged"),
     Check("reward functions", ("rewards",), "an import", "sql_agent.reward_functions.load:load_functions"),
-    Check("rows", ("rows",), "they are read", f"{_RUN}:check_own_rows"),
     Check("upstream code", ("on_cpu",), "0.5 s", "sql_agent.upstream_patches:check_installed"),
     Check("store", ("store",), "15 s at most", f"{_RUN}:check_store"),
     Check("reward model", ("scorer",), "a score", "sql_agent.rollouts.scoring:check_scorer"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.conversations import RowError, short_repr
+from agentgrpo.chat.conversations import RowError, short_repr
 from agentgrpo.file_kinds import RowFileError, check_kind, has_mark, is_parquet
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentgrpo.messages import Message
+from agentgrpo.chat.messages import Message
 from reward_model.datatypes import Preference
 
 FLUENT = (

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from agentgrpo.messages import Message, num_tool_calls
+from agentgrpo.chat.messages import Message, num_tool_calls
 
 _FAULT = re.compile(r"error|exception|traceback|fail|unknown|invalid|no such|not found|denied", re.IGNORECASE)
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from agentgrpo.conversations import RowError
+from agentgrpo.chat.conversations import RowError
 from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written

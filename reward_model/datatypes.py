@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from agentgrpo.chat_markers import why_rendered
-from agentgrpo.conversations import short_repr
-from agentgrpo.messages import Message, Record
+from agentgrpo.chat.conversations import short_repr
+from agentgrpo.chat.markers import why_rendered
+from agentgrpo.chat.messages import Message, Record
 
 RECORD = "reward_model.json"
 """This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.chat.messages import Message
 from agentgrpo.flags import Parser
-from agentgrpo.messages import Message
 from agentgrpo.outputs import OutputError, check_output, written
 from reward_model.adversarial import adversarial_sides, neighbours
 from reward_model.baselines import FEATURES, wins

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.chat.messages import Message
 from agentgrpo.flags import Parser
 from agentgrpo.json_text import parse_json
-from agentgrpo.messages import Message
 from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk
 from reward_model.datatypes import RECORD
 

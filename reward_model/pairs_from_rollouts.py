@@ -24,10 +24,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.conversations import RowError, legal, read_conversation, read_tools
+from agentgrpo.chat.conversations import RowError, legal, read_conversation, read_tools
+from agentgrpo.chat.messages import Message, num_chars, num_tool_calls
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.flags import Parser
-from agentgrpo.messages import Message, num_chars, num_tool_calls
 from agentgrpo.outputs import OutputError, check_output
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.row_files import read_rows

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from agentgrpo.chat_tokenizer import endless_template, read_tokenizer
+from agentgrpo.chat.messages import Message
+from agentgrpo.chat.template import ChatTemplate
+from agentgrpo.chat.tokenizer import endless_template, read_tokenizer
 from agentgrpo.hub import ModelError
 from agentgrpo.json_text import parse_json
-from agentgrpo.messages import Message
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weights_sha256
 from reward_model.datatypes import RECORD, Encoded, RewardScore
@@ -34,13 +35,8 @@ def encode_conversation(
 
     The end is kept because the head reads there; vLLM's `truncation_side: left` cuts the same tokens.
     """
-    rendered: Any = tokenizer.apply_chat_template(
-        [message.to_dict(objects=True) for message in messages],  # as vLLM's chat endpoints pass them
-        tools=json.loads(tools) if tools else None,
-        tokenize=True,
-        return_dict=True,
-    )
-    ids = tuple(rendered["input_ids"])
+    template = ChatTemplate.of(tokenizer, json.loads(tools) if tools else None)
+    ids = tuple(template.ids([message.to_dict(objects=True) for message in messages]))  # as vLLM's chat endpoints do
     return Encoded(ids[-max_length:], truncated=len(ids) > max_length)
 
 

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
-from agentgrpo.chat_tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.json_text import parse_json

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agentgrpo.conversations import RowError, legal
+from agentgrpo.chat.conversations import RowError, legal
 from agentgrpo.flags import Parser
 from reward_model.data.preferences import PreferenceFileError, describe_faults, numbered_lines
 from reward_model.data.summary import Summary

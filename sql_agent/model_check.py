@@ -8,20 +8,18 @@ into this process, and only the standard library before it tries a template.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgrpo.chat.continuation import Continuity, play
+from agentgrpo.chat.template import ChatTemplate, Message, render, training_template
 from agentgrpo.checkout import HOME, IS_CLONE
 from agentgrpo.checks import Problem
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import other_kind, safetensors_header
 from agentgrpo.printed_commands import agentgrpo_command, install_command, program_command
-from sql_agent import exact_continuation
-from sql_agent.exact_continuation import Continuity, Message
 
 if TYPE_CHECKING:  # `agentgrpo doctor` uses this module on machines with broken packages
     from tokenizers import Tokenizer
@@ -296,44 +294,20 @@ def choose_template(
         tokens: the special tokens that the template may use, e.g. `bos_token`.
         ends: ids of the tokens that end a reply.
     """
-    played, better = play(own, tokens, tokenizer, ends, protocol), training_template(own)
-    if played.rewritten is not None and better is not None:
-        with_better = play(better, tokens, tokenizer, ends, protocol)
-        if with_better == Continuity(None, None):
-            return better, with_better
-    return own, played
-
-
-def training_template(template: str) -> str | None:
-    """Return TRL's version of a chat template for training; None if it has none.
-
-    It does the same as `trl.chat_template_utils.get_training_chat_template`, without the import of TRL, which takes
-    seconds.
-    """
-    spec = importlib.util.find_spec("trl")
-    folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
-    for file in sorted(folder.glob("*_training.jinja")):
-        original = file.with_name(file.name.replace("_training", ""))
-        if original.is_file() and original.read_text(encoding="utf-8") == template:
-            return file.read_text(encoding="utf-8")
-    return None
-
-
-def play(
-    template: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
-) -> Continuity:
-    """Play the scripted conversation of a protocol with a template, as vLLM's chat server renders it."""
     first, tools = opening(protocol)
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    def rendered(messages: Sequence[Message], *, prompt: bool) -> list[int]:
-        said = [with_objects(message) for message in messages]
-        return encode(render(said, tools, template, tokens, prompt=prompt))
+    def played_with(text: str) -> Continuity:
+        return play(ChatTemplate(text, tools or None, tokens, encode, ""), first, tokenizer.decode, ends)
 
-    turns = exact_continuation.script(tools=bool(tools))
-    return exact_continuation.play(first, turns, render=rendered, encode=encode, decode=tokenizer.decode, ends=ends)
+    played, better = played_with(own), training_template(own)
+    if played.rewritten is not None and better is not None:
+        with_better = played_with(better)
+        if with_better == Continuity(None, None):
+            return better, with_better
+    return own, played
 
 
 def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
@@ -343,15 +317,6 @@ def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
 
     task = Task(id="", question="probe_question", kind="other", tables=(), gold=Gold())
     return PROTOCOLS[protocol].messages(task), PROTOCOLS[protocol].tools
-
-
-def with_objects(message: Message) -> Message:
-    """Return the message with its calls' arguments as objects, as vLLM passes them to templates."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-        for call in message.get("tool_calls") or []
-    ]
-    return {**message, "tool_calls": calls} if calls else message
 
 
 def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
@@ -382,21 +347,6 @@ def special_tokens(path: Path) -> dict[str, Any]:
     return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
 
 
-def render(
-    messages: Sequence[Message], tools: list[Any], template: str, tokens: dict[str, Any], *, prompt: bool = True
-) -> str:
-    """Render the conversation as text with transformers (2 s of imports, without torch).
-
-    With `prompt`, the text ends where the next assistant turn begins.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    (text,), _ = render_jinja_template(
-        [list(messages)], tools or None, chat_template=template, add_generation_prompt=prompt, **tokens
-    )
-    return text
-
-
 def unrendered(template: str, tokens: dict[str, Any], protocol: ProtocolName) -> list[str]:
     """Return the parts of a probe conversation that are missing in the prompt."""
     first, tools = opening(protocol)
@@ -404,7 +354,7 @@ def unrendered(template: str, tokens: dict[str, Any], protocol: ProtocolName) ->
     if not tools:
         reply: Message = {"role": "assistant", "content": "probe_reply"}
         messages, parts = [*first, reply, {"role": "user", "content": "probe"}], TEXT_PARTS
-    prompt = render(messages, tools, template, tokens)
+    prompt = render(template, messages, tools or None, special=tokens, prompt=True)
     return [part for mark, part in parts.items() if mark not in prompt]
 
 

@@ -30,12 +30,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from agentgrpo.chat.calls import call, calls
 from agentgrpo.flags import Parser
 from agentgrpo.http_protocol import GuardedHttpProtocol, LimitedHttpProtocol
 from agentgrpo.machine import port_number
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
-from dbbench_adapter.protocols.solution import call, calls, solution
+from dbbench_adapter.protocols.solution import solution
 from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.model_address.request_guard import RequestGuard
 

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from agentgrpo.conversations import RowError, legal, read_conversation, read_message, read_tools, without_tools
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.conversations import RowError, legal, read_conversation, read_message, read_tools, without_tools
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 
 
 def read(raw):

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from agentgrpo.conversations import RowError
-from agentgrpo.loss_marks import LEARNT, MARK_WORDS, NOT_LEARNT, OF_ROWS, Mark, is_context, left_out_by, take_mark
+from agentgrpo.chat.conversations import RowError
+from agentgrpo.chat.loss_marks import LEARNT, MARK_WORDS, NOT_LEARNT, OF_ROWS, Mark, is_context, left_out_by, take_mark
 
 REPLY = {"role": "assistant", "content": "a"}
 SPELLINGS = ("loss_mask", "lossMask", "Loss-Mask", "LOSS_MASK")

@@ -170,10 +170,10 @@ def peaks(point: Point, model: Path) -> dict[str, int]:
     """Sample and update in this process; return the highest resident memory of each, in bytes."""
     import torch
 
+    from sql_agent.credit.row import Row as TrainedRow
     from sql_agent.local.datatypes import Sampling
     from sql_agent.local.learner import Learner
     from sql_agent.local.policy import load_policy
-    from sql_agent.rollouts.stitch import Trajectory
 
     give_back_freed_memory()
     torch.manual_seed(0)
@@ -195,12 +195,17 @@ def peaks(point: Point, model: Path) -> dict[str, int]:
         min_new_tokens=NEW_TOKENS,
     )
     sampling = _peak() - baseline
-    said = point.sampled
-    trajectories = [Trajectory(tuple(row[:-said]), tuple(row[-said:]), (1,) * said, (-7.0,) * said, 1) for row in ids]
+    said, shown = point.sampled, point.sequence - point.sampled
+    mask, log_probs = (0,) * shown + (1,) * said, (0.0,) * shown + (-7.0,) * said
+    rows = [
+        TrainedRow(tuple(row), mask, log_probs, prompt_tokens=shown, num_turns=1).credited([credit])
+        for row, credit in zip(ids, [1.0, -1.0] * (GROUP // 2), strict=True)
+    ]
     learner = Learner(policy, OptimConfig(micro_batch_tokens=point.micro_batch_tokens), LossConfig())
-    learner.learn([Trajectory((5,), (6,), (1,), (-7.0,), 1)] * 2, [1.0, -1.0], temperature=1.0)
+    small = TrainedRow((5, 6), (0, 1), (0.0, -7.0), prompt_tokens=1, num_turns=1)
+    learner.learn([small.credited([1.0]), small.credited([-1.0])], temperature=1.0)
     _new_peak()
-    learner.learn(trajectories, [1.0, -1.0] * (GROUP // 2), temperature=1.0)
+    learner.learn(rows, temperature=1.0)
     return {"sampling": sampling, "update": _peak() - baseline}
 
 

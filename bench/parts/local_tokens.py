@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from bench.parts.report import Row
-from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.credit.row import Row as TrainedRow
 
 TURNS = (2, 4, 8)
 TARGET_TURNS = 4
@@ -34,11 +34,11 @@ def measure(model: Path, _folder: Path) -> list[Row]:
     return [row for turns in TURNS for row in compare(policy, turns)]
 
 
-def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[Trajectory]:
+def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[TrainedRow]:
     """Play episodes of this many turns each; their log-probs are 0."""
+    from agentgrpo.chat.replies import Conversation
     from dbbench_adapter.generator import generate_tasks
     from sql_agent.environments.dbbench import DbBench
-    from sql_agent.local.conversation import Conversation
 
     with DbBench("strict") as environment:
         conversation = Conversation(policy.tokenizer, environment.tools)
@@ -47,7 +47,7 @@ def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[Trajectory]
         ]
 
 
-def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, turns: int) -> Trajectory:
+def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, turns: int) -> TrainedRow:
     from sql_agent.datatypes import AgentConfig
 
     first, table = environment.messages(task), task.tables[0]
@@ -67,32 +67,33 @@ def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, tur
                 ids, mask = ids + after, mask + [0] * len(after)
     finally:
         episode.close()
-    return Trajectory(tuple(prompt), tuple(ids), tuple(mask), (0.0,) * len(ids), turns)
+    sampled = (0,) * len(prompt) + tuple(mask)
+    ids = (*prompt, *ids)
+    return TrainedRow(ids, sampled, (0.0,) * len(ids), prompt_tokens=len(prompt), num_turns=turns)
 
 
-def per_turn(trajectory: Trajectory) -> list[Trajectory]:
+def per_turn(row: TrainedRow) -> list[TrainedRow]:
     """Return the same rollout as one sample per turn: each sampled part follows everything that came before it."""
     samples, end = [], 0
-    for sampled, stretch in groupby(trajectory.response_mask):
+    for sampled, stretch in groupby(row.sampled):
         begin, end = end, end + len(list(stretch))
         if sampled:
-            before = trajectory.prompt_ids + trajectory.response_ids[:begin]
-            ids, log_probs = trajectory.response_ids[begin:end], trajectory.log_probs[begin:end]
-            samples.append(Trajectory(before, ids, (1,) * len(ids), log_probs, 1))
+            mask, log_probs = (0,) * begin + (1,) * (end - begin), (0.0,) * begin + row.log_probs[begin:end]
+            samples.append(TrainedRow(row.ids[:end], mask, log_probs, prompt_tokens=begin, num_turns=1))
     return samples
 
 
-def _with_log_probs(policy: Any, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+def _with_log_probs(policy: Any, rows: Sequence[TrainedRow]) -> list[TrainedRow]:
     """Replace the recorded log-probs by the policy's own."""
     import torch
 
     from sql_agent.local.policy import Rows
 
     with torch.no_grad():
-        found = policy.log_probs(Rows.of(trajectories, pad_id=policy.pad_id))
+        found = policy.log_probs(Rows.of(rows, pad_id=policy.pad_id))
     return [
-        replace(t, log_probs=tuple(row[len(t.prompt_ids) : len(t.prompt_ids) + len(t.response_ids)]))
-        for t, row in zip(trajectories, found.tolist(), strict=True)
+        replace(row, log_probs=tuple(log_probs[: len(row.ids)]))
+        for row, log_probs in zip(rows, found.tolist(), strict=True)
     ]
 
 
@@ -104,24 +105,24 @@ def compare(policy: Any, turns: int, *, repeats: int = REPEATS) -> list[Row]:
     """
     import torch
 
-    from sql_agent.local.learner import num_tokens
-
     torch.manual_seed(0)
     for name, parameter in policy.model.named_parameters():
         if "lora_B.default" in name:
             torch.nn.init.normal_(parameter, std=0.02)
     whole = _with_log_probs(policy, rollouts(policy, turns))
     signs = [1.0 if place % 2 else -1.0 for place in range(len(whole))]
-    cut = [(sample, sign) for t, sign in zip(whole, signs, strict=True) for sample in per_turn(t)]
-    ways = {"one": (whole, signs), "turns": ([sample for sample, _ in cut], [sign for _, sign in cut])}
+    ways = {
+        "one": [row.credited([sign]) for row, sign in zip(whole, signs, strict=True)],
+        "turns": [sample.credited([sign]) for row, sign in zip(whole, signs, strict=True) for sample in per_turn(row)],
+    }
     seconds: dict[str, list[float]] = {"one": [], "turns": []}
     gradients = {}
     for repeat in range(1 + repeats):
-        for name, (trajectories, advantages) in ways.items():
-            took, gradients[name] = _update(policy, trajectories, advantages)
+        for name, rows in ways.items():
+            took, gradients[name] = _update(policy, rows)
             if repeat:  # the first of each warms up
                 seconds[name].append(took)
-    tokens = {name: sum(map(num_tokens, trajectories)) for name, (trajectories, _) in ways.items()}
+    tokens = {name: sum(len(row.ids) for row in rows) for name, rows in ways.items()}
     took = {name: median(times) for name, times in seconds.items()}
     off = float((gradients["one"] - gradients["turns"]).abs().max() / gradients["turns"].abs().max())
     what, limit = f"{turns} turns: tokens of one sample per turn / of one sequence", "the first prompt's share of it"
@@ -135,7 +136,7 @@ def compare(policy: Any, turns: int, *, repeats: int = REPEATS) -> list[Row]:
     ]
 
 
-def _update(policy: Any, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> tuple[float, Any]:
+def _update(policy: Any, rows: Sequence[TrainedRow]) -> tuple[float, Any]:
     """Return the seconds of one backward pass over all of them, and its gradient, shape (parameters,)."""
     import torch
 
@@ -146,6 +147,6 @@ def _update(policy: Any, trajectories: Sequence[Trajectory], advantages: Sequenc
     learner = Learner(policy, OptimConfig(grad_accum=2), LossConfig(aggregation="token-mean"))
     learner.optimiser.zero_grad(set_to_none=True)
     started = time.perf_counter()
-    learner.learn(trajectories, advantages, temperature=1.0)
+    learner.learn(rows, temperature=1.0)
     took = time.perf_counter() - started
     return took, torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])

@@ -86,7 +86,10 @@ def measure_tokens(model: Path, folder: Path) -> list[Row]:
     for turns in TURNS:
         whole = rollouts(policy, turns, count=GROUPS * GROUP_SIZE)
         for way, samples in ((ONE, whole), (PER_TURN, [sample for t in whole for sample in per_turn(t)])):
-            batches[f"{turns} {way}"] = [(t.prompt_ids, t.response_ids, t.response_mask) for t in samples]
+            batches[f"{turns} {way}"] = [
+                (row.ids[: row.prompt_tokens], row.ids[row.prompt_tokens :], row.sampled[row.prompt_tokens :])
+                for row in samples
+            ]
     setting = Setting("weights stand still", verl={"actor_rollout_ref.actor.optim.lr": 0.0})
     results = run_worker(batches, model, folder / "tokens.log", setting, repeats=3)
     rows = []

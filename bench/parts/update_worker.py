@@ -79,11 +79,14 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
     import torch
     import torch.nn.functional as F
 
+    from sql_agent.credit.row import Row
     from sql_agent.rollouts.batch import to_tensors
-    from sql_agent.rollouts.stitch import Trajectory
 
-    trajectories = [Trajectory(tuple(p), tuple(r), tuple(mask), (0.0,) * len(r), num_turns=1) for p, r, mask in rows]
-    tensors = to_tensors(trajectories, [0.0] * len(rows), pad_id=0)
+    trained = [
+        Row((*p, *r), (0,) * len(p) + tuple(mask), (0.0,) * (len(p) + len(r)), prompt_tokens=len(p), num_turns=1)
+        for p, r, mask in rows
+    ]
+    tensors = to_tensors(trained, [0.0] * len(rows), pad_id=0)
     more = max((pad_to or 0) - tensors["input_ids"].shape[1], 0)
     tensors = {k: v if k == "prompts" else F.pad(v, (0, more)) for k, v in tensors.items()}
     signs = torch.tensor([1.0, -1.0]).repeat(len(rows))[: len(rows)]

@@ -9,15 +9,15 @@ from bench.parts import local_memory, local_sampling
 from bench.parts.children import ROOT
 from bench.parts.local_memory import SIZES, config_of
 from bench.parts.local_tokens import per_turn
+from sql_agent.credit.row import Row
 from sql_agent.local.memory import Estimate, shape_of
-from sql_agent.rollouts.stitch import Trajectory
 
 
 def test_a_rollout_is_cut_into_one_sample_per_turn():
-    whole = Trajectory((1, 2), (3, 4, 5, 6, 7), (1, 1, 0, 0, 1), (-0.1, -0.2, 0.0, 0.0, -0.3), 2)
+    whole = Row((1, 2, 3, 4, 5, 6, 7), (0, 0, 1, 1, 0, 0, 1), (0.0, 0.0, -0.1, -0.2, 0.0, 0.0, -0.3), 2, 2)
     assert per_turn(whole) == [
-        Trajectory((1, 2), (3, 4), (1, 1), (-0.1, -0.2), 1),
-        Trajectory((1, 2, 3, 4, 5, 6), (7,), (1,), (-0.3,), 1),
+        Row((1, 2, 3, 4), (0, 0, 1, 1), (0.0, 0.0, -0.1, -0.2), 2, 1),
+        Row((1, 2, 3, 4, 5, 6, 7), (0, 0, 0, 0, 0, 0, 1), (0.0,) * 6 + (-0.3,), 6, 1),
     ]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
+from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.protocols.base import Message
@@ -39,14 +39,3 @@ def gold_answers(task: Task) -> list[str]:
     if task.gold.answers is not None:
         return list(task.gold.answers)
     return [repr(row) for row in task.gold.rows or ()]
-
-
-def call(name: str, arguments: str | dict[str, Any], call_id: str = "call_0") -> Message:
-    """Return a tool call of an assistant message; `arguments` that are a text are used unchanged."""
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
-
-
-def calls(*tool_calls: Message) -> Message:
-    """Return an assistant message without text that makes these calls."""
-    return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}

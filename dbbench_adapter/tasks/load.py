@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from agentgrpo.conversations import RowError
+from agentgrpo.chat.conversations import RowError
 from agentgrpo.file_kinds import RowFileError, is_parquet
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.outputs import written

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.conversations import RowError
+from agentgrpo.chat.conversations import RowError
 from agentgrpo.file_kinds import RowFileError, is_parquet
 from agentgrpo.row_files import Row, read_rows
 from reward_model.data.preferences import PreferenceFileError

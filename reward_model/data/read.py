@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentgrpo.chat.conversations import RowError
 from agentgrpo.checks import UsageError
-from agentgrpo.conversations import RowError
 from reward_model.data.files import raw_rows
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import Converter

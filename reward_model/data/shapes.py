@@ -15,9 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentgrpo.call_arguments import mended_calls
-from agentgrpo.column_names import holds_media, unread_part
-from agentgrpo.conversations import (
+from agentgrpo.chat.calls import mended_calls
+from agentgrpo.chat.conversations import (
     TOOL_COLUMNS,
     RowError,
     in_text,
@@ -30,8 +29,9 @@ from agentgrpo.conversations import (
     tools_of,
     without_tools,
 )
-from agentgrpo.loss_marks import is_context, left_out_by, rates_a_reply, take_mark
-from agentgrpo.messages import Message
+from agentgrpo.chat.loss_marks import is_context, left_out_by, rates_a_reply, take_mark
+from agentgrpo.chat.messages import Message
+from agentgrpo.column_names import holds_media, unread_part
 from reward_model.datatypes import ROLLOUTS, Preference, rendered_part
 
 Row = dict[str, Any]

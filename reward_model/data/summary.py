@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentgrpo.messages import Message, num_chars, num_tool_calls
+from agentgrpo.chat.messages import Message, num_chars, num_tool_calls
 from reward_model.datatypes import Preference
 
 MAX_NAMED = 20

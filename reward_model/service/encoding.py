@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from agentgrpo.messages import Message
+from agentgrpo.chat.messages import Message
 from reward_model.datatypes import Encoded
 from reward_model.service.schemas import (
     ChatItem,
@@ -131,6 +131,6 @@ def _errors_of(field: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # a template is a program: it may raise anything
         kind = type(error).__name__
         raise UnreadableError(field, f"the model's tokenizer or chat template cannot take this ({kind})") from None

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from agentgrpo.messages import Message
+from agentgrpo.chat.messages import Message
 from reward_model.datatypes import Preference
 from reward_model.service.strict_json import field_name, read_json
 

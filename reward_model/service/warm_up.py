@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, Field
 
+from agentgrpo.chat.messages import Message
 from agentgrpo.hub import ModelError
 from agentgrpo.json_text import parse_json
-from agentgrpo.messages import Message
 from reward_model.datatypes import Encoded
 from reward_model.scorer import RECORD, Scorer
 from reward_model.service.batch_scorer import CPU, GPU, BatchScorer

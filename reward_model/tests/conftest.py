@@ -9,7 +9,7 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from agentgrpo.messages import Message
+from agentgrpo.chat.messages import Message
 from agentgrpo.weights import weights_sha256
 from reward_model.data.preferences import write_preferences
 from reward_model.datatypes import Preference

@@ -1,6 +1,6 @@
 import pytest
 
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from reward_model.adversarial import FLUENT, REPEATS, adversarial_sides, neighbours
 from reward_model.datatypes import Preference
 from reward_model.tests.conftest import assistant, user

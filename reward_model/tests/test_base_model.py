@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from agentgrpo.chat_tokenizer import load_tokenizer
+from agentgrpo.chat.tokenizer import load_tokenizer
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import ModelError
 from agentgrpo.printed_commands import agentgrpo_command

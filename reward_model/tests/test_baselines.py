@@ -1,6 +1,6 @@
 import pytest
 
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from reward_model.baselines import FEATURES, wins
 from reward_model.tests.conftest import assistant
 

@@ -6,7 +6,7 @@ import time
 import pytest
 from aiohttp import web
 
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from reward_model import client as client_module
 from reward_model.client import RewardClient, ScorerRefusedError, ScorerUnavailableError, parse_args
 from reward_model.datatypes import RewardScore

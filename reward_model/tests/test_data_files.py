@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentgrpo.conversations import RowError
+from agentgrpo.chat.conversations import RowError
 from reward_model.data.files import raw_rows
 from reward_model.data.preferences import PreferenceFileError
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from agentgrpo.conversations import RowError
+from agentgrpo.chat.conversations import RowError
 from reward_model.data.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference
 
@@ -476,6 +476,8 @@ def test_a_row_for_kto_is_no_pair_and_says_so(name):
     for row in ({"prompt": "2+2?", "completion": "4"}, {"messages": [user("2+2?"), reply("4")]}):
         with pytest.raises(RowError, match=rf"one reply and whether it is good \({name}\), as for KTO; a pair has two"):
             Converter()(row | {name: True}, {})
+    with pytest.raises(RowError, match=rf"one reply and whether it is good \({name}\), as for KTO; a pair has two"):
+        Converter()({"prompt": "2+2?", "completion": "4", name: 0}, {})  # a class label of `datasets`
     with pytest.raises(RowError, match=f"{name}: says that the row is not to be learnt"):
         Converter()(ROWS["explicit"] | {name: False}, {})
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgrpo.messages import Message, num_chars
+from agentgrpo.chat.messages import Message, num_chars
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Score
 from reward_model.data.preferences import read_preferences

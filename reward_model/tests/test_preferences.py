@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from reward_model.data.preferences import PreferenceFileError, read_preferences, write_preferences
 from reward_model.datatypes import Preference
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.hub import ModelError
-from agentgrpo.messages import FunctionCall, Message, ToolCall
 from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.datatypes import Encoded, RewardScore
 from reward_model.scorer import RECORD, Scorer, encode_conversation

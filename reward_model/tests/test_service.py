@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from reward_model.client import RewardClient, main
 from reward_model.datatypes import RewardScore
 from reward_model.tests.serving import make_small_model, running

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from agentgrpo import signed
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.checks import UsageError
-from agentgrpo.messages import FunctionCall, Message, ToolCall
 from agentgrpo.pair_training import metrics_line, rename
 from agentgrpo.training_run import METRICS
 from reward_model.arguments import TrainingArguments

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from reward_model.client import RewardClient
 from reward_model.tests.serving import make_small_model, running, running_vllm
 

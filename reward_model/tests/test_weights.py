@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentgrpo.chat_tokenizer import load_tokenizer
+from agentgrpo.chat.tokenizer import load_tokenizer
 from agentgrpo.hub import ModelError
 from agentgrpo.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
 from reward_model.base_model import check_base

@@ -35,7 +35,7 @@ from sql_agent.model_servers.ask import ChatClient
 from sql_agent.report.reading import Change
 from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.run_context import TrainingFailedError
-from sql_agent.rollouts.stitch import read_outcome
+from sql_agent.rollouts.spans import read_outcome
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
 
 Json = dict[str, Any]

@@ -151,7 +151,7 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     record = played.record
     if ids is None:
         assert played.trajectory is not None
-        ids = [*played.trajectory.prompt_ids, *played.trajectory.response_ids]
+        ids = list(played.trajectory.ids)
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].float()
     return Examined(ids, logits, record.messages, f"{record.num_turns} turns, {record.stop_reason}")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from agentgrpo.chat.messages import Message
+from agentgrpo.chat.replies import Encoded, encode_conversation
+from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
 from agentgrpo.checks import UsageError
-from agentgrpo.messages import Message
 from reward_model.datatypes import Preference, place_of
-from sql_agent.local.conversation import ChatTemplateError
-from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.base import Environment
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Rollout

@@ -21,34 +21,27 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
 from tensordict import TensorDict
 from verl import DataProto
 
 from agentgrpo.agl_without_litellm import agl
+from sql_agent.credit.stitch import stitch, turn_ends
+from sql_agent.credit.tables import ESTIMATORS, made
 from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.rollouts import run_context
-from sql_agent.rollouts.advantages import masked_group_advantages
 from sql_agent.rollouts.batch import to_tensors
 from sql_agent.rollouts.datatypes import GroupSlot, RolloutResult, Task
 from sql_agent.rollouts.dynamic_sampling import (
     choose_group,
+    credit_group,
     draw_replacement,
-    gives_way,
+    needs_redraw,
     replacement_tasks,
     rollout_seed,
 )
 from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
-from sql_agent.rollouts.stitch import (
-    TURN_SPAN,
-    UntrainableCallError,
-    all_there,
-    read_outcome,
-    read_turns,
-    stitch,
-)
+from sql_agent.rollouts.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 from sql_agent.rollouts.stops import PrefixStop, check_lost, check_scorer_down
-from sql_agent.rollouts.turn_rewards import credit_turns, place_turn_rewards, turn_ends
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -107,7 +100,7 @@ class LightningRolloutManager:
         else:
             metrics |= clip_metrics(results, *limits)
             if self.cfg.rollout.redraws:  # groups that would have been replaced had there been time
-                metrics["group/redraw_too_late"] = float(sum(gives_way(slot) for slot in slots))
+                metrics["group/redraw_too_late"] = float(sum(needs_redraw(slot) for slot in slots))
             self._prefix_stop.add(metrics)
         prefix = "val/" if validate else ""
         self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
@@ -137,20 +130,12 @@ class LightningRolloutManager:
 
     def _trained(self, slots: Sequence[GroupSlot]) -> list[RolloutResult]:
         """Return the result of each row with its advantage, in the order of the rows."""
-        by_row: dict[int, RolloutResult] = {}
+        estimator, by_row = made(ESTIMATORS[self.cfg.loss.estimator], self.cfg.loss), dict[int, RolloutResult]()
         for slot in slots:
-            by_row |= zip(slot.rows, choose_group(slot), strict=True)
-        results = [by_row[row] for row in sorted(by_row)]
-        advantages = masked_group_advantages(
-            torch.tensor([r.reward or 0.0 for r in results]),
-            torch.tensor([r.reward is not None for r in results]),
-            np.array([r.group for r in results]),
-            scale=self.cfg.loss.scale,
-        )
-        for result, advantage in zip(results, advantages.tolist(), strict=True):
-            result.advantage = advantage if result.reward is not None else None
-        credit_turns(results, scale=self.cfg.loss.scale)
-        return results
+            group = choose_group(slot)
+            credit_group(group, estimator)
+            by_row |= zip(slot.rows, group, strict=True)
+        return [by_row[row] for row in sorted(by_row)]
 
     async def _play(self, slots: Sequence[GroupSlot], *, validate: bool, step: int) -> None:
         pending = await self._enqueue(slots, validate=validate, step=step)
@@ -166,7 +151,7 @@ class LightningRolloutManager:
                     reading.add(asyncio.create_task(self._read(rollout, pending.pop(rollout.rollout_id))))
             reading = _unfinished(reading)
             check_scorer_down(_results(slots), self.cfg.reward_model)
-            if time.monotonic() < last_redraw and (redrawn := [slot for slot in slots if gives_way(slot)]):
+            if time.monotonic() < last_redraw and (redrawn := [slot for slot in slots if needs_redraw(slot)]):
                 for slot in redrawn:
                     draw_replacement(slot)
                 pending |= await self._enqueue(redrawn, validate=validate, step=step)
@@ -288,13 +273,12 @@ class LightningRolloutManager:
             if names := self.cfg.rollout.train_agents:
                 result.unused_turns["other_agent"] = sum(turn.agent not in names for turn in turns)
             result.turn_ends = turn_ends(turns, result.trajectory)
-            if not any(result.trajectory.response_mask):
+            if not any(result.trajectory.sampled):
                 others = result.unused_turns.get("other_agent") == len(turns)
                 result.lost = "no_trained_agent" if others else "response_too_long"
 
     def _to_batch(self, results: Sequence[RolloutResult]) -> DataProto:
         tensors = to_tensors([r.trajectory for r in results], [r.reward for r in results], pad_id=self.pad_id)
-        place_turn_rewards(tensors["rm_scores"], results)
         others = {
             "multi_modal_inputs": np.array([{} for _ in results], dtype=object),  # verl reads the key for every row
             "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in results]),

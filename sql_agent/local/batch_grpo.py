@@ -18,7 +18,7 @@ from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import BatchGrpoConfig
 from sql_agent.local.datatypes import BatchEpisode, Progress, Sampling
 from sql_agent.local.rollouts import Player
-from sql_agent.local.trainer import Group, Recipe, describe_loss, evaluate, success_rate
+from sql_agent.local.trainer import Group, Recipe, describe_loss, estimator_of, evaluate, success_rate
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.success import Rate
 
@@ -35,7 +35,7 @@ class BatchGrpo(Recipe):
         self._cfg, self._tasks, self.held_out = cfg, tasks, held_out
         self.batches_per_epoch = self.evaluate_every = -(-len(tasks) // cfg.batch_size)
         self.num_batches, self.save_every = self.batches_per_epoch * cfg.num_epochs, cfg.save_every
-        self.group_size, self.scale = cfg.group_size, cfg.loss.scale
+        self.group_size, self.estimator = cfg.group_size, estimator_of(cfg.loss)
         self.sampling = Sampling(cfg.temperature, cfg.top_p)
         self.rows = cfg.batch_size * cfg.group_size
 

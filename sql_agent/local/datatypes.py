@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from sql_agent.credit.row import Row
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Playable as Playable
-from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
 
 
@@ -48,7 +48,7 @@ class LocalRollout:
     """Holds one played episode: its record, and the one sequence that is trained on."""
 
     record: RolloutRecord
-    trajectory: Trajectory | None
+    trajectory: Row | None
     """None if the policy gave no reply."""
 
 
@@ -66,6 +66,11 @@ class BatchEpisode:
     """None if the episode could not be judged."""
     advantage: float | None = None
     """None if the episode is not trained on."""
+
+    @property
+    def rewards(self) -> list[float] | None:
+        """What an estimator credits; None if the episode could not be judged."""
+        return None if self.reward is None else [self.reward]
 
 
 @dataclass

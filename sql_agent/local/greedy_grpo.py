@@ -20,6 +20,7 @@ from sql_agent.local.trainer import (
     Group,
     Recipe,
     describe_loss,
+    estimator_of,
     evaluate,
     sampled_of,
     success_rate,
@@ -40,7 +41,7 @@ class GreedyGrpo(Recipe):
     def __init__(self, cfg: GreedyGrpoConfig, tasks: Sequence[Any], held_out: Sequence[Any]) -> None:
         self._tasks, self.held_out = tasks, held_out
         self.num_batches = self.batches_per_epoch = len(tasks) * cfg.num_epochs
-        self.group_size, self.scale = cfg.group_size, cfg.loss.scale
+        self.group_size, self.estimator = cfg.group_size, estimator_of(cfg.loss)
         self.sampling = Sampling(cfg.temperature, cfg.top_p)
         self.rows = max(1 + cfg.group_size, min(len(held_out), EVALUATED_TOGETHER))
         self.evaluate_every, self.save_every = cfg.eval_every, cfg.save_every

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from agentgrpo.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed
+from sql_agent.credit.losses import Loss, LossInputs, LossStats, token_weights, weighted_loss
+from sql_agent.credit.row import Row
+from sql_agent.credit.tables import LOSSES, made
 from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
-from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
 from sql_agent.local.packed_model import base_of, micro_batches_of
 from sql_agent.local.policy import LocalPolicy, Rows
-from sql_agent.rollouts.stitch import Trajectory
 
 MAX_BAD_STEPS = 3
 
@@ -27,27 +28,25 @@ class Learner:
     """
 
     def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig) -> None:
-        self._policy, self._optim, self._loss = policy, optim, loss
+        self._policy, self._optim, self._settings = policy, optim, loss
+        self._loss: Loss = made(LOSSES[loss.name], loss)
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay)
         self.steps = self.bad_steps = 0
         """Optimiser steps so far, and steps that were left out because loss or gradient was not finite."""
         self._bad_in_a_row = self._accumulated = 0
 
-    def learn(
-        self, trajectories: Sequence[Trajectory], advantages: Sequence[float], *, temperature: float
-    ) -> dict[str, float]:
+    def learn(self, rows: Sequence[Row], *, temperature: float) -> dict[str, float]:
         """Add the gradient of one batch; every `grad_accum`-th batch moves the adapter.
 
         Args:
-            trajectories: sampled by this policy since its last step, so that the ratio starts at 1.
-            advantages: one per trajectory.
-            temperature: the sampling temperature of the trajectories.
+            rows: sampled by this policy since its last step, so that the ratio starts at 1; each with its credit.
+            temperature: the sampling temperature of the rows.
         Returns:
             Metrics of the batch; `policy/grad_norm` only if a step was due.
         Raises:
             DivergedError: loss or gradient is not finite for the third time in a row.
         """
-        metrics = self._backward(trajectories, advantages, temperature)
+        metrics = self._backward(rows, temperature)
         if not math.isfinite(metrics["policy/loss"]):
             return self._skip(metrics)
         self._accumulated += 1
@@ -60,27 +59,22 @@ class Learner:
         """Make a step with the gradients accumulated so far, as at the end of the data; None if there are none."""
         return self._step({}) if self._accumulated else None
 
-    def _backward(
-        self, trajectories: Sequence[Trajectory], advantages: Sequence[float], temperature: float
-    ) -> dict[str, float]:
-        # micro-batches hold trajectories of similar length, or that begin alike; weights are computed over all
-        # trajectories, so that the losses add up to that of the whole batch
+    def _backward(self, rows: Sequence[Row], temperature: float) -> dict[str, float]:
+        # micro-batches hold rows of similar length, or that begin alike; weights are computed over all rows, so that
+        # the losses add up to that of the whole batch
         asked = self._optim.micro_batch_tokens or self._policy.pass_tokens
         most = micro_batch_tokens(asked, self._policy.device.type, ON_CPU_SHARED)
-        parts = micro_batches_of(
-            base_of(self._policy.model), [[*t.prompt_ids, *t.response_ids] for t in trajectories], most
-        )
-        total, done = 0.0, GrpoStats()
-        masks = Rows.of(trajectories, pad_id=self._policy.pad_id).mask
-        weights = token_weights(masks, self._loss.aggregation, max_tokens=self._loss.max_tokens)
+        parts = micro_batches_of(base_of(self._policy.model), [list(row.ids) for row in rows], most)
+        total, done = 0.0, LossStats()
+        masks = Rows.of(rows, pad_id=self._policy.pad_id).mask
+        weights = token_weights(masks, self._settings.aggregation, max_tokens=self._settings.max_tokens)
         self._policy.model.train()  # for dropout, and because gradient checkpointing works in this mode only
         try:
             for part in parts:
-                rows = Rows.of([trajectories[i] for i in part], pad_id=self._policy.pad_id, device=self._policy.device)
-                own_weights = weights[part, : rows.ids.shape[1]].to(self._policy.device)
-                own_advantages = torch.tensor([advantages[i] for i in part])
-                with recomputed(self._policy.model, when=rows.ids.shape[1] > most):
-                    loss, stats = self._loss_of(rows, own_advantages, own_weights, temperature)
+                batch = Rows.of([rows[i] for i in part], pad_id=self._policy.pad_id, device=self._policy.device)
+                own_weights = weights[part, : batch.ids.shape[1]].to(self._policy.device)
+                with recomputed(self._policy.model, when=batch.ids.shape[1] > most):
+                    loss, stats = self._loss_of(batch, own_weights, temperature)
                     loss.backward()
                 total, done = total + loss.item(), done + stats
         finally:
@@ -88,32 +82,19 @@ class Learner:
         return {
             "policy/loss": total,
             "train/sampled_tokens": int(masks.sum()),
-            "train/tokens": sum(map(num_tokens, trajectories)),
+            "train/tokens": sum(len(row.ids) for row in rows),
             **_metrics_of(done),
         }
 
-    def _loss_of(
-        self, rows: Rows, advantages: torch.Tensor, weights: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, GrpoStats]:
-        advantages = advantages.to(weights.device)
-        log_probs = self._policy.log_probs(rows, temperature=temperature)
-        if self._loss.name == "reinforce":
-            return reinforce_loss(log_probs, advantages, weights), GrpoStats()
-        reference = self._policy.reference_log_probs(rows, temperature=temperature) if self._loss.kl_coef else None
+    def _loss_of(self, rows: Rows, weights: torch.Tensor, temperature: float) -> tuple[torch.Tensor, LossStats]:
+        log_probs, kl_coef = self._policy.log_probs(rows, temperature=temperature), self._settings.kl_coef
+        reference = self._policy.reference_log_probs(rows, temperature=temperature) if kl_coef else None
         # Sampling is in float32; in bfloat16 the same weights give other log-probs (ratios of 0.86 to 1.17 were
         # measured). With one update per group the policy is still the one that sampled, so its current log-probs are
         # also the old ones.
         old_log_probs = log_probs.detach() if self._policy.bfloat16 else rows.old_log_probs
-        return grpo_loss(
-            log_probs,
-            old_log_probs,
-            advantages,
-            rows.mask,
-            weights,
-            clip_ratio=self._loss.clip_ratio,
-            kl_coef=self._loss.kl_coef,
-            ref_log_probs=reference,
-        )
+        inputs = LossInputs(log_probs, old_log_probs, rows.advantages, rows.mask)
+        return weighted_loss(self._loss, inputs, weights, kl_coef=kl_coef, ref_log_probs=reference)
 
     def _step(self, metrics: dict[str, float]) -> dict[str, float]:
         parameters = self._policy.parameters()
@@ -164,11 +145,7 @@ class Learner:
         self.steps, self.bad_steps, self._bad_in_a_row, self._accumulated = state["counts"]
 
 
-def num_tokens(trajectory: Trajectory) -> int:
-    return len(trajectory.prompt_ids) + len(trajectory.response_ids)
-
-
-def _metrics_of(stats: GrpoStats) -> dict[str, float]:
+def _metrics_of(stats: LossStats) -> dict[str, float]:
     if not stats.tokens:
         return {}
     found = {

@@ -1,6 +1,6 @@
 """Checks the files of a model and the device it is to run on, before anything heavy is loaded.
 
-Leaves out loading it (`sql_agent.local.policy`) and checking its chat template (`sql_agent.local.conversation`).
+Leaves out loading it (`sql_agent.local.policy`) and checking its chat template (`agentgrpo.chat.replies`).
 """
 
 from __future__ import annotations

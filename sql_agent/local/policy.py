@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,11 +29,11 @@ from transformers import (
 )
 
 from agentgrpo.cpu_features import uses_bfloat16
+from sql_agent.credit.row import Row
 from sql_agent.local.config import AdapterConfig, CpuPrecision
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens
 from sql_agent.local.model_files import base_name, is_adapter
-from sql_agent.rollouts.stitch import Trajectory
 
 REFERENCE = "reference"
 NUCLEUS = 512
@@ -41,7 +42,7 @@ NUCLEUS = 512
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds trajectories as tensors, padded right; every field has shape (B, T), T over prompt and response."""
+    """Holds rows as tensors, padded right; every field has shape (B, T), T over prompt and response."""
 
     ids: Tensor
     attention: Tensor
@@ -50,24 +51,22 @@ class Rows:
     """True on the tokens that the policy sampled."""
     old_log_probs: Tensor
     """Log-probs that were recorded while sampling; 0 where `mask` is False."""
+    advantages: Tensor
+    """What each token is credited with; 0 where `mask` is False, and in a row without credit."""
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], *, pad_id: int, device: torch.device | str = "cpu") -> Self:
-        length = max(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
-        shape = (len(trajectories), length)
-        rows = cls(
-            torch.full(shape, pad_id),
-            torch.zeros(shape, dtype=torch.long),
-            torch.zeros(shape, dtype=torch.bool),
-            torch.zeros(shape),
+    def of(cls, rows: Sequence[Row], *, pad_id: int, device: torch.device | str = "cpu") -> Self:
+        def padded(values: Sequence[Sequence[float]], padding: float, dtype: torch.dtype) -> Tensor:
+            parts = [torch.tensor(each, dtype=dtype) for each in values]
+            return pad_sequence(parts, batch_first=True, padding_value=padding).to(device)
+
+        return cls(
+            padded([row.ids for row in rows], pad_id, torch.long),
+            padded([(1,) * len(row.ids) for row in rows], 0, torch.long),
+            padded([row.sampled for row in rows], 0, torch.bool),
+            padded([row.log_probs for row in rows], 0.0, torch.float32),
+            padded([row.credit or (0.0,) * len(row.ids) for row in rows], 0.0, torch.float32),
         )
-        for row, t in enumerate(trajectories):
-            start, end = len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids)
-            rows.ids[row, :end] = torch.tensor(t.prompt_ids + t.response_ids)
-            rows.attention[row, :end] = 1
-            rows.mask[row, start:end] = torch.tensor(t.response_mask, dtype=torch.bool)
-            rows.old_log_probs[row, start:end] = torch.tensor(t.log_probs)
-        return cls(*(getattr(rows, name).to(device) for name in ("ids", "attention", "mask", "old_log_probs")))
 
 
 class LocalPolicy:

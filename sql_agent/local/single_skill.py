@@ -7,12 +7,13 @@ Episodes that could not be judged are left out of that mean and counted. Leaves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.datatypes import Task
+from sql_agent.credit.reinforce import take_baseline
 from sql_agent.datatypes import DataConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.dbbench import fingerprint_of
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, Sampling
@@ -153,26 +154,3 @@ def trained_on(cfg: ExperimentConfig, settings: EnvironmentSettings, held_out: S
     learnt, rest = ([fingerprint_of(one) for one in tasks] for tasks in (train, held_out))
     before = read_trained_on(cfg.language_model.model_path)
     return trained_further(before, source, settings=settings, learnt=learnt, held_out=rest)
-
-
-def take_baseline(
-    skills: Sequence[str], rewards: Sequence[float | None], means: Mapping[str, float], decay: float
-) -> tuple[list[float | None], dict[str, float]]:
-    """Subtract from each reward its skill's running mean before that episode.
-
-    Args:
-        skills: skills of the episodes, in the order in which they were drawn.
-        rewards: one per episode; None for one that could not be judged, which changes no mean.
-        means: running means by skill; a skill's first reward becomes its first mean and is not reduced.
-        decay: weight of the old mean against the new reward, in [0, 1).
-    Returns:
-        One advantage per episode, None where the reward is None, and the means after the last episode.
-    """
-    after, advantages = dict(means), list[float | None]()
-    for skill, value in zip(skills, rewards, strict=True):
-        if value is None:
-            advantages.append(None)
-            continue
-        advantages.append(value - after.get(skill, 0.0))
-        after[skill] = decay * after[skill] + (1 - decay) * value if skill in after else value
-    return advantages, after

@@ -23,7 +23,7 @@ from sql_agent.local.model_files import check_fit, whole_model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from sql_agent.local.conversation import Conversation
+    from agentgrpo.chat.replies import Conversation
     from sql_agent.local.policy import LocalPolicy
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ def load_conversation(model_path: str, tools: Sequence[dict[str, Any]]) -> tuple
     """
     from transformers import AutoTokenizer
 
-    from agentgrpo.chat_tokenizer import endless_template
-    from sql_agent.local.conversation import Conversation
+    from agentgrpo.chat.replies import Conversation
+    from agentgrpo.chat.tokenizer import endless_template
 
     tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     if fault := endless_template(tokenizer):

@@ -22,10 +22,12 @@ from agentgrpo.disk_space import DiskNeed
 from agentgrpo.durations import left
 from agentgrpo.hub import model_folder
 from agentgrpo.model_size import count_adapter_weights, count_weights
-from sql_agent.datatypes import OWN_REWARD, RolloutRecord
+from sql_agent.credit.spread import no_spread
+from sql_agent.credit.tables import ESTIMATORS, Credit, made
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import KEPT
-from sql_agent.local.config import GrpoConfig
+from sql_agent.local.config import GrpoConfig, LossConfig
 from sql_agent.local.datatypes import (
     GREEDY,
     BatchEpisode,
@@ -37,7 +39,6 @@ from sql_agent.local.datatypes import (
     UnjudgedError,
 )
 from sql_agent.local.learner import Learner
-from sql_agent.local.losses import group_advantages, has_spread
 from sql_agent.local.memory import Workload
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.policy import LocalPolicy
@@ -69,8 +70,8 @@ class Recipe(ABC):
     """Whether each task is also played greedily, beside its group."""
     writes_epochs = False
     """Whether the adapter is written after each epoch, to `epoch_N`."""
-    scale = True
-    """Whether advantages are divided by the group's standard deviation."""
+    estimator: Credit
+    """From the rewards of a group to its advantages; one that is 0 for the whole group leaves it untrained."""
 
     num_batches: int
     """Batches of the whole run."""
@@ -107,9 +108,9 @@ class Recipe(ABC):
             The means after this batch.
         """
         for sampled in map(sampled_of, groups):
-            rewards = [episode.reward for episode in sampled]
-            if has_spread(rewards):
-                advantages = group_advantages(rewards, scale=self.scale)
+            found = self.estimator([episode.rewards for episode in sampled])
+            advantages = [None if one is None else one[0] for one in found]
+            if any(advantages):
                 for episode, advantage in zip(sampled, advantages, strict=True):
                     episode.advantage = advantage
         return means
@@ -235,16 +236,13 @@ class Trainer:
         ]
 
     def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
-        pairs = [
-            (episode.rollout.trajectory, episode.advantage)
+        rows = [
+            episode.rollout.trajectory.credited([episode.advantage])
             for group in groups
             for episode in group
             if episode.advantage is not None and episode.rollout.trajectory is not None
         ]
-        if not pairs:
-            return {}
-        trajectories, advantages = [t for t, _ in pairs], [a for _, a in pairs]
-        return self._learner.learn(trajectories, advantages, temperature=self._recipe.sampling.temperature)
+        return self._learner.learn(rows, temperature=self._recipe.sampling.temperature) if rows else {}
 
     def _count(self, groups: Sequence[Group]) -> None:
         progress, skipped, unjudged = self.progress, Counter[str](), Counter[str]()
@@ -305,7 +303,7 @@ def start_trainer(
             cfg.optim,
         ),
     )
-    player = Player(policy, environment, cfg.limits, batch_size=recipe.rows)
+    player = Player(policy, environment, cfg.limits, batch_size=recipe.rows, timeout_s=cfg.rollout_timeout_s)
     learner = Learner(policy, cfg.optim, cfg.loss)
     folder.begin()
     if opening:
@@ -353,11 +351,12 @@ def sampled_of(group: Group) -> Group:
 
 def why_without_spread(sampled: Group) -> str:
     """Return the reason under which a group without spread is counted."""
-    judged = [episode.rollout.record for episode in sampled if episode.reward is not None]
-    if len(judged) < 2:
-        return "unjudged"
-    verdicts = {record.success if record.score.reason == OWN_REWARD else record.score.value for record in judged}
-    return "all_correct" if verdicts == {1.0} else "all_wrong" if verdicts == {0.0} else "all_equal"
+    success = [episode.rollout.record.success for episode in sampled]
+    return no_spread([episode.rewards for episode in sampled], success) or "unjudged"
+
+
+def estimator_of(cfg: LossConfig) -> Credit:
+    return made(ESTIMATORS[cfg.estimator or "grpo"], cfg)
 
 
 def describe_loss(line: dict[str, Any], reason: str) -> str:

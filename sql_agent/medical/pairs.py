@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agentgrpo.messages import Message, num_chars
+from agentgrpo.chat.messages import Message, num_chars
 from dbbench_adapter.engines.sqlite.read_only import connect
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from reward_model.datatypes import Preference

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.protocols import Message
+from agentgrpo.chat.template import ChatTemplate, for_template
 from sql_agent.environments.base import Environment
-from sql_agent.model_check import render, special_tokens, with_objects
+from sql_agent.model_check import special_tokens
 
 
 class PromptTokenizer:
@@ -24,25 +23,26 @@ class PromptTokenizer:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._template, self._special = template, special_tokens(model)
-        self._environment = environment
+        self._special, self._environment = special_tokens(model), environment
+        tools = list(environment.tools) or None
+        self._template = ChatTemplate(template, tools, self._special, self._encode, str(model))
 
     def prompt_ids(self, task: Any) -> list[int]:
-        return self._ids(self._environment.messages(task), prompt=True)
+        return self._template.first_prompt(self._environment.messages(task))
 
     def prompt_tokens(self, task: Any) -> int:
         return len(self.prompt_ids(task))
-
-    def _ids(self, messages: Sequence[Message], *, prompt: bool) -> list[int]:
-        text = render(messages, self._environment.tools, self._template, self._special, prompt=prompt)
-        # a template may write a line break after the token that ends a reply, which is never sampled
-        return self._tokenizer.encode(text if prompt else text.rstrip("\n"), add_special_tokens=False).ids
 
     def reply_tokens(self, task: Any) -> list[int]:
         """Return the number of tokens of each reply of the solution, end token included; [] if none is known."""
         first, replies = self._environment.messages(task), self._environment.reference_replies(task)
         before = self.prompt_tokens(task)
-        return [len(self._ids([*first, with_objects(reply)], prompt=False)) - before for reply in replies]
+        # a template may write a line break after the token that ends a reply, which is never sampled
+        written = [self._template.write([*first, for_template(reply)]).rstrip() for reply in replies]
+        return [len(self._encode(text)) - before for text in written]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     @property
     def pad_id(self) -> int:

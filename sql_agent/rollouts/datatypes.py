@@ -1,67 +1,22 @@
-"""Defines the records of a train step's rollouts, from one model call to the group that is trained.
+"""Defines the records of a train step's rollouts, from the runner's report to the group that is trained.
 
-`Turn` and `Trajectory` hold the engine's token ids, `RolloutOutcome` is the runner's report, `RolloutResult` is what
-the manager knows of one rollout, and `GroupSlot` is one group's place in the batch. Leaves out all decisions. Importing
-this is instant.
+`RolloutOutcome` is the runner's report, `RolloutResult` is what the manager knows of one rollout, and `GroupSlot` is
+one group's place in the batch. Leaves out all decisions, and the row (`sql_agent.credit.row`). Importing this is
+instant.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from dbbench_adapter.datatypes import Score
+from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 
-BreakCause = Literal["template", "tool_call_rendering", "tokenisation"]
-NoSpread = Literal["all_right", "all_wrong", "all_equal"]
 Task = dict[str, Any]
 """A task as JSON values, from the environment's `verl_rows`."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Holds one model call in the engine's own token ids."""
-
-    prompt_ids: tuple[int, ...]
-    sampled_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    """The engine's log-probs of the sampled ids, in nats; as long as `sampled_ids`, or empty if it gave none."""
-    finish_reason: str
-    has_tool_calls: bool = False
-    agent: str | None = None
-    """Name of the agent that made the call, where it is known."""
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """Holds one rollout as one row: its chains of turns, one after another.
-
-    A chain is a conversation in which each prompt continues the token ids of the turn before. A rollout of one
-    conversation has one chain. The three response fields have the same length T.
-    """
-
-    prompt_ids: tuple[int, ...]
-    """The first prompt of the first chain."""
-    response_ids: tuple[int, ...]
-    """Everything after that prompt, the first prompts of further chains included."""
-    response_mask: tuple[int, ...]
-    """1 where the policy sampled, 0 on tool results, template text and prompts."""
-    log_probs: tuple[float, ...]
-    """The engine's log-probs of the sampled ids; 0.0 where the mask is 0."""
-    num_turns: int
-    """Turns that are in the row."""
-    prefix_break: BreakCause | None = None
-    """Why a prompt did not continue the ids of the turn before, at the first break; None if every prompt did."""
-    dropped_turns: int = 0
-    """Turns that are not in the row because it is full."""
-    chain_starts: tuple[int, ...] = ()
-    """Where the prompts of further chains begin in `response_ids`. No chain attends to an earlier one."""
-
-    @property
-    def num_chains(self) -> int:
-        return len(self.chain_starts) + bool(self.response_ids)
 
 
 @dataclass(frozen=True)
@@ -107,9 +62,9 @@ class RolloutResult:
     task: Task
     draw: int = 0
     """Tasks that its slot of the batch had drawn before this one."""
-    trajectory: Trajectory | None = None
+    trajectory: Row | None = None
     turn_ends: tuple[int, ...] = ()
-    """For each turn of the trajectory, the number of response tokens up to its end; () if its turns belong to several
+    """For each turn of the trajectory, the number of the row's tokens up to its end; () if its turns belong to several
     conversations."""
     outcome: RolloutOutcome | None = None
     comparison: dict[str, Any] | None = None
@@ -155,6 +110,11 @@ class RolloutResult:
         turns = self.outcome.reward.by_turn(self.outcome.record.num_turns)
         last = row.num_turns - 1
         return None if turns is None else [*turns[:last], sum(turns[last:])]
+
+    @property
+    def rewards(self) -> list[float] | None:
+        """What an estimator credits: the rewards of the turns, or the one of the rollout; None for a lost one."""
+        return None if self.reward is None else self.turn_rewards or [self.reward]
 
     @property
     def success(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Filters groups without spread, draws the tasks that replace them, and gives every rollout a seed. Pure functions.
+"""Filters groups without spread, draws the tasks that replace them, and credits the others. Pure functions.
 
 GRPO learns nothing from a group whose rewards are all equal, so a replacement task is played instead of it, a limited
 number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). The replacement
@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from sql_agent.rollouts.datatypes import GroupSlot, NoSpread, RolloutResult, Task
+from sql_agent.credit.spread import NoSpread, no_spread
+from sql_agent.credit.tables import Credit
+from sql_agent.rollouts.datatypes import GroupSlot, RolloutResult, Task
 from sql_agent.rollouts.lost_scores import level_rewards
 
 
-def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
-    """Return why a group has no spread; None if it has, or if fewer than two of its rollouts have a reward.
-
-    Equal rewards count as right or wrong only with a judge's verdict: a reward model's score above 0 is not "right".
-    """
-    known = [result for result in group if result.reward is not None]
-    if len(known) < 2 or len({reward for result in known for reward in result.turn_rewards or [result.reward]}) > 1:
-        return None
-    success = {result.success for result in known}
-    return "all_right" if success == {1.0} else "all_wrong" if success == {0.0} else "all_equal"
+def spreadless(group: Sequence[RolloutResult]) -> NoSpread | None:
+    """Why a group has no spread (`sql_agent.credit.spread.no_spread`)."""
+    return no_spread([result.rewards for result in group], [result.success for result in group])
 
 
-def gives_way(slot: GroupSlot) -> bool:
+def needs_redraw(slot: GroupSlot) -> bool:
     """Return whether the newest group of a slot has ended without spread and a replacement task is left."""
-    newest = slot.draws[-1]
-    if not slot.replacements or not all(result.settled for result in newest):
+    if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
         return False
+    newest = [replace(result) for result in slot.draws[-1]]  # rewards are levelled where the group is chosen
     level_rewards(newest)
-    return no_spread(newest) is not None
+    return spreadless(newest) is not None
 
 
 def draw_replacement(slot: GroupSlot) -> None:
@@ -49,13 +45,23 @@ def choose_group(slot: GroupSlot) -> list[RolloutResult]:
     """
     for group in slot.draws:
         level_rewards(group)
-    causes = [no_spread(group) for group in slot.draws]
+    causes = [spreadless(group) for group in slot.draws]
     known = [sum(result.reward is not None for result in group) for group in slot.draws]
     best = max(range(len(slot.draws)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
     for draw, group in enumerate(slot.draws):
         for result in group:
             result.filtered = None if draw == best else causes[draw] or "lost"
     return slot.draws[best]
+
+
+def credit_group(group: Sequence[RolloutResult], estimator: Credit) -> None:
+    """Set the advantages of one group's results, and the credit of their rows; a lost one keeps None."""
+    rewards = [result.rewards for result in group]
+    by_turn = any(len(turns) > 1 for turns in rewards if turns)
+    for result, advantages in zip(group, estimator(rewards), strict=True):
+        if advantages is not None and result.trajectory is not None:
+            result.advantage, result.turn_advantages = advantages[0], advantages if by_turn else None
+            result.trajectory = result.trajectory.credited(advantages, result.turn_ends)
 
 
 def replacement_tasks(

@@ -11,9 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from sql_agent.credit.row import Row
 from sql_agent.rewards import REWARDS
-from sql_agent.rollouts.datatypes import RolloutResult, Trajectory
-from sql_agent.rollouts.dynamic_sampling import no_spread
+from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.rollouts.dynamic_sampling import spreadless
 
 
 def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
@@ -120,8 +121,8 @@ def _shape_metrics(judged: Sequence[RolloutResult]) -> dict[str, float]:
     metrics = {
         "rollout/turns": float(np.mean([row.num_turns + row.dropped_turns for row in rows])),
         "rollout/chains": float(np.mean([row.num_chains for row in rows])),
-        "rollout/sampled_tokens": float(np.mean([sum(row.response_mask) for row in rows])),
-        "rollout/response_tokens": float(np.mean([len(row.response_ids) for row in rows])),
+        "rollout/sampled_tokens": float(np.mean([sum(row.sampled) for row in rows])),
+        "rollout/response_tokens": float(np.mean([row.response_tokens for row in rows])),
         "prefix/broken_frac": sum(row.prefix_break is not None for row in rows) / len(rows),
         "prefix/overflow_frac": sum(row.dropped_turns > 0 for row in rows) / len(rows),
         **{f"rollout/unused_turns/{cause}": float(count) for cause, count in unused.items()},
@@ -147,7 +148,7 @@ def clip_metrics(
     """
     rows = [result.trajectory for result in results if result.trajectory is not None]
     full = [row.dropped_turns > 0 or max(_response_lengths(row)) >= max_response_tokens for row in rows]
-    prompts = [len(row.prompt_ids) >= max_prompt_tokens for row in rows]
+    prompts = [row.prompt_tokens >= max_prompt_tokens for row in rows]
     clipped = float(np.mean(full)) if rows else float("nan")
     return {
         "response_length/clip_ratio": clipped,
@@ -156,10 +157,10 @@ def clip_metrics(
     }
 
 
-def _response_lengths(row: Trajectory) -> list[int]:
+def _response_lengths(row: Row) -> list[int]:
     """Return the number of tokens after the first prompt of each chain; a chain's first sampled token follows it."""
-    ends = (*row.chain_starts, len(row.response_ids))
-    return [ends[0], *(end - row.response_mask.index(1, start) for start, end in pairwise(ends))]
+    first, *others = pairwise((row.prompt_tokens, *row.starts, len(row.ids)))
+    return [first[1] - first[0], *(end - row.sampled.index(1, start) for start, end in others)]
 
 
 def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
@@ -171,7 +172,7 @@ def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     grouped = [members for members in groups.values() if len(members) > 1]
     if not grouped:
         return {}
-    causes = Counter(no_spread(group) for group in grouped)
+    causes = Counter(spreadless(group) for group in grouped)
     right_or_wrong = {f"group/{cause}_frac": causes[cause] / len(grouped) for cause in ("all_right", "all_wrong")}
     judged = any(result.success is not None for result in trained)
     return {

@@ -69,9 +69,9 @@ def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict
     }
     if row := result.trajectory:
         line |= {
-            "first_prompt_tokens": len(row.prompt_ids),
-            "sampled_tokens": sum(row.response_mask),
-            "response_tokens": len(row.response_ids),
+            "first_prompt_tokens": row.prompt_tokens,
+            "sampled_tokens": sum(row.sampled),
+            "response_tokens": row.response_tokens,
             "chains": row.num_chains,
             "prefix_break": row.prefix_break,
             "dropped_turns": row.dropped_turns,

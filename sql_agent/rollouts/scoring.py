@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentgrpo.conversations import RowError, legal, read_conversation
-from agentgrpo.messages import Message
+from agentgrpo.chat.conversations import RowError, legal, read_conversation
+from agentgrpo.chat.messages import Message
 from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult

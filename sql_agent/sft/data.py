@@ -19,10 +19,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
-from agentgrpo.call_arguments import mended_calls
-from agentgrpo.chat_markers import medium_in, why_no_medium, why_rendered
-from agentgrpo.column_names import TOOLS, unread_part
-from agentgrpo.conversations import (
+from agentgrpo.chat.calls import mended_calls
+from agentgrpo.chat.conversations import (
     TOOL_COLUMNS,
     RowError,
     legal,
@@ -31,9 +29,20 @@ from agentgrpo.conversations import (
     read_text,
     tools_of,
 )
-from agentgrpo.conversations import short_repr as shown
+from agentgrpo.chat.conversations import short_repr as shown
+from agentgrpo.chat.loss_marks import (
+    class_labels,
+    is_context,
+    left_out_by,
+    numbers_a_reply,
+    take_mark,
+    with_labels,
+)
+from agentgrpo.chat.markers import medium_in, why_no_medium, why_rendered
+from agentgrpo.chat.replies import Encoded, encode_conversation, is_imitated
+from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
+from agentgrpo.column_names import TOOLS, unread_part
 from agentgrpo.file_kinds import RowFileError
-from agentgrpo.loss_marks import is_context, left_out_by, take_mark
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
 from dbbench_adapter.datatypes import Score, Task
@@ -42,9 +51,7 @@ from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_epi
 from dbbench_adapter.protocols.solution import solution
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of
 from sql_agent.environments.base import Environment, EpisodeLostError, with_observation
-from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is_imitated
 from sql_agent.trained_on import TrainedOn
 
 
@@ -220,13 +227,17 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
         meant = did_you_mean(str(path), DATASETS) or did_you_mean(path)
         raise DataError(f"--dataset {path}: no such file; give {', '.join(DATASETS)}, or a JSONL of messages{meant}")
     found = Demonstrations()
+    labels: frozenset[str] | None = None
     try:
         for row in read_rows(path):
             if limit is not None and len(found.kept) >= limit:
                 break
             where = f"{path}, {row.place}"
             try:
-                demonstration = _read_row(row.value, where, found)
+                if labels is None and numbers_a_reply(row.value):
+                    labels = class_labels(other.value for other in read_rows(path))
+                value = with_labels(row.value, labels or (), found.notes)
+                demonstration = _read_row(value, where, found)
                 if demonstration is None:
                     continue
                 if found.kept and type(demonstration) is not type(found.kept[0]):

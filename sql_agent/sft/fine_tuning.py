@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from agentgrpo import signed
-from agentgrpo.chat_tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checks import UsageError, require
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.disk_space import DiskNeed

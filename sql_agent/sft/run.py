@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.chat.replies import Encoded
+from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.checks import UsageError
 from agentgrpo.flags import dashed
 from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
@@ -25,7 +27,6 @@ from dbbench_adapter.splits import draw_by_kind
 from sql_agent.datatypes import DataConfig
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
-from sql_agent.local.conversation import first_prompt
 from sql_agent.local.memory import shape_of, training_holds
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.tasks import entered
@@ -41,7 +42,6 @@ from sql_agent.sft.data import (
     read_messages,
     reference_demonstrations,
 )
-from sql_agent.sft.encoding import Encoded
 from sql_agent.sft.fine_tuning import (
     CHECKPOINTS,
     Say,
@@ -192,8 +192,10 @@ Fit = Callable[[Sequence[Any], Environment], list[Any]]
 def fitted(cfg: SftConfig, start: Start, say: Say, tasks: Sequence[Any], environment: Environment) -> list[Any]:
     """Fit the tasks to the model's context and print what that cuts."""
 
+    template = ChatTemplate.of(start.tokenizer, list(environment.tools) or None)
+
     def prompt_tokens(task: Any) -> int:
-        return len(first_prompt(start.tokenizer, environment.messages(task), environment.tools))
+        return len(template.first_prompt(environment.messages(task)))
 
     limit = choose_limit(base_folder(start.base), cfg.max_prompt_tokens, "--max-prompt-tokens")
     found = fit_tasks(tasks, environment, prompt_tokens, limit)

@@ -87,7 +87,7 @@ def main() -> None:
     alone = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     started = time.process_time()
     values = [row and apart(alone, row, precision) for row in rows]
-    tokens = sum(len(row.response_mask) and sum(row.response_mask) for row in rows if row)
+    tokens = sum(sum(row.sampled) for row in rows if row)
     sum(
         -(value[0] * weight).sum() / tokens for value, weight in zip(values, ADVANTAGES * groups, strict=True) if value
     ).backward()
@@ -123,7 +123,7 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
     from verl import DataProto
 
     from sql_agent.rollouts.batch import to_tensors
-    from sql_agent.rollouts.stitch import Trajectory
+    from sql_agent.tests.records import make_row
 
     generator = torch.Generator().manual_seed(0)
 
@@ -141,7 +141,7 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
                 other, said = draw(prompt) if member == 1 else (*first, *turn), draw(response // 4)
                 starts, own = (len(mask),), (*own, *other, *said)
                 mask += (0,) * len(other) + (1,) * len(said)
-            rows.append(Trajectory(first, (*turn, *own), mask, (0.0,) * len(mask), 1, chain_starts=starts))
+            rows.append(make_row(first, (*turn, *own), mask, (0.0,) * len(mask), 1, starts=starts))
     rows[GROUP - 1] = None
     tensors = to_tensors(rows, [1.0 if row else None for row in rows], pad_id=0)
     weights = torch.tensor(ADVANTAGES * groups)[:, None]
@@ -160,20 +160,19 @@ def apart(model: Any, row: Any, precision: str) -> tuple[Any, Any]:
     """Log-probs and entropies of one row's trained tokens by transformers alone, which gets each chain by itself."""
     import torch
 
-    prompt = len(row.prompt_ids)
-    ids = torch.tensor([*row.prompt_ids, *row.response_ids])
-    chains = ids.tensor_split([prompt + start for start in row.chain_starts])
+    ids = torch.tensor(row.ids)
+    chains = ids.tensor_split(list(row.starts))
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-        logits = torch.cat([model(chain[None]).logits[0] for chain in chains])[prompt - 1 : -1].float() / 0.7
-    mask = torch.tensor(row.response_mask).bool()
+        logits = torch.cat([model(chain[None]).logits[0] for chain in chains])[:-1].float() / 0.7
+    mask = torch.tensor(row.sampled[1:]).bool()
     every = logits[mask].log_softmax(-1)
-    return every.gather(1, torch.tensor(row.response_ids)[mask][:, None])[:, 0], -(every.exp() * every).sum(-1)
+    return every.gather(1, ids[1:][mask][:, None])[:, 0], -(every.exp() * every).sum(-1)
 
 
 def difference(padded: Any, values: Any, row: Any) -> float:
     import torch
 
-    mask = torch.tensor(row.response_mask).bool()
+    mask = torch.tensor(row.sampled[row.prompt_tokens :]).bool()
     return float((padded[: len(mask)][mask] - values.detach()).abs().max())
 
 

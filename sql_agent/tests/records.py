@@ -1,10 +1,27 @@
 """Records of rollouts for tests: the real ones, with little to write."""
 
 from dbbench_adapter.datatypes import Score
+from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord
-from sql_agent.rollouts.datatypes import RolloutOutcome, RolloutResult, Trajectory
+from sql_agent.rollouts.datatypes import RolloutOutcome, RolloutResult
 
-ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
+
+def make_row(prompt, response, mask, log_probs, num_turns=1, *, starts=(), **fields):
+    """The row of a first prompt and what follows it; `starts` count from there."""
+    before = len(prompt)
+    starts = tuple(before + start for start in starts)
+    masks, numbers = (0,) * before + tuple(mask), (0.0,) * before + tuple(log_probs)
+    return Row((*prompt, *response), masks, numbers, before, num_turns, starts=starts, **fields)
+
+
+def advantage_of(row):
+    """The one advantage of all sampled tokens of a row; the other tokens have 0."""
+    (advantage,) = {credit for credit, sampled in zip(row.credit, row.sampled, strict=True) if sampled}
+    assert not any(credit for credit, sampled in zip(row.credit, row.sampled, strict=True) if not sampled)
+    return advantage
+
+
+ROW = make_row((1,), (2,), (1,), (0.0,))
 
 
 def make_record(verdict, **fields):

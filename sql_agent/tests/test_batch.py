@@ -3,10 +3,10 @@
 import torch
 
 from sql_agent.rollouts.batch import to_tensors
-from sql_agent.rollouts.datatypes import Trajectory
+from sql_agent.tests.records import make_row
 
-LONG = Trajectory((1, 2), (3, 9, 4), (1, 0, 1), (-0.1, 0.0, -0.2), num_turns=2)
-SHORT = Trajectory((5,), (6,), (1,), (-0.3,), num_turns=1)
+LONG = make_row((1, 2), (3, 9, 4), (1, 0, 1), (-0.1, 0.0, -0.2), num_turns=2)
+SHORT = make_row((5,), (6,), (1,), (-0.3,), num_turns=1)
 
 
 def test_prompts_pad_left_and_responses_right_to_the_longest_of_the_batch():
@@ -36,9 +36,9 @@ def test_a_batch_of_lost_rows_still_has_a_shape():
 
 def test_positions_begin_anew_with_each_chain_and_the_reward_stands_once():
     # 1 2 | 3, then the chain 5 6 | 7 8, then the chain 9 | 4
-    chains = Trajectory(
+    chains = make_row(
         (1, 2), (3, 5, 6, 7, 8, 9, 4), (1, 0, 0, 1, 1, 0, 1), (-0.1, 0.0, 0.0, -0.2, -0.3, 0.0, -0.4), 3,
-        chain_starts=(1, 5),
+        starts=(1, 5),
     )  # fmt: skip
     batch = to_tensors([SHORT, chains], [0.0, 1.0], pad_id=0)
     assert batch["position_ids"].tolist() == [[0, 0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 3, 0, 1]]
@@ -47,8 +47,8 @@ def test_positions_begin_anew_with_each_chain_and_the_reward_stands_once():
 
 
 def test_positions_of_a_row_that_is_shorter_than_the_batch_are_those_of_its_chains():
-    chains = Trajectory((1,), (2, 5, 6), (1, 0, 1), (0.0,) * 3, 2, chain_starts=(1,))
-    long = Trajectory((7, 7, 7), (8,) * 5, (1,) * 5, (0.0,) * 5, 1)
+    chains = make_row((1,), (2, 5, 6), (1, 0, 1), (0.0,) * 3, 2, starts=(1,))
+    long = make_row((7, 7, 7), (8,) * 5, (1,) * 5, (0.0,) * 5, 1)
     batch = to_tensors([chains, long], [1.0, 0.0], pad_id=0)
     used = batch["attention_mask"][0].bool()
     assert batch["position_ids"][0][used].tolist() == [0, 1, 0, 1]

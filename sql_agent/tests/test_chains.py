@@ -2,16 +2,17 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sql_agent.rollouts.advantages import masked_grpo
-from sql_agent.rollouts.batch import to_tensors
-from sql_agent.rollouts.datatypes import Trajectory, Turn
-from sql_agent.rollouts.stitch import stitch
+from sql_agent.credit.grpo import GroupRelative
+from sql_agent.credit.row import Row, Turn
+from sql_agent.credit.stitch import stitch
+from sql_agent.rollouts.batch import CREDIT, to_tensors
+from sql_agent.rollouts.dynamic_sampling import credit_group
+from sql_agent.tests.records import make_outcome, make_result, make_row
 
 
 def turn(prompt, sampled, *, tool=False):
@@ -21,7 +22,7 @@ def turn(prompt, sampled, *, tool=False):
 def chains(row):
     """Ids and mask of each chain, as they stand in verl's batch: parted where positions begin anew."""
     batch = to_tensors([row], [1.0], pad_id=0)
-    mask = [0] * len(row.prompt_ids) + batch["response_mask"][0].tolist()
+    mask = [0] * row.prompt_tokens + batch["response_mask"][0].tolist()
     parted = []
     for token, trained, position in zip(
         batch["input_ids"][0].tolist(), mask, batch["position_ids"][0].tolist(), strict=True
@@ -96,13 +97,13 @@ def test_every_conversation_is_trained_as_a_chain_of_its_own(turns, expected):
 
 def test_the_row_of_two_chains_in_full():
     first, other = turn([1, 2], [10, 11]), turn([1, 3, 10], [12])
-    assert stitch([first, other], max_response_tokens=9, one_conversation=False) == Trajectory(
-        prompt_ids=(1, 2),
-        response_ids=(10, 11, 1, 3, 10, 12),
-        response_mask=(1, 1, 0, 0, 0, 1),
-        log_probs=(-1.0, -1.1, 0.0, 0.0, 0.0, -1.2),
+    assert stitch([first, other], max_response_tokens=9, one_conversation=False) == Row(
+        ids=(1, 2, 10, 11, 1, 3, 10, 12),
+        sampled=(0, 0, 1, 1, 0, 0, 0, 1),
+        log_probs=(0.0, 0.0, -1.0, -1.1, 0.0, 0.0, 0.0, -1.2),
+        prompt_tokens=2,
         num_turns=2,
-        chain_starts=(2,),
+        starts=(4,),
     )
 
 
@@ -208,7 +209,7 @@ def one_chain(turns, max_response_tokens):
         log_probs += [0.0] * len(between) + list(t.log_probs)
         seen, used = t.prompt_ids + t.sampled_ids, used + 1
     dropped = len(turns) - used
-    return Trajectory(prompt, tuple(response), tuple(mask), tuple(log_probs), used, dropped_turns=dropped)
+    return make_row(prompt, tuple(response), tuple(mask), tuple(log_probs), used, dropped_turns=dropped)
 
 
 @settings(max_examples=60, deadline=None)
@@ -224,7 +225,7 @@ def test_each_sampled_token_is_trained_once_below_what_it_was_sampled_from_or_it
     turns, max_response_tokens, max_row_tokens
 ):
     row = stitch(turns, max_response_tokens=max_response_tokens, max_row_tokens=max_row_tokens)
-    found = chains(row) if row.response_ids else []
+    found = chains(row) if row.response_tokens else []
     trained = {ids[i]: tuple(ids[:i]) for ids, mask in found for i, one in enumerate(mask) if one}
     assert sum(sum(mask) for _, mask in found) == len(trained)  # none twice
     whole = [t for t in turns if t.sampled_ids[0] in trained]
@@ -232,7 +233,7 @@ def test_each_sampled_token_is_trained_once_below_what_it_was_sampled_from_or_it
     assert (row.num_turns, row.dropped_turns) == (len(whole), len(turns) - len(whole))
     assert sum(row.log_probs) == pytest.approx(sum(sum(t.log_probs) for t in whole))
     if row.num_chains > 1:
-        assert len(row.prompt_ids) + len(row.response_ids) <= max(max_row_tokens, len(found[0][0]))
+        assert len(row.ids) <= max(max_row_tokens, len(found[0][0]))
     if max_response_tokens == max_row_tokens == 10_000:
         assert row.dropped_turns == 0
 
@@ -242,20 +243,20 @@ def test_each_sampled_token_is_trained_once_below_what_it_was_sampled_from_or_it
 def test_a_group_has_the_advantages_that_it_would_have_with_one_chain_each(group, data):
     """A rollout of three chains counts once in mean and std, and its advantage stands on all its sampled tokens."""
     rewards = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=len(group), max_size=len(group)))
-    rows = [stitch(turns, max_response_tokens=10_000) for turns in group]
-    short = [stitch(turns[:1], max_response_tokens=10_000) for turns in group]
 
     def advantages(rows):
-        batch = to_tensors(rows, rewards, pad_id=0)
+        pairs = zip(rows, rewards, strict=True)
+        results = [make_result("g", make_outcome(reward, reason="lost"), trajectory=row) for row, reward in pairs]
+        credit_group(results, GroupRelative())
+        batch = to_tensors([r.trajectory for r in results], rewards, pad_id=0)
         assert {len(values) for values in batch.values()} == {len(group)}  # one row per rollout, as verl asked for
-        per_token, _ = masked_grpo(batch["rm_scores"], batch["response_mask"], np.array(["g"] * len(rows)))
         mask = batch["response_mask"].bool()
-        assert not per_token[~mask].any()
-        return [set(values[trained].tolist()) for values, trained in zip(per_token, mask, strict=True)]
+        assert not batch[CREDIT][~mask].any()
+        return [set(values[trained].tolist()) for values, trained in zip(batch[CREDIT], mask, strict=True)]
 
-    found = advantages(rows)
+    found = advantages([stitch(turns, max_response_tokens=10_000) for turns in group])
     assert all(len(values) == (reward is not None) for values, reward in zip(found, rewards, strict=True))
-    assert found == advantages(short)
+    assert found == advantages([stitch(turns[:1], max_response_tokens=10_000) for turns in group])
 
 
 # Upstream -------------------------------------------------------------------------------------------------------------
@@ -308,12 +309,12 @@ def test_only_the_named_agents_are_trained_and_a_chain_without_them_is_left_out(
     )
     again = dataclasses.replace(turn((2, 5, 6, 12, 7), (14, 15)), agent="desk")
     row = stitch([desk, clerk, judge, again], max_response_tokens=99, one_conversation=False, agents=("clerk",))
-    assert row == Trajectory((2, 5, 6), (12, 7, 14, 15), (1, 0, 0, 0), (-1.2, 0.0, 0.0, 0.0), num_turns=2)
+    assert row == make_row((2, 5, 6), (12, 7, 14, 15), (1, 0, 0, 0), (-1.2, 0.0, 0.0, 0.0), num_turns=2)
 
 
 def test_a_rollout_in_which_no_named_agent_asked_has_nothing_to_train():
     asked = [dataclasses.replace(turn((1, 5), (10, 11)), agent="desk"), turn((2, 5), (12,))]
-    assert not any(stitch(asked, max_response_tokens=99, one_conversation=False, agents=("clerk",)).response_mask)
+    assert not any(stitch(asked, max_response_tokens=99, one_conversation=False, agents=("clerk",)).sampled)
 
 
 def test_what_is_not_trained_takes_no_room_from_what_is():
@@ -323,4 +324,4 @@ def test_what_is_not_trained_takes_no_room_from_what_is():
     row = stitch(
         [desk, clerk, again], max_response_tokens=999, max_row_tokens=300, one_conversation=False, agents=("clerk",)
     )
-    assert (sum(row.response_mask), row.num_chains, row.dropped_turns) == (100, 2, 0)
+    assert (sum(row.sampled), row.num_chains, row.dropped_turns) == (100, 2, 0)

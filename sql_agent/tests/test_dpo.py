@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.template import ChatTemplateError
 from agentgrpo.checks import UsageError
-from agentgrpo.messages import FunctionCall, Message, ToolCall
 from reward_model.datatypes import Preference
 from reward_model.tests.conftest import assistant, counting_pairs, make_base, user
 from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.pairs import calls_without_tools, encode_pairs
 from sql_agent.dpo.trainer import make_trainer
-from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.sft.fine_tuning import Lora, load_trainable
 
 BETA = 0.3

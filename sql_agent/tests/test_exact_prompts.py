@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.exact_continuation import OTHER
+from agentgrpo.chat.continuation import OTHER
 from sql_agent.verl_side.plugin.exact_prompts import RANDOM_ID, ReplyMemory, _wrap_chat_server, conversation_key
 
 EOS = 99

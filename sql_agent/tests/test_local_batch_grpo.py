@@ -15,8 +15,8 @@ from sql_agent.local.config import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
-from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
+from sql_agent.tests.records import advantage_of, make_row
 from sql_agent.trained_on import TrainedOn, read_trained_on
 
 TASKS = [RowTask(f"p{n}", "sum", {"prompt": f"What is {n} and 1?"}) for n in range(5)]
@@ -24,7 +24,7 @@ TASKS = [RowTask(f"p{n}", "sum", {"prompt": f"What is {n} and 1?"}) for n in ran
 
 def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> LocalRollout:
     record = RolloutRecord(task_id, "sum", "answered", Score(value, reason), 1, 0, [], 3, 2, 0.1)
-    return LocalRollout(record, Trajectory((1,), (2, 3), (1, 1), (-0.5, -0.5), 1))
+    return LocalRollout(record, make_row((1,), (2, 3), (1, 1), (-0.5, -0.5), 1))
 
 
 def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[float | None]]:
@@ -69,9 +69,9 @@ class World:
         self.events.append(f"{'greedy' if greedy else 'play'} {len(tasks)}")
         return [rollout(float(k % 2 == 0), "match", task.id) for k, task in enumerate(tasks)]
 
-    def learn(self, trajectories, advantages, *, temperature):
-        self.events.append(f"learn {len(trajectories)} at {temperature}")
-        self.learnt.append(list(advantages))
+    def learn(self, rows, *, temperature):
+        self.events.append(f"learn {len(rows)} at {temperature}")
+        self.learnt.append([*map(advantage_of, rows)])
         self.steps += 1
         return {"policy/loss": 0.25}
 

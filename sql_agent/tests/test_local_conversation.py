@@ -7,8 +7,9 @@ import pytest
 import trl
 from transformers import AutoTokenizer
 
+from agentgrpo.chat.replies import Conversation
+from agentgrpo.chat.template import ChatTemplateError
 from dbbench_adapter.protocols import fc
-from sql_agent.local.conversation import ChatTemplateError, Conversation
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 FIRST = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many rows?"}]
@@ -142,6 +143,12 @@ def test_a_template_that_rewrites_earlier_turns_gives_way_to_one_that_does_not(t
             "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls }}<|im_end|>{% endfor %}",
             "use --protocol text",
             id="calls_in_python",
+        ),
+        pytest.param(
+            "{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+            "{{ c.function | tojson }}</tool_call>{% else %}<|im_end|>{% endfor %}{% endfor %}",
+            r"a turn does not end with <\|im_end\|>",
+            id="calls_that_nothing_ends",
         ),
         pytest.param("{{ raise_exception('only one message') }}", "only one message", id="raises"),
     ],

@@ -43,9 +43,9 @@ def test_rewards(value, stop, reward):
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ([1.0, 1.0], "all_correct"),
+        ([1.0, 1.0], "all_right"),
         ([0.0, 0.0], "all_wrong"),
-        ([0.5, 0.5], "all_equal"),
+        ([0.5, 0.5], "all_wrong"),
         ([1.0, None], "unjudged"),
         ([None, None], "unjudged"),
     ],
@@ -76,7 +76,7 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
         run = recipe(cfg, [task] * 8)
         Trainer(None, learner, player, run, folder, progress, lambda line: None).train()  # pyright: ignore
     assert (progress.batches, progress.judged, progress.correct) == (6, 1, 1)
-    assert progress.skipped == {"unjudged": 5, "all_correct": 1}
+    assert progress.skipped == {"unjudged": 5, "all_right": 1}
     assert len(folder.metrics.read_text().splitlines()) == 6
 
 

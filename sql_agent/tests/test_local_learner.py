@@ -1,7 +1,9 @@
 """The update: what it does to the adapter, and what it never lets in."""
 
 import copy
+import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +12,16 @@ from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy, Rows, load_policy
-from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.tests.records import make_row
 
 NO_DROPOUT = AdapterConfig(dropout=0.0)
 FAST = OptimConfig(learning_rate=1e-2, weight_decay=0.0)
 TRAJECTORIES = [
-    Trajectory((1, 50, 60), (70, 71, 72), (1, 0, 1), (-6.9, 0.0, -6.9), 2),
-    Trajectory((1, 50), (80, 81, 82, 83, 84), (1, 1, 1, 0, 1), (-6.9, -6.9, -6.9, 0.0, -6.9), 2),
-    Trajectory((1, 50, 60, 61), (90,), (1,), (-6.9,), 1),
+    make_row((1, 50, 60), (70, 71, 72), (1, 0, 1), (-6.9, 0.0, -6.9), 2),
+    make_row((1, 50), (80, 81, 82, 83, 84), (1, 1, 1, 0, 1), (-6.9, -6.9, -6.9, 0.0, -6.9), 2),
+    make_row((1, 50, 60, 61), (90,), (1,), (-6.9,), 1),
 ]
-ADVANTAGES = [1.0, -1.0, 0.5]
+ROWS = [row.credited([advantage]) for row, advantage in zip(TRAJECTORIES, [1.0, -1.0, 0.5], strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def weights(policy: LocalPolicy) -> list[torch.Tensor]:
     return [p.detach().clone() for p in policy.parameters()]
 
 
-def log_prob(policy: LocalPolicy, trajectory: Trajectory) -> float:
+def log_prob(policy: LocalPolicy, trajectory: Any) -> float:
     return policy.log_probs(Rows.of([trajectory], pad_id=policy.pad_id)).sum().item()
 
 
@@ -58,7 +60,7 @@ def log_prob(policy: LocalPolicy, trajectory: Trajectory) -> float:
 def test_what_did_well_becomes_likelier_and_what_did_badly_less_so(policy, loss):
     before = [log_prob(policy, t) for t in TRAJECTORIES]
     learner = Learner(policy, FAST, loss)
-    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+    learner.learn(ROWS, temperature=1.0)
     assert learner.steps == 1
     moved = [log_prob(policy, t) - was for t, was in zip(TRAJECTORIES, before, strict=True)]
     assert moved[0] > 0 > moved[1]
@@ -70,7 +72,7 @@ def test_micro_batches_change_the_memory_and_not_the_gradient(policy, aggregatio
     found = []
     for tokens in (1, 14, 4096):  # one row at a time; two and one; all three
         learner = Learner(policy, OptimConfig(micro_batch_tokens=tokens, grad_accum=2), loss)
-        learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+        learner.learn(ROWS, temperature=1.0)
         found.append(gradients(policy))
         learner.optimiser.zero_grad()
     for other in found[1:]:
@@ -82,15 +84,15 @@ def test_accumulated_batches_are_one_step_with_their_mean_gradient(policy):
     apart = []
     for part in (slice(0, 1), slice(1, 3)):
         learner = Learner(policy, OptimConfig(grad_accum=2), loss)
-        learner.learn(TRAJECTORIES[part], ADVANTAGES[part], temperature=1.0)
+        learner.learn(ROWS[part], temperature=1.0)
         apart.append(gradients(policy))
         learner.optimiser.zero_grad()
     learner = Learner(policy, OptimConfig(grad_accum=2, max_grad_norm=1e9), loss)
-    learner.learn(TRAJECTORIES[:1], ADVANTAGES[:1], temperature=1.0)
+    learner.learn(ROWS[:1], temperature=1.0)
     assert learner.steps == 0
     seen = []
     learner.optimiser.register_step_pre_hook(lambda *_: seen.append(gradients(policy)))
-    learner.learn(TRAJECTORIES[1:], ADVANTAGES[1:], temperature=1.0)
+    learner.learn(ROWS[1:], temperature=1.0)
     assert learner.steps == 1
     torch.testing.assert_close(seen[0], [(a + b) / 2 for a, b in zip(*apart, strict=True)])
 
@@ -106,12 +108,12 @@ def test_what_was_accumulated_when_the_data_ends_is_stepped_with_as_the_mean_of_
 ):
     loss, [one] = LossConfig(name="reinforce"), TRAJECTORIES[:1]
     unit = Learner(policy, OptimConfig(learning_rate=1e-12, max_grad_norm=1e9), loss)
-    unit.learn([one], [1.0], temperature=1.0)  # a whole step, which leaves the weights where they are
+    unit.learn([one.credited([1.0])], temperature=1.0)  # a whole step, which leaves the weights where they are
     g = [unit.optimiser.state[p]["exp_avg"] / (1 - 0.9) for p in policy.parameters()]  # AdamW's beta of 0.9
     learner = Learner(policy, OptimConfig(grad_accum=4, max_grad_norm=1e9), loss)
     assert learner.flush() is None
     for advantage in advantages:
-        learner.learn([one], [advantage], temperature=1.0)
+        learner.learn([one.credited([advantage])], temperature=1.0)
     assert learner.steps == 0
     metrics = learner.flush()
     assert metrics is not None and learner.steps == 1
@@ -123,15 +125,15 @@ def test_what_was_accumulated_when_the_data_ends_is_stepped_with_as_the_mean_of_
 def test_the_ratio_is_against_the_log_probs_that_were_recorded(policy):
     [one] = TRAJECTORIES[:1]
     now = policy.log_probs(Rows.of([one], pad_id=policy.pad_id))[0, 3:].tolist()
-    half = Trajectory(one.prompt_ids, one.response_ids, one.response_mask, tuple(v + math.log(2) for v in now), 2)
-    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn([half], [1.0], temperature=1.0)
+    half = dataclasses.replace(one, log_probs=(0.0,) * 3 + tuple(v + math.log(2) for v in now))
+    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn([half.credited([1.0])], temperature=1.0)
     assert metrics["policy/ratio_mean"] == pytest.approx(0.5, abs=1e-4)  # recorded as twice as likely as they are now
 
 
 def test_in_bfloat16_the_ratio_is_1_for_the_recorded_log_probs_are_of_another_precision(random_policy_folder):
     torch.manual_seed(0)
     policy = load_policy(random_policy_folder, adapter=NO_DROPOUT, device="cpu", precision="bfloat16")
-    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn(TRAJECTORIES[:1], [1.0], temperature=1.0)
+    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn(ROWS[:1], temperature=1.0)
     assert (metrics["policy/ratio_mean"], metrics["policy/ratio_max"], metrics["policy/clip_frac"]) == (1.0, 1.0, 0.0)
 
 
@@ -140,7 +142,7 @@ def test_in_bfloat16_the_ratio_is_1_for_the_recorded_log_probs_are_of_another_pr
     [
         pytest.param(TRAJECTORIES[0], math.nan, id="nan_advantage"),
         pytest.param(
-            Trajectory((1,), (70,), (1,), (-1e30,), 1), -1.0, id="infinite_ratio"
+            make_row((1,), (70,), (1,), (-1e30,), 1), -1.0, id="infinite_ratio"
         ),  # exp(1e30) is inf, and nothing clips it where the advantage is negative
     ],
 )
@@ -148,15 +150,15 @@ def test_a_step_that_is_no_number_is_left_out_and_the_third_in_a_row_stops(polic
     learner = Learner(policy, FAST, LossConfig(kl_coef=0.0))
     before = weights(policy)
     for _ in range(2):
-        learner.learn([trajectory], [advantage], temperature=1.0)
+        learner.learn([trajectory.credited([advantage])], temperature=1.0)
     assert learner.steps == 0
-    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)  # a good one starts the count anew
+    learner.learn(ROWS, temperature=1.0)  # a good one starts the count anew
     after = weights(policy)
     assert learner.bad_steps == 2 and not all(map(torch.equal, before, after))
     for _ in range(2):
-        learner.learn([trajectory], [advantage], temperature=1.0)
+        learner.learn([trajectory.credited([advantage])], temperature=1.0)
     with pytest.raises(DivergedError, match=r"3 times in a row.*lower learning_rate \(now 0.01\)"):
-        learner.learn([trajectory], [advantage], temperature=1.0)
+        learner.learn([trajectory.credited([advantage])], temperature=1.0)
     assert all(map(torch.equal, after, weights(policy)))
 
 
@@ -165,7 +167,7 @@ def test_a_gradient_that_is_no_number_is_left_out_too(policy):
     before = weights(policy)
     first = policy.parameters()[0]
     handle = first.register_hook(lambda gradient: gradient * math.inf)
-    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+    learner.learn(ROWS, temperature=1.0)
     assert learner.steps == 0
     handle.remove()
     assert learner.bad_steps == 1 and all(map(torch.equal, before, weights(policy)))
@@ -180,12 +182,12 @@ def test_a_learner_with_the_state_of_another_goes_on_as_that_one(random_policy_f
 
     (one, first), (two, second) = fresh(), fresh()
     for _ in range(3):  # the third leaves a gradient under way
-        first.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+        first.learn(ROWS, temperature=1.0)
     with torch.no_grad():
         for target, source in zip(two.parameters(), one.parameters(), strict=True):
             target.copy_(source)
     second.load_state(copy.deepcopy(first.state()))  # as a file would be
     for learner in (first, second):
-        learner.learn(TRAJECTORIES[:2], ADVANTAGES[:2], temperature=1.0)
+        learner.learn(ROWS[:2], temperature=1.0)
     assert all(map(torch.equal, weights(one), weights(two)))
     assert (second.steps, second.bad_steps) == (first.steps, first.bad_steps) == (2, 0)

@@ -145,7 +145,7 @@ def test_a_reward_of_one_is_no_success_unless_the_environment_says_so():
     [
         ([(1.0, None), (1.0, None)], "all_equal"),
         ([(0.1, 0.0), (0.1, 0.0)], "all_wrong"),
-        ([(0.5, 1.0), (0.5, 1.0)], "all_correct"),
+        ([(0.5, 1.0), (0.5, 1.0)], "all_right"),
         ([(0.5, 1.0), (None, None)], "unjudged"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy, Rows, _keep_nucleus, load_model, load_policy
-from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.tests.records import make_row
 
 BOUND = 1e-4
 """On a CPU in float32, recorded while sampling against recomputed, in nats; 3e-6 were measured here and 3e-5 on the
@@ -33,10 +34,10 @@ def policy(random_policy_folder) -> LocalPolicy:
     return load_policy(random_policy_folder, adapter=AdapterConfig(), device="cpu")
 
 
-def trajectories(policy: LocalPolicy, sampling: Sampling) -> list[Trajectory]:
+def trajectories(policy: LocalPolicy, sampling: Sampling) -> list[Any]:
     samples = policy.generate(PROMPTS, [sampling] * len(PROMPTS), max_new_tokens=12)
     return [
-        Trajectory(tuple(prompt), sample.ids, (1,) * len(sample.ids), sample.log_probs, 1)
+        make_row(tuple(prompt), sample.ids, (1,) * len(sample.ids), sample.log_probs, 1)
         for prompt, sample in zip(PROMPTS, samples, strict=True)
     ]
 
@@ -152,8 +153,8 @@ def test_a_nucleus_may_be_wider_than_where_it_is_looked_for_first():
 
 def test_tool_results_have_no_log_prob_and_no_gradient(policy):
     # prompt 2 tokens, then sampled, sampled, tool, sampled
-    one = Trajectory((1, 50), (60, 61, 62, 63), (1, 1, 0, 1), (-1.0, -2.0, 0.0, -3.0), 2)
-    rows = Rows.of([one, Trajectory((1,), (70,), (1,), (-4.0,), 1)], pad_id=policy.pad_id)
+    one = make_row((1, 50), (60, 61, 62, 63), (1, 1, 0, 1), (-1.0, -2.0, 0.0, -3.0), 2)
+    rows = Rows.of([one, make_row((1,), (70,), (1,), (-4.0,), 1)], pad_id=policy.pad_id)
     assert rows.mask.tolist() == [[False, False, True, True, False, True], [False, True, False, False, False, False]]
     assert rows.old_log_probs.tolist() == [[0, 0, -1, -2, 0, -3], [0, -4, 0, 0, 0, 0]]
     assert rows.attention.tolist() == [[1] * 6, [1, 1, 0, 0, 0, 0]]

@@ -12,15 +12,16 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tasks.single_skill import num_others, skills_of
+from sql_agent.credit.reinforce import take_baseline
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.datatypes import GREEDY, LocalRollout, Progress, UnjudgedError
-from sql_agent.local.single_skill import SessionFolder, SingleSkill, take_baseline
+from sql_agent.local.single_skill import SessionFolder, SingleSkill
 from sql_agent.local.single_skill_config import ExperimentConfig, TaskConfig
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer, evaluate
-from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
+from sql_agent.tests.records import advantage_of, make_row
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ["select", "insert", "update", "delete", "where_single_condition", "order_by_single_column", "limit_only"]
@@ -118,7 +119,7 @@ class ScriptedPlayer:
             score = Score(1.0, "match") if how == GREEDY else next(self._outcomes)
             stop = "db_unavailable" if score.value is None else score.reason if score.value == 0 else "answered"
             record = RolloutRecord(task.id, task.kind, stop, score, 1, 0, [], 1, 1, 0.1, error="gone")  # pyright: ignore
-            rollouts.append(LocalRollout(record, Trajectory((1,), (2,), (1,), (-0.5,), 1)))
+            rollouts.append(LocalRollout(record, make_row((1,), (2,), (1,), (-0.5,), 1)))
         return rollouts
 
 
@@ -128,9 +129,9 @@ class ListeningLearner:
     def __init__(self) -> None:
         self.heard: list[list[float]] = []
 
-    def learn(self, trajectories, advantages, *, temperature) -> Any:
-        assert len(trajectories) == len(advantages) and temperature == 0.7
-        self.heard.append([*advantages])
+    def learn(self, rows, *, temperature) -> Any:
+        assert temperature == 0.7
+        self.heard.append([*map(advantage_of, rows)])
         return {"policy/loss": 0.25}
 
     def flush(self) -> None:
@@ -312,14 +313,14 @@ def test_the_gradient_is_that_of_reward_times_summed_log_prob_averaged_over_epis
     torch.manual_seed(0)
     policy = load_policy(model.model_path, adapter=model.adapter.model_copy(update={"dropout": 0.0}), device="cpu")
     episodes = [
-        Trajectory((5, 6), (7, 8, 9), (1, 0, 1), (-1.0, 0.0, -1.0), 1),
-        Trajectory((5,), (7,), (1,), (-1.0,), 1),
+        make_row((5, 6), (7, 8, 9), (1, 0, 1), (-1.0, 0.0, -1.0), 1),
+        make_row((5,), (7,), (1,), (-1.0,), 1),
     ]
     rewards = [1.0, -0.3]
     log_probs = policy.log_probs(Rows.of(episodes, pad_id=policy.pad_id))
     expected = torch.autograd.grad(-(1.0 * log_probs[0].sum() - 0.3 * log_probs[1].sum()) / 2, policy.parameters())
 
     learner = Learner(policy, OptimConfig(max_grad_norm=1e9), SUM_OVER_TOKENS)
-    learner._backward(episodes, rewards, 1.0)
+    learner._backward([row.credited([reward]) for row, reward in zip(episodes, rewards, strict=True)], 1.0)
     for parameter, gradient in zip(policy.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from agentgrpo.messages import num_tool_calls
+from agentgrpo.chat.messages import num_tool_calls
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.read_only import connect
 from sql_agent.agent import run_rollout

@@ -6,10 +6,10 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.config import load_config
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.rollouts.datatypes import RolloutOutcome, Trajectory
+from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.metrics import batch_metrics
-from sql_agent.rollouts.stitch import OUTCOME
-from sql_agent.tests.records import ROW, make_outcome, make_record, make_result
+from sql_agent.rollouts.spans import OUTCOME
+from sql_agent.tests.records import ROW, make_outcome, make_record, make_result, make_row
 
 
 def result(group, reward, trajectory=ROW):
@@ -42,11 +42,11 @@ def test_a_batch_of_lost_rollouts_has_no_mean():
 
 
 def test_breaks_and_sampled_tokens_are_those_of_the_rows():
-    whole = Trajectory((1,), (2, 9, 3), (1, 0, 1), (0.0,) * 3, num_turns=2)
-    broken = Trajectory(
-        (1,), (2, 1, 7, 3), (1, 0, 0, 1), (0.0,) * 4, num_turns=2, prefix_break="tokenisation", chain_starts=(1,)
+    whole = make_row((1,), (2, 9, 3), (1, 0, 1), (0.0,) * 3, num_turns=2)
+    broken = make_row(
+        (1,), (2, 1, 7, 3), (1, 0, 0, 1), (0.0,) * 4, num_turns=2, prefix_break="tokenisation", starts=(1,)
     )
-    cut = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=1)
+    cut = make_row((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=1)
     metrics = batch_metrics([result("a", 1.0, row) for row in (whole, whole, broken, cut)])
     assert {name: value for name, value in metrics.items() if name.startswith("prefix/")} == {
         "prefix/broken_frac": 0.25,
@@ -60,7 +60,7 @@ def test_breaks_and_sampled_tokens_are_those_of_the_rows():
 
 
 def test_calls_that_are_in_no_row_are_counted_by_cause():
-    cut = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=2)
+    cut = make_row((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=2)
     repeated = {"repeated": 1, "given_up": 0}
     results = [
         make_result("a", make_outcome(1.0, verdict=1.0), trajectory=cut, unused_turns=repeated),

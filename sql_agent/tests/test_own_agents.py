@@ -15,6 +15,7 @@ from openai import BadRequestError, OpenAI
 from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
+from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.rows import RowTask
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
@@ -22,7 +23,7 @@ from sql_agent.model_address.signed_address import RolloutSampling, signed_prefi
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
-from sql_agent.rollouts.stitch import read_turns, stitch
+from sql_agent.rollouts.spans import read_turns
 from sql_agent.tests.conftest import forget_own_files, llm_proxy
 
 pytestmark = pytest.mark.slow
@@ -218,7 +219,7 @@ async def test_a_handoff_is_two_conversations_of_one_rollout_and_every_turn_is_k
     assert record.completion_tokens == sum(len(turn.sampled_ids) for turn in turns)
     row = stitch(turns, max_response_tokens=10_000, one_conversation=False)
     assert (row.num_chains, row.num_turns, row.dropped_turns, row.prefix_break) == (2, 3, 0, None)
-    assert sum(row.response_mask) == record.completion_tokens
+    assert sum(row.sampled) == record.completion_tokens
 
 
 async def test_what_the_agent_starts_inside_asks_the_same_policy(load, policy, store):

@@ -15,13 +15,13 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from transformers import AutoTokenizer
 
+from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
 from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Split
-from sql_agent.local.conversation import first_prompt
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
@@ -295,7 +295,7 @@ def test_a_prompt_beyond_the_context_is_counted_without_a_warning_since_it_is_sh
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)  # it does not propagate
     try:
-        tokens = first_prompt(tokenizer, [{"role": "user", "content": "a b " * 5000}], [])
+        tokens = ChatTemplate.of(tokenizer).first_prompt([{"role": "user", "content": "a b " * 5000}])
     finally:
         logger.removeHandler(caplog.handler)
     assert (len(tokens) > tokenizer.model_max_length, caplog.messages) == (True, [])

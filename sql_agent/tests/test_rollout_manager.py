@@ -19,7 +19,7 @@ from sql_agent.config import load_config
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts import run_context, stops
-from sql_agent.rollouts.advantages import ZERO_REWARD, masked_grpo
+from sql_agent.rollouts.batch import CREDIT
 from sql_agent.rollouts.run_context import RunContext
 from sql_agent.tests.conftest import start_store
 
@@ -300,7 +300,7 @@ def lines_of(folder):
     return [json.loads(line) for line in (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
 
 
-def test_rewards_of_turns_stand_at_the_turns_ends_and_the_trajectories_say_what_verl_will_credit(play, tmp_path):
+def test_rewards_of_turns_are_credited_by_turn_and_the_trajectories_say_what_verl_trains_on(play, tmp_path):
     (tmp_path / "my.py").write_text(
         "import itertools\ncount = itertools.count()\ndef f(record):\n    return [float(next(count)), 0]\n"
     )
@@ -308,11 +308,9 @@ def test_rewards_of_turns_stand_at_the_turns_ends_and_the_trajectories_say_what_
     scores, mask = batch.batch["rm_scores"], batch.batch["response_mask"]
     sql = oracle.byte_ids([oracle.calls(oracle.call("execute_sql", {"query": KNOWN[0].gold.sql}))])
     ends = [len(sql) - 1, int(mask[0].nonzero().max())]
-    zero = float(np.float32(ZERO_REWARD))
-    assert sorted(scores[:, ends].tolist()) == [[zero, zero], [1.0, zero]]
-    assert [row.nonzero().flatten().tolist() for row in scores] == [ends, ends]
+    assert sorted(scores[:, ends].tolist()) == [[0.0, 0.0], [0.0, 1.0]]
     # {0, 0, 1, 0}: mean 1/4, std 1/2: the first turn of the better rollout has 1.5 - 0.5, the other's -0.5 - 0.5
-    credited, _ = masked_grpo(scores, mask, np.array(["a", "a"]))
+    credited = batch.batch[CREDIT]
     np.testing.assert_allclose(sorted(credited[:, ends].tolist()), [[-1.0, -0.5], [1.0, -0.5]], atol=1e-4)
     assert sorted(line["turn_advantages"] for line in lines_of(tmp_path)) == sorted(credited[:, ends].tolist())
     assert (metrics["reward/f"], metrics["reward/mean"], metrics["group/zero_std_frac"]) == (0.5, 0.5, 0.0)

@@ -6,9 +6,8 @@ import math
 import pytest
 
 from sql_agent.datatypes import ScorerResult
-from sql_agent.rollouts.datatypes import Trajectory
 from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
-from sql_agent.tests.records import make_outcome, make_result
+from sql_agent.tests.records import make_outcome, make_result, make_row
 
 
 def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=0.0):
@@ -112,7 +111,7 @@ def judged(group, success, **which):
 
 def test_a_rollout_is_clipped_where_its_row_is_full():
     def of(tokens, **left_out):
-        row = Trajectory((1, 2), (3,) * tokens, (1,) * tokens, (0.0,) * tokens, 1, **left_out)
+        row = make_row((1, 2), (3,) * tokens, (1,) * tokens, (0.0,) * tokens, 1, **left_out)
         return judged("a", 1.0, trajectory=row)
 
     gone = make_result("a", None, "rollout_failed")
@@ -124,7 +123,7 @@ def test_a_rollout_is_clipped_where_its_row_is_full():
         judged(
             "a",
             1.0,
-            trajectory=Trajectory((1, 2), (3,) * 12, (1,) * 3 + (0,) * 4 + (1,) * 5, (0.0,) * 12, 2, chain_starts=(3,)),
+            trajectory=make_row((1, 2), (3,) * 12, (1,) * 3 + (0,) * 4 + (1,) * 5, (0.0,) * 12, 2, starts=(3,)),
         ),
         of(0, dropped_turns=1),  # not even the first one fits
         gone,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.machine import free_port
-from agentgrpo.messages import FunctionCall, Message, ToolCall
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
 from sql_agent.oracle import call, calls

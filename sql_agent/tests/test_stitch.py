@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from sql_agent.credit.row import Row, Turn
+from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import ScorerResult
-from sql_agent.rollouts.datatypes import Trajectory, Turn
-from sql_agent.rollouts.stitch import (
+from sql_agent.rollouts.spans import (
     OUTCOME,
     UntrainableCallError,
     all_there,
     read_outcome,
     read_turns,
-    stitch,
     turn_attributes,
 )
 from sql_agent.tests.records import make_outcome
@@ -28,11 +28,11 @@ def turn(prompt, sampled, *, log_probs=None, tool=False):
 def test_two_turns_become_one_sequence_with_the_tool_result_masked():
     first = turn([1, 2], [3, 4], log_probs=[-0.1, -0.2])
     second = turn([1, 2, 3, 4, 9, 9], [5], log_probs=[-0.3])  # 9, 9: the tool's result
-    assert stitch([first, second], max_response_tokens=10) == Trajectory(
-        prompt_ids=(1, 2),
-        response_ids=(3, 4, 9, 9, 5),
-        response_mask=(1, 1, 0, 0, 1),
-        log_probs=(-0.1, -0.2, 0.0, 0.0, -0.3),
+    assert stitch([first, second], max_response_tokens=10) == Row(
+        ids=(1, 2, 3, 4, 9, 9, 5),
+        sampled=(0, 0, 1, 1, 0, 0, 1),
+        log_probs=(0.0, 0.0, -0.1, -0.2, 0.0, 0.0, -0.3),
+        prompt_tokens=2,
         num_turns=2,
     )
 
@@ -48,25 +48,30 @@ def test_two_turns_become_one_sequence_with_the_tool_result_masked():
 def test_a_break_begins_another_chain_and_names_its_cause(second_prompt, tool, cause):
     whole = [turn([1, 2], [3, 4], tool=tool), turn(second_prompt, [5]), turn([*second_prompt, 5, 9], [6])]
     row = stitch(whole, max_response_tokens=10)
-    assert (row.response_ids, row.chain_starts) == ((3, 4, *second_prompt, 5, 9, 6), (2,))
-    assert row.response_mask == (1, 1, *[0] * 5, 1, 0, 1)
+    assert (row.ids, row.starts) == ((1, 2, 3, 4, *second_prompt, 5, 9, 6), (4,))
+    assert row.sampled == (0, 0, 1, 1, *[0] * 5, 1, 0, 1)
     assert (row.prefix_break, row.num_turns, row.dropped_turns) == (cause, 3, 0)
 
 
 def test_a_turn_that_does_not_fit_is_dropped_whole():
     row = stitch([turn([1], [2, 3]), turn([1, 2, 3, 9], [4, 5])], max_response_tokens=4)
-    assert (row.response_ids, row.dropped_turns, row.prefix_break) == ((2, 3), 1, None)
+    assert (row.ids, row.dropped_turns, row.prefix_break) == ((1, 2, 3), 1, None)
 
 
 def test_a_turn_that_just_fits_is_kept():
     row = stitch([turn([1], [2, 3]), turn([1, 2, 3, 9], [4, 5])], max_response_tokens=5)
-    assert (row.response_ids, row.dropped_turns) == ((2, 3, 9, 4, 5), 0)
+    assert (row.ids, row.dropped_turns) == ((1, 2, 3, 9, 4, 5), 0)
 
 
 def test_what_continues_a_dropped_turn_is_dropped_even_if_it_would_fit_alone():
     first = [turn([1], [2, 3, 4]), turn([1, 2, 3, 4], [5])]  # the second alone would be a prompt of four and one token
     row = stitch(first, max_response_tokens=2)
-    assert row == Trajectory((1,), (), (), (), num_turns=0, dropped_turns=2)
+    assert row == Row((1,), (0,), (0.0,), prompt_tokens=1, num_turns=0, dropped_turns=2)
+
+
+def test_a_row_without_a_log_prob_for_each_token_is_refused():
+    with pytest.raises(ValueError, match=r"one id, mask, log-prob and advantage per token, got \[1, 2\]"):
+        Row((1, 2), (0, 1), (-0.5,), prompt_tokens=1, num_turns=1)
 
 
 def test_no_turns_is_an_error():

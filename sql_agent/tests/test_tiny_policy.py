@@ -6,10 +6,10 @@ from itertools import chain
 import pytest
 import torch
 
+from agentgrpo.chat.replies import Encoded, encode_conversation
 from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
-from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tiny_policy.copy_circuit import build_model
 from sql_agent.tiny_policy.episodes import batches, oracle_conversation
 from sql_agent.tiny_policy.make import make_tiny_policy

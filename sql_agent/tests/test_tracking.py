@@ -6,9 +6,10 @@ import math
 import pytest
 
 from sql_agent.config import load_config
-from sql_agent.rollouts.datatypes import RolloutResult, Trajectory
+from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.metrics import clip_metrics
 from sql_agent.rollouts.run_context import RunContext
+from sql_agent.tests.records import make_row
 from sql_agent.verl_side.tracking import drop_torn_line, earlier_steps, make_tracking
 
 
@@ -54,7 +55,7 @@ def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longe
 
     from sql_agent.rollouts.batch import to_tensors
 
-    rows = [Trajectory((1,), (2,) * n, (1,) * n, (0.0,) * n, num_turns=1) for n in (2, 3, longest)]
+    rows = [make_row((1,), (2,) * n, (1,) * n, (0.0,) * n, num_turns=1) for n in (2, 3, longest)]
     tensors = to_tensors(rows, [1.0, 0.0, 0.0], pad_id=0)
     rewards = {"token_level_scores": tensors["rm_scores"], "token_level_rewards": tensors["rm_scores"]}
     tensors |= rewards | {"advantages": tensors["rm_scores"], "returns": tensors["rm_scores"]}

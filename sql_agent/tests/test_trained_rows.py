@@ -13,10 +13,10 @@ from sql_agent.datatypes import ScorerResult
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.datatypes import GroupSlot, RolloutOutcome, RolloutResult
-from sql_agent.rollouts.dynamic_sampling import no_spread
+from sql_agent.rollouts.dynamic_sampling import spreadless
 from sql_agent.rollouts.lost_scores import level_rewards
 from sql_agent.rollouts.metrics import batch_metrics
-from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN
+from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
 from sql_agent.tests.records import make_outcome, make_record, make_result
 
@@ -98,13 +98,13 @@ def test_a_group_whose_scores_are_all_there_keeps_them():
 def test_a_mixed_group_whose_right_ones_all_lost_their_score_is_not_all_wrong():
     results = scored((RIGHT, GONE), (RIGHT, GONE), (WRONG, ScorerResult(0.0)), (WRONG, ScorerResult(0.0)))
     level_rewards(results)
-    assert no_spread(results) is None
+    assert spreadless(results) is None
     metrics = batch_metrics(trained(results))
     assert (metrics["group/all_wrong_frac"], metrics["group/zero_std_frac"]) == (0.0, 0.0)
     assert (metrics["rollout/success"], metrics["reward/mean"], metrics["reward/unjudged_frac"]) == (0.5, 0.5, 0.0)
     all_right = scored((RIGHT, GONE), (RIGHT, ScorerResult(0.5)))
     level_rewards(all_right)
-    assert no_spread(all_right) == "all_right"  # the score of the other one is no difference
+    assert spreadless(all_right) == "all_right"  # the score of the other one is no difference
 
 
 def test_without_a_judge_a_group_that_lost_scores_is_lost_whole():
@@ -173,8 +173,12 @@ async def read(*answers, status="succeeded", settings=()):
     return result, asked
 
 
+def parts(row):
+    return row.ids[: row.prompt_tokens], row.ids[row.prompt_tokens :]
+
+
 def ids(result):
-    return result.trajectory and (result.trajectory.prompt_ids, result.trajectory.response_ids)
+    return result.trajectory and parts(result.trajectory)
 
 
 async def test_spans_that_come_after_the_end_are_waited_for_and_only_the_latest_attempt_counts():

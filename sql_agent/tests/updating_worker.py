@@ -48,10 +48,10 @@ def update(trainer: Any, word: str) -> dict[str, float]:
     from verl.utils.metric import reduce_metrics
 
     from sql_agent.rollouts.batch import to_tensors
-    from sql_agent.rollouts.stitch import Trajectory
+    from sql_agent.tests.records import make_row
     from sql_agent.verl_side.tracking import rename
 
-    row = Trajectory((1, 50, 60), (70, 71, 72), (1, 0, 1), (-6.9, 0.0, -6.9), 2)
+    row = make_row((1, 50, 60), (70, 71, 72), (1, 0, 1), (-6.9, 0.0, -6.9), 2)
     rows = [row if letter == "r" else None for letter in word]
     tensors = to_tensors(rows, [1.0 if row else None for row in rows], pad_id=0)
     # not centred: rows that are all alike have to move the policy

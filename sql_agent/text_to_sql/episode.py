@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
@@ -69,21 +70,8 @@ def solution(question: Question, engine: Engine) -> list[Message]:
     """Return the replies of an assistant that knows the reference; of several statements it hands in the last."""
     query = question.query or ""
     *first, last = engine.statements(query) if question.changes else [query]
-    calls = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
-    return [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": f"call_{number}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps({"sql": sql}, ensure_ascii=False)},
-                }
-            ],
-        }
-        for number, (name, sql) in enumerate(calls)
-    ]
+    asked = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
+    return [calls(call(name, {"sql": sql}, f"call_{number}")) for number, (name, sql) in enumerate(asked)]
 
 
 class TextToSqlEpisode:

@@ -1,7 +1,7 @@
 """Makes oracle episodes to train on: the reference statement, the database's result, and the answer in it.
 
 They come from generated train tasks on SQLite, with the same messages that the policy will meet. Leaves out the tokens
-(`sql_agent.sft.encoding`).
+(`agentgrpo.chat.replies`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
+from agentgrpo.chat.replies import Encoded, encode_conversation
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend, open_backend
 from dbbench_adapter.protocols.base import format_result
-from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tiny_policy.tokenizer import Message, conversation
 
 POOL = 16

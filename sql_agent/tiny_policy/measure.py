@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from agentgrpo.chat.replies import Conversation
 from agentgrpo.flags import Parser
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
@@ -27,7 +28,6 @@ from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.config import AdapterConfig
-from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import GREEDY, Sampling
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player

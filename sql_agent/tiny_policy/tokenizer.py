@@ -15,8 +15,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from agentgrpo.chat import template
+from agentgrpo.chat.template import Message
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.generator import NOTE
 from dbbench_adapter.protocols import fc
@@ -29,7 +30,6 @@ PAD_ID, START_ID, END_ID = range(3)
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 _WORDS_DIGITS_SPACES_SIGNS = r"\p{L}+|\p{N}|\s|[^\p{L}\p{N}\s]"
-Message = dict[str, Any]
 _HOLE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -85,8 +85,7 @@ def conversation(task: Task, query: str, result: str, answers: Sequence[str]) ->
 
 def render(messages: Sequence[Message]) -> str:
     """Render the conversation as the policy reads it, without a generation prompt."""
-    texts, _ = render_jinja_template([list(messages)], chat_template=CHAT_TEMPLATE)
-    return texts[0]
+    return template.render(CHAT_TEMPLATE, messages)
 
 
 def _call(name: str, arguments: dict[str, Any]) -> Message:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3ForCausalLM
 
-from sql_agent.sft.encoding import Encoded
+from agentgrpo.chat.replies import Encoded
 
 LEARNING_RATE = 3e-3
 BETAS = (0.9, 0.98)

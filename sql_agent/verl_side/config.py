@@ -21,13 +21,17 @@ from agentgrpo.model_size import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged
 from sql_agent.config import TrainConfig
+from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
+from sql_agent.verl_side.allowed_keys import check_keys
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
+ESTIMATOR = "credited_rows"
+"""The estimator that `PLUGIN` registers: advantages come with the rollouts."""
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
@@ -57,45 +61,11 @@ class Files:
     """Replaces the model's own template, in the sampler and in the tokenizer that is saved with checkpoints."""
 
 
-FIXED_KEYS = (
-    "actor_rollout_ref.actor.data_loader_seed.",
-    "actor_rollout_ref.actor.use_dynamic_bsz.",
-    "actor_rollout_ref.actor.use_prefix_grouper.",  # verl 0.9.1's FSDP engine does not read it
-    "actor_rollout_ref.model.path.",
-    "actor_rollout_ref.rollout.agent.",
-    "actor_rollout_ref.rollout.calculate_log_probs.",
-    "actor_rollout_ref.rollout.checkpoint_manager_class.",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware.",
-    "actor_rollout_ref.rollout.max_model_len.",
-    "actor_rollout_ref.rollout.name.",
-    "actor_rollout_ref.rollout.router_config_path.",
-    "actor_rollout_ref.rollout.temperature.",
-    "actor_rollout_ref.rollout.top_p.",
-    "actor_rollout_ref.rollout.val_kwargs.",
-    "algorithm.adv_estimator.",
-    "algorithm.filter_groups.",  # our rollout manager chooses groups (rollout.redraws)
-    "algorithm.kl_ctrl.",
-    "algorithm.kl_penalty.",
-    "algorithm.use_kl_in_reward.",  # the advantage would take the KL of each token for a reward of its turn
-    "data.train_files.",
-    "data.val_files.",
-    "ray_kwargs.",
-    "reward.num_workers.",
-    "trainer.default_local_dir.",
-    "trainer.device.",
-    "trainer.nnodes.",
-    "trainer.resume_mode.",
-    "trainer.resume_from_path.",
-    "trainer.use_v1.",
-)
-"""Keys that must not be changed; otherwise rows, rewards, checkpoints or request guards would not be as documented."""
-
-
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """Return verl's overrides for one run as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
 
     Raises:
-        ValueError: `cfg.verl` has a key that one of our settings decides, or that is fixed.
+        ValueError: `cfg.verl` has a key that one of our settings decides, or that is not among `ALLOWED_KEYS`.
     """
     return merged(_from_settings(cfg, files, cpu=cpu), _checked(cfg))
 
@@ -106,8 +76,7 @@ def _checked(cfg: TrainConfig) -> dict[str, Any]:
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):
                 raise ValueError(f"verl.{key} is the setting {setting} here; give that, --set {setting}=VALUE")
-        if any(f"{key}.".startswith(fixed) or fixed.startswith(f"{key}.") for fixed in FIXED_KEYS):  # or a whole group
-            raise ValueError(f"verl.{key} is fixed, since the run relies on it; leave it out")
+    check_keys(_leaf_keys(cfg.verl))
     return cfg.verl
 
 
@@ -148,6 +117,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
         "ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
         "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": micro_batch,
+        "policy_loss": {"loss_mode": VERLS.get(cfg.loss.name, cfg.loss.name)},
         "clip_ratio": cfg.loss.clip_ratio,
         "clip_ratio_low": cfg.loss.clip_ratio,
         "clip_ratio_high": cfg.loss.clip_ratio,
@@ -215,7 +185,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
         "balance_batch": not cpu,
     }
     return {
-        "algorithm": {"adv_estimator": "masked_grpo", "norm_adv_by_std_in_grpo": cfg.loss.scale},
+        "algorithm": {"adv_estimator": ESTIMATOR, "norm_adv_by_std_in_grpo": cfg.loss.scale},
         "data": {
             "train_files": str(files.train),
             "val_files": str(files.val),

@@ -13,7 +13,7 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
-from agentgrpo.conversations import legal, read_conversation
+from agentgrpo.chat.conversations import legal, read_conversation
 from agentgrpo.printed_commands import program_command
 from dbbench_adapter.engines import open_backend
 from dbbench_adapter.generator import generate_tasks

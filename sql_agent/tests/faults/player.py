@@ -96,7 +96,7 @@ class Player(agl.Algorithm):
 def facts(result: Any) -> dict[str, Any]:
     """What a rollout came to, without what depends on the clock."""
     row, outcome = result.trajectory, result.outcome
-    ids = repr((row.prompt_ids, row.response_ids, row.response_mask, row.log_probs)) if row else None
+    ids = repr((row.ids, row.sampled, row.log_probs)) if row else None
     return {
         "group": result.group,
         "task": result.task_id,

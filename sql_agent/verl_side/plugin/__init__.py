@@ -1,8 +1,8 @@
 """Makes our changes to verl and vLLM; every verl process loads it through `VERL_USE_EXTERNAL_MODULES`.
 
-The changes are our advantage estimator, exact prompts in vLLM's chat server, merged weights from LoRA runs, no update
-on a mini-batch whose rows are all lost, recurrent states that end with their conversation, reports of micro-batches,
-and with `VERL_PLATFORM=cpu` the CPU platform. Each module names the upstream code that it replaces;
+The changes are our estimator and losses (`credit`), exact prompts in vLLM's chat server, merged weights from LoRA runs,
+no update on a mini-batch whose rows are all lost, recurrent states that end with their conversation, reports of
+micro-batches, and with `VERL_PLATFORM=cpu` the CPU platform. Each module names the upstream code that it replaces;
 `sql_agent.upstream_patches` lists them all.
 """
 
@@ -10,14 +10,12 @@ import logging
 import os
 from types import ModuleType
 
-from verl.trainer.ppo.core_algos import register_adv_est
-
 from sql_agent import upstream_patches as patches
-from sql_agent.rollouts.advantages import masked_grpo
+from sql_agent.verl_side.plugin import credit
 
 _CPU = os.environ.get("VERL_PLATFORM") == "cpu"
 
-register_adv_est("masked_grpo")(masked_grpo)
+credit.register()
 patches.install(cpu=_CPU)
 # A malformed call is the policy's mistake and is counted; vLLM would log a traceback for each one.
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)

@@ -6,7 +6,7 @@ the ids that were sampled, and the rollout breaks into pieces that cannot be tra
 
 Here vLLM's chat server remembers, for the latest conversations, the ids up to and including each sampled reply. When a
 request continues one of them, those ids are used unchanged, and the template provides only the part after the reply
-(`sql_agent.exact_continuation`). This works for every model family whose template ends an assistant turn with a token
+(`agentgrpo.chat.continuation`). This works for every model family whose template ends an assistant turn with a token
 that the engine stops at, even if the agent changes the tool call and the template changes earlier turns. A conversation
 that is unknown (another replica's, an evicted one) or ambiguous is rendered as usual, and the rollout manager counts
 the break if there is one.
@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from sql_agent.exact_continuation import another_reply, continue_exactly
+from agentgrpo.chat.continuation import another_reply, continue_exactly
 
 CAPACITY_BYTES = 64 * 2**20
 """Memory for a server's replies: 16,000 of 1,000 tokens each, far more than a batch of rollouts has open."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from agentgrpo.messages import Message
+from agentgrpo.chat.messages import Message
 
 _MARKERS = (
     r"<\|[A-Za-z][A-Za-z0-9_]{0,40}\|>",  # ChatML, Llama 3, Phi, GLM, gpt-oss, Granite, Cohere

@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from agentgrpo.call_arguments import mended_calls, plain_schemas
-from agentgrpo.messages import FunctionCall, Message, ToolCall
+from agentgrpo.chat.calls import mended_calls, plain_schemas
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 
 
 def mended(arguments, parameters=None):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sql_agent.exact_continuation import OTHER, another_reply, continue_exactly
+from agentgrpo.chat.continuation import OTHER, another_reply, continue_exactly
 
 EOS, STOP = 99, 98
 SYSTEM_ASK = [1, 2]

@@ -1,6 +1,7 @@
 """Continues a conversation from the sampled token ids, and checks whether a chat template allows that.
 
-It is pure and quick to import. vLLM's chat server continues conversations with it
+A template may rewrite what it wrote earlier; trainers that render whole conversations ask for one that does not
+(`agentgrpo.chat.replies`). vLLM's chat server continues conversations with this
 (`sql_agent.verl_side.plugin.exact_prompts`), and `sql_agent.model_check` tries a model's template with it before a run.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-Message = dict[str, Any]
+from agentgrpo.chat.calls import call
+from agentgrpo.chat.template import ChatTemplate, Message, for_template
 
 OTHER = "Another reply."
 """The text of `another_reply`. A reply with exactly this text is not continued exactly and counts as a break."""
@@ -63,12 +65,6 @@ def end_of_reply(rendered: Sequence[int], otherwise: Sequence[int], ends: Collec
     return next((i for i in range(len(rendered) - common, len(rendered)) if rendered[i] in ends), None)
 
 
-class Render(Protocol):
-    def __call__(self, messages: Sequence[Message], *, prompt: bool) -> list[int]:
-        """Return the template's ids of a conversation; with `prompt`, up to where the next reply begins."""
-        ...
-
-
 @dataclass(frozen=True)
 class Turn:
     """Holds a scripted reply and its answer."""
@@ -110,26 +106,27 @@ def script(*, tools: bool) -> list[Turn]:
 
 
 def play(
-    first: Sequence[Message],
-    turns: Sequence[Turn],
-    *,
-    render: Render,
-    encode: Callable[[str], list[int]],
-    decode: Callable[[list[int]], str],
-    ends: Collection[int],
+    template: ChatTemplate, first: Sequence[Message], decode: Callable[[list[int]], str], ends: Collection[int]
 ) -> Continuity:
     """Play the script as a rollout, in which each prompt continues from the sampled ids.
 
     The samples are split into single characters, as no tokenizer would split them. A break ends the play, since there
     is nothing to continue from.
 
+    Args:
+        first: the messages of the first prompt.
+        ends: tokens that end a reply.
     Raises:
         Exception: any error of the template.
     """
+
+    def render(messages: Sequence[Message], *, prompt: bool) -> list[int]:
+        return template.ids(list(map(for_template, messages)), prompt=prompt)
+
     messages, rewritten = list(first), None
     prompt = render(messages, prompt=True)
-    for turn in turns:
-        known = [*prompt, *(token for character in turn.sampled for token in encode(character))]
+    for turn in script(tools=bool(template.tools)):
+        known = [*prompt, *(token for character in turn.sampled for token in template.encode(character))]
         replied = [*messages, turn.reply]
         messages = [*replied, turn.answer]
         rendered = render(messages, prompt=True)
@@ -155,7 +152,7 @@ def _user(number: int) -> Message:
 
 def _call(name: str, said: str, number: int) -> Turn:
     arguments = f'{{"query": "SELECT {number}"}}'
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "execute_sql", "arguments": arguments}}
+    asked = call("execute_sql", arguments, f"call_{number}")
     sampled = f'{said}<tool_call>\n{{"name": "execute_sql", "arguments": {arguments}}}\n</tool_call>'
-    answer = {"role": "tool", "tool_call_id": call["id"], "name": "execute_sql", "content": f"probe_answer {number}."}
-    return Turn(name, sampled, {"role": "assistant", "content": said, "tool_calls": [call]}, answer)
+    answer = {"role": "tool", "tool_call_id": asked["id"], "name": "execute_sql", "content": f"probe_answer {number}."}
+    return Turn(name, sampled, {"role": "assistant", "content": said, "tool_calls": [asked]}, answer)

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentgrpo.call_arguments import plain_schemas
+from agentgrpo.chat.calls import plain_schemas
+from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.column_names import holds_media
 from agentgrpo.json_text import parse_json
-from agentgrpo.messages import FunctionCall, Message, ToolCall
 
 _ROLES = {
     "system": ["system", "developer"],

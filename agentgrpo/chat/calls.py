@@ -1,4 +1,4 @@
-"""Mends the arguments of tool calls that went through a table before they came here.
+"""Writes tool calls in chat-completions form, and mends the arguments of those that went through a table.
 
 Data libraries give every struct of a column the fields of all rows, so that a call of one tool has the parameters of
 the others too, as nulls; and a text of JSON that is encoded once more is a text in quotes. A policy would learn to
@@ -12,8 +12,19 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from agentgrpo.chat.messages import Message, ToolCall
 from agentgrpo.json_text import parse_json
-from agentgrpo.messages import Message, ToolCall
+
+
+def call(name: str, arguments: str | dict[str, Any], call_id: str = "call_0") -> dict[str, Any]:
+    """Return a tool call of an assistant message; `arguments` that are a text are used unchanged."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def calls(*tool_calls: dict[str, Any]) -> dict[str, Any]:
+    """Return an assistant message without text that makes these calls."""
+    return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
 
 
 def mended_calls(messages: Sequence[Message], tools: str | None, changes: Counter[str]) -> list[Message]:
@@ -23,21 +34,21 @@ def mended_calls(messages: Sequence[Message], tools: str | None, changes: Counte
     of an object; others keep their text.
 
     Args:
-        tools: the schemas as JSON in a text (`agentgrpo.conversations.read_tools`), or None.
+        tools: the schemas as JSON in a text (`agentgrpo.chat.conversations.read_tools`), or None.
     """
     functions = [tool["function"] for tool in json.loads(tools or "[]") if isinstance(tool.get("function"), dict)]
     schemas = {function.get("name"): function.get("parameters") for function in functions}
     mended = []
     for message in messages:
-        calls = tuple(_mended(call, schemas.get(call.function.name), changes) for call in message.tool_calls)
-        mended.append(message.model_copy(update={"tool_calls": calls}))
+        kept = tuple(_mended(each, schemas.get(each.function.name), changes) for each in message.tool_calls)
+        mended.append(message.model_copy(update={"tool_calls": kept}))
     return mended
 
 
-def _mended(call: ToolCall, schema: Any, changes: Counter[str]) -> ToolCall:
-    given, times = _decoded(call.function.arguments)
+def _mended(asked: ToolCall, schema: Any, changes: Counter[str]) -> ToolCall:
+    given, times = _decoded(asked.function.arguments)
     if not isinstance(given, dict):
-        return call
+        return asked
     left_out: Counter[str] = Counter()
     arguments = _without_nulls(given, schema, left_out)
     if times > 1:
@@ -45,9 +56,9 @@ def _mended(call: ToolCall, schema: Any, changes: Counter[str]) -> ToolCall:
     for name, count in left_out.items():
         changes[f"null as argument {name!r} of a call left out"] += count
     if times < 2 and not left_out:
-        return call
+        return asked
     text = json.dumps(arguments, ensure_ascii=False)
-    return call.model_copy(update={"function": call.function.model_copy(update={"arguments": text})})
+    return asked.model_copy(update={"function": asked.function.model_copy(update={"arguments": text})})
 
 
 def _decoded(text: str) -> tuple[Any, int]:

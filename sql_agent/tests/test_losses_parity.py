@@ -15,15 +15,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from sql_agent.local.losses import (
-    Aggregation,
-    group_advantages,
-    grpo_loss,
-    kl_k3,
-    log_prob_ratio,
-    reinforce_loss,
-    token_weights,
-)
+from sql_agent.credit.losses import Aggregation, kl_k3, log_prob_ratio, token_weights
+from sql_agent.tests.test_estimators import of_rollouts
+from sql_agent.tests.test_losses import grpo_loss, reinforce_loss
 
 pytestmark = pytest.mark.slow
 
@@ -152,36 +146,6 @@ def test_rows_without_a_token_count_for_nothing_as_verls_do_unless_it_is_told_th
     told = agg_loss(batch.ref, batch.mask, aggregation, loss_scale_factor=MAX_TOKENS, global_batch_size=8)
     assert_close(ours, theirs, **CHECKED)
     assert_close(told, ours if aggregation == "token-mean" else ours * 6 / 8, **CHECKED)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("scale", [True, False])
-def test_group_advantages_are_verls_where_everything_is_judged(scale, seed):
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
-
-    rewards = torch.randn(8, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    theirs, _ = compute_grpo_outcome_advantage(
-        rewards.clone(), torch.ones(8, 1), np.zeros(8), norm_adv_by_std_in_grpo=scale
-    )
-    ours = group_advantages(rewards.squeeze(1).tolist(), scale=scale)
-    np.testing.assert_allclose(np.array(ours, dtype=float), theirs.squeeze(1), **EXACT)
-
-
-def test_verl_gives_a_lone_rollout_its_reward_and_we_give_0():
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
-
-    theirs, _ = compute_grpo_outcome_advantage(torch.tensor([[-0.8]]), torch.ones(1, 1), np.zeros(1))
-    assert_close(theirs.item(), -0.8, **EXACT)
-    assert group_advantages([-0.8]) == [0.0]
-
-
-def test_verl_credits_equal_rewards_by_rounding_and_we_give_0():
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
-
-    # the float32 mean of eight times -0.8 is 6e-8 off, and so is the std: 6e-8 / (6e-8 + 1e-6) = 0.056
-    theirs, _ = compute_grpo_outcome_advantage(torch.full((8, 1), -0.8), torch.ones(8, 1), np.zeros(8))
-    assert_close(theirs, torch.full((8, 1), 0.056), rtol=0, atol=1e-3)
-    assert group_advantages([-0.8] * 8) == [0.0] * 8
 
 
 def test_verl_divides_by_the_width_of_the_batch_where_we_ask_for_the_constant():
@@ -402,7 +366,7 @@ GROUPS = [[1.0, -1.0, -0.8, -0.2], [1.0, None, -0.3], [None, 0.5], [0.1, 0.1, 0.
 @pytest.mark.parametrize("rewards", GROUPS)
 def test_centred_advantages_are_trls_with_the_unjudged_left_out(tmp_path, rewards):
     theirs = trl_advantages(tmp_path, rewards, "none")
-    ours = group_advantages(rewards, scale=False)
+    ours = of_rollouts(rewards, scale=False)
     np.testing.assert_allclose([value or 0.0 for value in ours], theirs, **EXACT)
 
 
@@ -411,5 +375,5 @@ def test_scaled_advantages_are_trls_but_for_its_larger_eps(tmp_path, rewards):
     theirs = trl_advantages(tmp_path, rewards, "group")
     std = float(np.std([reward for reward in rewards if reward is not None], ddof=1)) if len(rewards) > 2 else 1.0
     # ours / (std + 1e-6) there / (std + 1e-4): 1e-4 less of it at a std of 1
-    ours = [(value or 0.0) * (std + 1e-6) / (std + 1e-4) for value in group_advantages(rewards)]
+    ours = [(value or 0.0) * (std + 1e-6) / (std + 1e-4) for value in of_rollouts(rewards)]
     np.testing.assert_allclose(ours, theirs, **EXACT)

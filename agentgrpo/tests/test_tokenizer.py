@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agentgrpo.chat_tokenizer import choose_pad_token
+from agentgrpo.chat.tokenizer import choose_pad_token
 from agentgrpo.hub import ModelError
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"

@@ -1,7 +1,4 @@
-"""Loads a model's tokenizer and checks it: a vocabulary, a chat template that ends, a padding token.
-
-Leaves out the rendering of conversations (`reward_model.scorer`, `sql_agent.local.conversation`).
-"""
+"""Loads a model's tokenizer and checks it: a vocabulary, a chat template that ends, a padding token."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.hub import ModelError
 from agentgrpo.weights import FETCH, in_a_line
@@ -86,7 +84,7 @@ def endless_template(tokenizer: Any) -> str | None:
 
     def render() -> None:
         with contextlib.suppress(Exception):
-            tokenizer.apply_chat_template(conversation, tokenize=False)
+            ChatTemplate.of(tokenizer).render(conversation)
 
     try:
         forked(render)
@@ -109,18 +107,18 @@ def choose_pad_token(tokenizer: Any) -> str:
     for word in ("yes", "42."):
         messages = [{"role": "user", "content": word}, {"role": "assistant", "content": word}]
         try:
-            rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+            ids = ChatTemplate.of(tokenizer).ids(messages)
         except Exception as error:  # a template is a program: it may raise anything
             raise ModelError(
                 f"the chat template cannot render a question and its answer ({in_a_line(error)}); give one that can "
                 "with --chat-template-path FILE.jinja"
             ) from None
-        if not rendered["input_ids"]:
+        if not ids:
             raise ModelError(
                 "the chat template writes nothing for a question and its answer; give one that does with "
                 "--chat-template-path FILE.jinja"
             )
-        endings.add(rendered["input_ids"][-1])
+        endings.add(ids[-1])
     named = [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]
     unused = [token for token in named if UNUSED_TOKEN.search(token)]
     for candidate in (tokenizer.pad_token, tokenizer.unk_token, *unused, tokenizer.eos_token):

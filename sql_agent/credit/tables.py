@@ -1,0 +1,51 @@
+"""Lists the estimators of advantages and the losses. A new one needs a module and a line here.
+
+Each is a frozen settings class whose instances are called: an estimator with the rewards of one group (`spread.Group`),
+a loss with `losses.LossInputs`. Its own settings are the class's fields; a trainer's `loss` settings fill those of the
+same name. A class is imported when one is made, so that importing this is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from agentgrpo.nearest import did_you_mean
+from sql_agent.credit.spread import Group
+
+Credit = Callable[[Group], list[list[float] | None]]
+"""From the rewards of a group to an advantage per turn, or one per rollout; None stays None."""
+ESTIMATORS = {
+    "grpo": "sql_agent.credit.grpo:GroupRelative",
+    "reinforce": "sql_agent.credit.reinforce:RewardToGo",
+}
+LOSSES = {
+    "grpo": "sql_agent.credit.grpo:ClippedRatio",
+    "reinforce": "sql_agent.credit.reinforce:LogProb",
+}
+VERLS = {"grpo": "vanilla"}
+"""Losses that verl computes by its own function, with its name; the plugin registers the others with verl."""
+
+
+def _known(table: Mapping[str, str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in table:
+            known = ", ".join(sorted(table))
+            raise ValueError(f"unknown name {name!r}; known: {known}{did_you_mean(name, table.keys())}")
+        return name
+
+    return AfterValidator(check)
+
+
+EstimatorName = Annotated[str, _known(ESTIMATORS)]
+LossName = Annotated[str, _known(LOSSES)]
+
+
+def made(row: str, settings: Any) -> Any:
+    """Make a row's estimator or loss from a trainer's settings; a field that they do not have keeps its default."""
+    module, _, name = row.partition(":")
+    made_of = getattr(importlib.import_module(module), name)
+    return made_of(**{field: getattr(settings, field) for field in made_of.model_fields if hasattr(settings, field)})

@@ -1,0 +1,122 @@
+"""An estimator and a loss are added, as an exercise: RLOO and CISPO, each a class and a row. Both trainers get them."""
+
+import functools
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from agentgrpo.settings import Settings
+from sql_agent.config import load_config
+from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio, token_weights, weighted_loss
+from sql_agent.credit.spread import Group, judged
+from sql_agent.credit.tables import ESTIMATORS, LOSSES, made
+from sql_agent.local.config import LossConfig
+from sql_agent.local.trainer import estimator_of
+from sql_agent.rollouts.dynamic_sampling import credit_group
+from sql_agent.tests.records import make_outcome, make_result
+from sql_agent.tests.test_losses_parity import verl_config
+from sql_agent.verl_side.config import Files, to_verl
+
+
+class Rloo(Settings):
+    """Credits each rollout with its reward less the mean of the others. arXiv:2402.14740 eq. 6."""
+
+    def __call__(self, rewards: Group) -> list[list[float] | None]:
+        returns = [None if turns is None else sum(turns) for turns in rewards]
+        total, others = sum(map(sum, judged(rewards))), len(judged(rewards)) - 1
+        return [r if r is None else [r - (total - r) / others] for r in returns]  # type: ignore[list-item]
+
+
+class Cispo(Settings):
+    """Clips the ratio as a constant, so that no token loses its gradient. arXiv:2506.13585 eq. 4."""
+
+    clip_ratio: float = 0.2
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        ratio = log_prob_ratio(inputs.log_probs, inputs.old_log_probs)
+        clipped = ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio).detach()
+        return LossOutput(-clipped * inputs.advantages * inputs.log_probs, clipped != ratio)
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch):
+    monkeypatch.setitem(ESTIMATORS, "rloo", f"{__name__}:Rloo")
+    monkeypatch.setitem(LOSSES, "cispo", f"{__name__}:Cispo")
+
+
+def test_a_row_is_a_setting_of_both_trainers():
+    main, local = load_config(None, ["loss.estimator=rloo", "loss.name=cispo"]).loss, LossConfig(estimator="rloo")
+    # 1 - (0 + 0.5) / 2, 0 - 1.5 / 2, 0.5 - 1 / 2
+    assert made(ESTIMATORS[main.estimator], main)([[1.0], [0.0], None, [0.5]]) == [[0.75], [-0.75], None, [0.0]]
+    assert estimator_of(local)([[1.0], [0.0], None, [0.5]]) == [[0.75], [-0.75], None, [0.0]]
+    assert made(LOSSES[main.name], main) == Cispo(clip_ratio=main.clip_ratio)
+
+
+def test_a_rollout_of_the_main_job_gets_its_advantage():
+    group = [make_result("g", make_outcome(reward)) for reward in (1.0, 0.0, 0.5)]
+    credit_group(group, Rloo())
+    assert [result.advantage for result in group] == [0.75, -0.75, 0.0]
+
+
+@pytest.mark.parametrize(("name", "verls"), [("grpo", "vanilla"), ("reinforce", "reinforce"), ("cispo", "cispo")])
+def test_verl_takes_its_own_clipped_loss_and_otherwise_ours(name, verls, tmp_path):
+    cfg = load_config(None, [f"loss.name={name}", "optim.learning_rate=1e-4"])
+    tree = to_verl(cfg, Files(tmp_path, tmp_path, tmp_path), cpu=False)
+    assert tree["actor_rollout_ref"]["actor"]["policy_loss"] == {"loss_mode": verls}
+
+
+@pytest.mark.parametrize("setting", ["loss.name=grop", "loss.estimator=grop"])
+def test_a_misspelt_row_is_refused_with_the_known_ones(setting):
+    with pytest.raises(ValueError, match=r"unknown name 'grop'; known: .*grpo, reinforce.*; did you mean grpo"):
+        load_config(None, [setting])
+
+
+@pytest.mark.slow  # imports verl
+def test_the_estimator_is_verls():
+    from verl.trainer.ppo.core_algos import compute_rloo_outcome_advantage
+
+    rewards = torch.randn(8, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theirs, _ = compute_rloo_outcome_advantage(rewards, torch.ones(8, 1), np.zeros(8))
+    assert_close(torch.tensor(Rloo()(rewards.tolist())), theirs.float())
+
+
+AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+@pytest.mark.slow  # imports verl
+@pytest.mark.parametrize(("name", "aggregation"), [*itertools.product(["reinforce", "cispo"], AGGREGATIONS)])
+def test_a_loss_is_the_same_in_verl_as_in_the_local_trainer(name, aggregation):
+    from sql_agent.verl_side.plugin.credit import policy_loss
+
+    generator = torch.Generator().manual_seed(0)
+    new, old, advantages = -torch.rand(3, 5, 7, generator=generator, dtype=torch.float64)
+    mask = torch.rand(5, 7, generator=generator) < 0.6
+    new.requires_grad_()
+    config = SimpleNamespace(clip_ratio=0.2, global_batch_info={"loss_scale_factor": 9})
+    inputs = {"old_log_prob": old, "log_prob": new, "advantages": advantages, "response_mask": mask}
+    registered = functools.partial(policy_loss, LOSSES[name])  # as the plugin registers it
+    theirs, metrics = registered(**inputs, loss_agg_mode=aggregation, config=config, rollout_is_weights=None)
+    weights = token_weights(mask.double(), aggregation, max_tokens=9)
+    ours, stats = weighted_loss(made(LOSSES[name], config), LossInputs(new, old, advantages, mask), weights)
+    assert_close(ours, theirs)
+    for loss in (theirs, ours):
+        (gradient,) = torch.autograd.grad(loss, new)
+        assert not gradient[~mask].any()
+    assert_close(metrics.get("actor/pg_clipfrac", 0.0), stats.clip_frac)
+
+
+@pytest.mark.slow  # imports verl
+def test_the_loss_is_verls():
+    from verl.trainer.ppo.core_algos import compute_policy_loss_cispo
+
+    generator = torch.Generator().manual_seed(0)
+    new, old, advantages = -torch.rand(3, 5, 7, generator=generator, dtype=torch.float64)
+    mask = torch.rand(5, 7, generator=generator) < 0.6
+    theirs, _ = compute_policy_loss_cispo(old, new, advantages, mask, "token-mean", verl_config("token-mean"))
+    weights = token_weights(mask.double(), "token-mean")
+    ours, _ = weighted_loss(Cispo(), LossInputs(new, old, advantages, mask), weights)
+    assert_close(ours, theirs)

@@ -1,0 +1,39 @@
+"""Registers with verl the estimator that hands on what the rollouts were credited with, and our policy losses."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor
+from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
+from verl.utils.torch_functional import masked_mean
+
+from sql_agent.credit.losses import LossInputs
+from sql_agent.credit.tables import LOSSES, VERLS, made
+from sql_agent.rollouts.batch import CREDIT
+from sql_agent.verl_side.config import ESTIMATOR
+
+
+def register() -> None:
+    register_adv_est(ESTIMATOR)(credited_rows)
+    for name in LOSSES.keys() - VERLS.keys():
+        register_policy_loss(name)(functools.partial(policy_loss, LOSSES[name]))
+
+
+def credited_rows(response_mask: Tensor, **batch: Any) -> tuple[Tensor, Tensor]:
+    """The advantages that came with the rows, and the same as returns, as in verl's GRPO; shape (B, T)."""
+    advantages = batch[CREDIT] * response_mask
+    return advantages, advantages
+
+
+def policy_loss(row: str, config: Any, loss_agg_mode: str, **batch: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Compute a row of `LOSSES` as verl's `PolicyLossFn` does (core_algos.py); `ppo_loss` names its arguments."""
+    log_probs, old, mask = batch["log_prob"], batch["old_log_prob"], batch["response_mask"]
+    output = made(row, config)(LossInputs(log_probs, old, batch["advantages"], mask))
+    weights = batch.get("rollout_is_weights")
+    per_token = output.per_token if weights is None else output.per_token * weights
+    metrics = {"actor/ppo_kl": masked_mean(old - log_probs, mask).item()}
+    if output.clipped is not None:
+        metrics["actor/pg_clipfrac"] = masked_mean(output.clipped.float(), mask).item()
+    return agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info), metrics
