@@ -18,7 +18,7 @@ from sql_agent.verl_side.config import ESTIMATOR
 def register() -> None:
     register_adv_est(ESTIMATOR)(credited_rows)
     for name in LOSSES.keys() - VERLS.keys():
-        register_policy_loss(name)(functools.partial(policy_loss, LOSSES[name]))
+        register_policy_loss(name)(functools.partial(policy_loss, LOSSES[name]))  # type: ignore[arg-type]
 
 
 def credited_rows(response_mask: Tensor, **batch: Any) -> tuple[Tensor, Tensor]:
