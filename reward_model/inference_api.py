@@ -8,7 +8,6 @@ the service are in `reward_model/service`; doc/reward_test.md shows requests and
 import os
 import sys
 
-from agentgrpo.checks import require
 from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentgrpo.checks import require
 from agentgrpo.flags import DEVICES, Parser, torch_device
 from agentgrpo.hub import TRAIN, go_offline, model_folder
 from agentgrpo.machine import git_commit, port_number

@@ -8,7 +8,6 @@ Leaves out quantised bases.
 
 from __future__ import annotations
 
-from agentgrpo.checks import UsageError
 from agentgrpo.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.messages import Message
+from agentgrpo.checks import UsageError
 from agentgrpo.flags import Parser
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk

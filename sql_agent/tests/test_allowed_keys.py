@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from sql_agent.config import load_config
+from sql_agent.credit.tables import VERLS_ONLY
 from sql_agent.tests.test_docs import DOC
 from sql_agent.verl_side.allowed_keys import ALLOWED_KEYS
 from sql_agent.verl_side.config import Files, compose, to_verl
@@ -50,7 +51,7 @@ def test_under_every_policy_loss_of_verls_an_unsampled_token_and_a_lost_rollout_
     old = torch.full((3, 3), -1.0)
     advantages = torch.tensor([[0.7], [-0.7], [0.0]]) * mask
     moved = {}
-    for mode in core.POLICY_LOSS_REGISTRY:
+    for mode in ("vanilla", "bypass_mode", *VERLS_ONLY):
         config = FSDPActorConfig(
             strategy="fsdp2", rollout_n=2, use_dynamic_bsz=True, optim=FSDPOptimizerConfig(lr=1e-3),
             policy_loss=PolicyLossConfig(loss_mode=mode, dro_beta=0.1),
