@@ -125,6 +125,7 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     )
     every = f"every {cfg.trainer.val_every} steps and at the end" if cfg.trainer.val_every else "never"
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
+    lines.append("time: not known before a step was measured; the run says it after the first one")
     if weights is not None:
         lines += [describe_learning_rate(cfg, weights), *_sizes(cfg, weights)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
