@@ -98,7 +98,7 @@ def execute(main: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         code = INTERRUPTED
-    except Exception:
+    except Exception:  # the last resort of a command: a library may wrap Ctrl-C in an error of its own
         if not _interrupted:
             raise
         print("\nstopped", file=sys.stderr)  # a library turned the interrupt into an error of its own

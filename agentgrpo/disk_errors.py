@@ -34,7 +34,7 @@ def failures_of_the_disk(path: Path, then: str = "") -> Iterator[None]:
         yield
     except OutputError:
         raise
-    except Exception as error:
+    except Exception as error:  # libraries wrap the disk's OSError in errors of their own
         if words := disk_fault(error, path):
             raise OutputError(words + (f"; {then}" if then else "")) from error
         raise

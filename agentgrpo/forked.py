@@ -80,7 +80,7 @@ def _do(work: Callable[[], object], writer: int, cpu_s: int, memory_bytes: int) 
         resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
         try:
             answer = pickle.dumps((True, work()))
-        except BaseException as error:
+        except BaseException as error:  # the work may raise anything; the parent says what
             answer = pickle.dumps((False, f"{type(error).__name__}: {error}"))
         while answer:
             answer = answer[os.write(writer, answer) :]

@@ -32,7 +32,7 @@ def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, 
             fields = answer(row)
         except (ValueError, RecursionError) as error:
             fields = {"error": _error_message(error)}
-        except Exception as error:
+        except Exception as error:  # a service answers every line, and one row must not end it
             logger.exception("row %.200s", line)
             fields = {"error": f"internal error: {type(error).__name__}: {error}"}
         yield json.dumps({"id": row.get("id") if isinstance(row, dict) else None, **fields})

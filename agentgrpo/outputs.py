@@ -64,7 +64,7 @@ def written(path: Path) -> Iterator[Path]:
                 remove(path)
             if part.exists():
                 os.replace(part, path)
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too leaves no part of a file behind
             words = disk_fault(error, path)  # checked while the part still fills the disk
             remove(part)
             if words and isinstance(error, Exception):
@@ -92,7 +92,7 @@ def append_line(path: Path, text: str) -> None:
         try:
             while line:
                 line = line[out.write(line) :]
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no half of a line behind
             out.truncate(length)
             raise
 

@@ -149,7 +149,7 @@ def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> No
         os.kill(os.getpid(), sign)
 
 
-def wear_name() -> None:
+def set_process_name() -> None:
     """Name this process after its run, because a fork shows the environment that its parent was started with."""
     if run_id := os.environ.get(RUN_ID):
         _LIBC.prctl(_PR_SET_NAME, f"{_NAME}{run_id}".encode())

@@ -16,7 +16,6 @@ import asyncio
 import json
 import math
 import os
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ import aiohttp
 
 from agentgrpo.chat.messages import Message
 from agentgrpo.flags import Parser
+from agentgrpo.retries import pause_s, retry_after_s
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
@@ -168,8 +168,7 @@ class RewardClient:
                 raise
             except _RetryError as error:
                 self._failed(str(error), counts=error.after_s is None)
-                pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1.5)
-                pause = max(pause, error.after_s or 0.0)
+                pause = pause_s(attempt, FIRST_PAUSE_S, LONGEST_PAUSE_S, after_s=error.after_s)
                 if attempt + 1 == self.max_attempts or time.monotonic() + pause >= deadline:
                     raise self._unavailable(f"given up after {attempt + 1} attempts") from None
             await asyncio.sleep(pause)
@@ -201,7 +200,7 @@ class RewardClient:
     async def _post(self, body: dict[str, Any]) -> tuple[int, str, float | None]:
         try:
             async with self._open().post(self.base_url + "/classify", json=body, allow_redirects=False) as answer:
-                return answer.status, await answer.text(), _seconds(answer.headers.get("Retry-After"))
+                return answer.status, await answer.text(), retry_after_s(answer.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError) as error:
             raise _RetryError(f"{type(error).__name__}: {error}", None) from None
 
@@ -244,14 +243,6 @@ def _read_score(said: str) -> RewardScore:
         return RewardScore(float(value), truncated=bool(item.get("truncated", False)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _RetryError(f"the answer is not a single score ({error}): {said[:200]}", None) from None
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Return `Retry-After` in seconds; its other form, a date, is ignored."""
-    try:
-        return max(0.0, float(retry_after or "x"))
-    except ValueError:
-        return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -203,7 +203,7 @@ def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio
             from reward_model.service.warm_up import load_warm
 
             loop.call_soon_threadsafe(begin, *load_warm(service.model_path, device=args.device, threads=args.threads))
-        except Exception as error:
+        except Exception as error:  # nobody waits for this thread: what it raises would be lost
             log.error("the model cannot be used: %s: %s", type(error).__name__, error)
             loop.call_soon_threadsafe(give_up)
 

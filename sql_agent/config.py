@@ -29,6 +29,8 @@ from sql_agent.datatypes import (
 )
 from sql_agent.names import ENVIRONMENTS, FUNCTION, JUDGE, PRESETS, check_name, functions, label
 
+MOST_CALLS = 512
+"""Connections that may begin together at a server of a run (`agentgrpo.http_protocol.MAX_NEW_UNKNOWN`)."""
 SMALL = Path(__file__).with_name("configs") / "small.yaml"
 
 
@@ -513,12 +515,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> TrainConfig:
-        if self.agent.top_p < 1:
-            raise ValueError(
-                f"agent.top_p is {self.agent.top_p:g}: the sampler would leave out the less likely tokens, and the "
-                "update would take its samples for those of a policy that does not; leave it at 1 (a lower "
-                "agent.temperature sharpens both alike)"
-            )
+        check_top_p(self.agent.top_p, "agent.top_p", "agent.temperature")
         return self
 
     @model_validator(mode="after")
@@ -539,6 +536,18 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _servers_take_all_calls(self) -> TrainConfig:
+        played = max(self.data.train_batch_size * self.rollout.group_size, self.data.val_limit)
+        at_once = min(self.rollout.n_runners * self.rollout.runner_concurrency, played)
+        if at_once > MOST_CALLS:
+            raise ValueError(
+                f"rollout.n_runners ({self.rollout.n_runners}) times rollout.runner_concurrency "
+                f"({self.rollout.runner_concurrency}) lets {at_once:,} rollouts call the policy at once, and a server "
+                f"of a run closes new connections beyond {MOST_CALLS}: lower one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gpus_share_evenly(self) -> TrainConfig:
         n_gpus, tensor_parallel = self.engine.n_gpus, self.engine.tensor_parallel_size
         if n_gpus % tensor_parallel:
@@ -554,6 +563,22 @@ class TrainConfig(Settings):
                 f"{tasks * group} rows: every GPU trains on an equal share"
             )
         return self
+
+
+def check_top_p(top_p: float, name: str, temperature: str) -> None:
+    """Check that the policy that is sampled is the one that is trained.
+
+    Args:
+        name: what the user calls `top_p`.
+        temperature: what the user calls the temperature.
+    Raises:
+        ValueError: `top_p` is below 1.
+    """
+    if top_p < 1:
+        raise ValueError(
+            f"{name} is {top_p:g}: the sampler would leave out the less likely tokens, and the update would take its "
+            f"samples for those of a policy that does not; leave it at 1 (a lower {temperature} sharpens both alike)"
+        )
 
 
 def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainConfig:

@@ -88,7 +88,7 @@ class BoundedStore(agl.InMemoryLightningStore):
                 await self._forget(collections, oldest)
 
     async def _unlocked_update_rollout_only(
-        self, collections: Any, rollout_id: str, status: Any = UNSET, **changes: Any
+        self, collections: Any, rollout_id: str, *, status: Any = UNSET, **changes: Any
     ) -> Any:
         """Update a rollout, but keep the status of a closed one; a failed attempt would queue a cancelled one again."""
         if rollout_id in self._closed:

@@ -28,7 +28,7 @@ from agentgrpo.passwords import masked, revealed
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
 from sql_agent.config import TrainConfig, dump_config
-from sql_agent.environments.base import make_environment
+from sql_agent.environments.base import Split, make_environment
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.rollouts.run_context import TrainingFailedError
@@ -65,8 +65,12 @@ STOPPED = {
 }
 
 
-def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
-    """Check everything that is cheap to check, then train."""
+def run(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+    """Check everything that is cheap to check, then train.
+
+    Args:
+        found: the tasks, if they were loaded already (`check_own_tasks`).
+    """
     if checkpoint is not None and step_of(checkpoint) >= cfg.trainer.steps:
         print(
             f"{cfg.run_dir} has reached step {step_of(checkpoint)} of {cfg.trainer.steps} already; raise "
@@ -81,7 +85,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     check_episodes(cfg)
     make_environment(cfg.environment).prepare(print)
     if cfg.algorithm == "apo":
-        optimise(cfg, check_search(cfg), debug=debug)
+        optimise(cfg, found, check_search(cfg), debug=debug)
         return
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY)
@@ -92,7 +96,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
         print(warning)
     optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg, model)})
     cfg = cfg.model_copy(update={"model": model, "optim": optim})
-    train(cfg, checkpoint, cpu=cpu, debug=debug)
+    train(cfg, found, checkpoint, cpu=cpu, debug=debug)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -105,20 +109,20 @@ def main(argv: list[str] | None = None) -> int:
         cfg = with_store(cfg)
         check_judged(cfg)
         check_functions(cfg)
-        if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # a runner gets its tasks from the store
-            check_own_tasks(cfg)
+        # a runner gets its tasks from the store
+        found = None if os.environ.get("AGL_CURRENT_ROLE") == "runner" else check_own_tasks(cfg)
         cpu = use_cpu(cfg)
         grpo = cfg.algorithm == "grpo"
         if args.dry_run and not grpo:
             environment = make_environment(cfg.environment)
-            selection, split, held_out = choose_tasks(cfg, environment)
+            selection, split, held_out = choose_tasks(cfg, environment, found)
             plan = "\n".join(describe_search(cfg, len(selection), split, held_out))
             print(f"# settings\n{dump_config(cfg)}\n# plan\n{plan}")
             return 0
         if args.dry_run:
             cfg = with_model_here(cfg)
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
-            chosen, tasks = planned(cfg)
+            chosen, tasks = planned(cfg, found)
             overrides = to_verl(chosen, files, cpu=cpu)
             compose(overrides)
             plan = "\n".join([*tasks, *describe_plan(chosen, cpu=cpu)])
@@ -130,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         if trains and grpo:
             check_installed(cpu=cpu)
         with claim(cfg.run_dir) if trains else nullcontext():
-            run(cfg, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
+            run(cfg, found, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for words in describe_faults(error, TrainConfig):
             print(masked(f"config: {words}"), file=sys.stderr)

@@ -1,9 +1,10 @@
-"""Lists and makes every change to an upstream library, and checks that none is missing.
+"""Lists and makes every change to an upstream library, and checks that none is missing and that all fit.
 
 If a library renamed a target, it would silently run without our change: no exact prompts, no merged weights. So a run
-looks up every target in the installed sources before anything loads (`check_installed`), a change without effect raises
-where it is made (`install`, `change`), and a process checks that its changes were made before it begins its work
-(`require`). The table leaves out upstream's extension points (an advantage estimator, a platform, a router class): if
+looks up every target in the installed sources before anything loads and compares its parameters with ours
+(`check_installed`), a change without effect or with other parameters raises where it is made (`install`, `change`), and
+a process checks that its changes were made before it begins its work (`require`). What is private and only used is
+listed too. The table leaves out upstream's extension points (an advantage estimator, a platform, a router class): if
 one of them is gone, the run fails anyway.
 
 A new change is one line in `PATCHES`, and the function that it names. If two changes replace the same target, the later
@@ -12,31 +13,32 @@ one wraps the earlier one. Importing this module is instant.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from agentgrpo.printed_commands import agentgrpo_command
+from sql_agent.upstream_sources import find, misfit, signature_of
 
-Process = Literal["driver", "trainer", "server", "own"]
+Process = Literal["driver", "trainer", "server", "own", "local"]
 """Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
-process that imports our module with the change (it derives a class or replaces a module)."""
+process that imports our module with the change (it derives a class, replaces a module or uses what is private).
+`local`: the same in commands that train without servers, which a main job does not look at."""
 
 VERSIONS: dict[str, tuple[str, ...]] = {
     "agentlightning": ("0.3.0",),
     "agents": ("0.20.0",),
     "openai": ("2.54.0",),
+    "pymysql": ("1.2.4",),
     "ray": ("2.60.0",),
     "torch": ("2.13.0+cpu", "2.11.0"),
     "transformers": ("5.10.4", "5.9.0"),
+    "trl": ("1.16.0",),
     "uvicorn": ("0.54.0",),
     "verl": ("0.9.1",),
     "vllm": ("0.28.0+cpu", "0.24.0"),
@@ -284,6 +286,116 @@ PATCHES = (
         ("OpenAIChatCompletionsModel._fetch_response",),
         "the policy's turns go back as they came",
     ),
+    Patch(
+        "own",
+        f"{_PLUGIN}cpu_engine:CpuEngine",
+        _ENGINE,
+        (
+            "FSDPEngine._build_module",
+            "FSDPEngine._build_lora_module",
+            "FSDPEngine.forward_backward_batch",
+            "FSDPEngineWithLMHead.forward_step",
+        ),
+        "a CPU computes shared prompts once, and logits only at trained positions",
+        cpu=True,
+    ),
+    Patch(
+        "own",
+        "sql_agent.verl_side.weight_sync:QuietWeightSync",
+        "verl.checkpoint_engine.base",
+        ("CheckpointEngineManager.sleep_replicas", "CheckpointEngineManager.update_weights"),
+        "no call is answered by half of the new weights",
+    ),
+    Patch(
+        "own",
+        "agentgrpo.http_protocol:LimitedHttpProtocol",
+        "uvicorn.protocols.http.httptools_impl",
+        tuple(
+            f"HttpToolsProtocol.{name}"
+            for name in (
+                "connection_made",
+                "data_received",
+                "on_message_begin",
+                "on_header",
+                "on_headers_complete",
+                "on_message_complete",
+                "connection_lost",
+            )
+        ),
+        "slow or huge headers, and connections without a token, cost a server nothing",
+    ),
+    Patch(
+        "own",
+        "sql_agent.lightning.runner",
+        "agentlightning.runner.agent",
+        ("LitAgentRunner._step_impl", "LitAgentRunner._start_heartbeat_loop"),
+        "many rollouts are in flight in one runner, which calls both",
+    ),
+    Patch(
+        "own",
+        "sql_agent.apo.search:InstructionsSearch",
+        "agentlightning.algorithm.apo.apo",
+        tuple(
+            f"APO.{name}"
+            for name in (
+                "evaluate_prompt_on_batch",
+                "get_rollout_results",
+                "textual_gradient_and_apply_edit",
+                "_update_best_prompt",
+            )
+        ),
+        "candidates are judged by our rewards, refused where they do not fit, and saved",
+    ),
+    Patch(
+        "own",
+        "sql_agent.apo.search",
+        "agentlightning.algorithm.apo.apo",
+        ("APO._history_best_version",),
+        "the version of the best instructions is read",
+    ),
+    Patch(
+        "own",
+        "dbbench_adapter.engines.mysql",
+        "pymysql.connections",
+        ("Connection._read_timeout",),
+        "a statement that the server does not end is given up after its own time",
+    ),
+    # trainers of TRL
+    Patch(
+        "local",
+        "sql_agent.sft.trainer:MicroBatchSFTTrainer",
+        "trl.trainer.sft_trainer",
+        ("SFTTrainer.training_step", "SFTTrainer.compute_loss"),
+        "a batch is trained in micro-batches",
+    ),
+    Patch(
+        "local",
+        "sql_agent.sft.trainer",
+        "trl.trainer.sft_trainer",
+        ("SFTTrainer._metrics", "SFTTrainer._total_train_tokens"),
+        "metrics are means over all tokens, whose count a checkpoint goes on with",
+    ),
+    Patch(
+        "local",
+        "sql_agent.dpo.trainer:PairDpoTrainer",
+        "trl.trainer.dpo_trainer",
+        ("DPOTrainer._prepare_dataset",),
+        "pairs are encoded as rollouts are",
+    ),
+    *(
+        Patch(
+            "local",
+            f"agentgrpo.pair_training{by}",
+            f"trl.trainer.{kind.lower().removesuffix('trainer')}_trainer",
+            tuple(f"{kind}.{name}" for name in names),
+            "a batch is trained in micro-batches, and a checkpoint goes on with the count of tokens",
+        )
+        for kind in ("DPOTrainer", "RewardTrainer")
+        for by, names in (
+            (":PairMicroBatches", ("training_step", "compute_loss")),
+            ("", ("_metrics", "_total_train_tokens")),
+        )
+    ),
 )
 
 
@@ -295,68 +407,43 @@ class PatchError(ValueError):
 
 
 def check_installed(*, cpu: bool) -> None:
-    """Look up every target in the installed packages, whose code is read but not run; it takes half a second.
+    """Check every target of a main job in the installed packages; it takes half a second.
 
     Raises:
-        PatchError: a target that a run needs is missing.
+        PatchError: see `check_sources`.
     """
     for patch in PATCHES:
-        for name in patch.names:
-            if (cpu or not patch.cpu) and not in_sources(patch.module, name):
-                raise _missing(patch, name)
+        if patch.process != "local" and (cpu or not patch.cpu):
+            check_sources(patch)
 
 
-def in_sources(module: str, name: str) -> bool:
-    """Return whether the installed `module` defines or imports `name` (see `Patch.names`)."""
-    file = _file(module)
-    node: ast.AST | None = None if file is None else _parsed(file)
-    for part in name.split("."):
-        if file is None or node is None:
-            return False
-        node = next((member for its, member in _members(node, file) if its == part), None)
-    return node is not None
+def check_sources(patch: Patch) -> None:
+    """Look up the targets of a change, and compare the parameters of our class's methods with theirs.
+
+    What a function of the plugin makes is compared where it is made (`install`).
+
+    Raises:
+        PatchError: a target is missing, or takes other parameters.
+    """
+    ours, _, kind = patch.by.partition(":")
+    for name in patch.names:
+        theirs = find(patch.module, name)
+        if theirs is None:
+            raise _missing(patch, name)
+        if patch.process in ("own", "local") and kind:
+            method = signature_of(find(ours, f"{kind}.{name.rpartition('.')[2]}"))
+            if method is not None and (upstream := signature_of(theirs)) is not None:
+                _compare(patch, name, method, upstream)
 
 
-def _file(module: str) -> Path | None:
-    """Return the module's file; `find_spec` of the whole name would import its parent packages."""
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    paths = (Path(folder, *rest) for folder in folders)
-    files = (file for path in paths for file in (path / "__init__.py", path.with_suffix(".py")))
-    return next((file for file in files if file.is_file()), None)
-
-
-@functools.lru_cache(maxsize=32)
-def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
-
-
-def _members(node: ast.AST, file: Path) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the members of a module, a class or a dict literal, by name."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return
-    if isinstance(node, ast.Dict):
-        yield from ((key.value, value) for key, value in zip(node.keys, node.values, strict=True) if _is_text(key))  # type: ignore[union-attr]
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield child.name, child
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                yield name, value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                yield name, value
-            case ast.ImportFrom(names=[ast.alias(name="*")], level=1, module=str(module)):
-                star = file.with_name(f"{module}.py")
-                yield from _members(_parsed(star), star)
-            case ast.ImportFrom(names=names):
-                yield from ((alias.asname or alias.name, child) for alias in names)
-            case ast.If() | ast.Try() | ast.ExceptHandler():
-                yield from _members(child, file)
-
-
-def _is_text(key: ast.expr | None) -> bool:
-    return isinstance(key, ast.Constant) and isinstance(key.value, str)
+def _compare(patch: Patch, name: str, ours: inspect.Signature, theirs: inspect.Signature) -> None:
+    if (parameter := misfit(ours, theirs)) is not None:
+        pinned, installed = _versions(patch)
+        raise _refusal(
+            patch,
+            f"{name} takes {theirs}, and ours, written for {pinned} ({installed} is installed), takes {ours}: they "
+            f"differ in {parameter}",
+        )
 
 
 # In a process ---------------------------------------------------------------------------------------------------------
@@ -409,8 +496,11 @@ def _make(patch: Patch, make: Callable[[Any], None], module: ModuleType) -> None
     before = {name: _look_up(patch, module, name) for name in patch.names}
     make(module)
     for name, upstream in before.items():
-        if _look_up(patch, module, name) is upstream:
+        ours = _look_up(patch, module, name)
+        if ours is upstream:
             raise PatchError(f"{patch.by} left {module.__name__}:{name} as it was; {patch.why}")
+        if inspect.isfunction(ours) and inspect.isfunction(upstream):
+            _compare(patch, name, inspect.signature(ours, follow_wrapped=False), inspect.signature(upstream))
     _made.add(patch)
 
 
@@ -425,14 +515,23 @@ def _look_up(patch: Patch, module: ModuleType, path: str) -> Any:
 
 
 def _missing(patch: Patch, name: str) -> PatchError:
+    pinned, installed = _versions(patch)
+    return _refusal(patch, f"{name} is not where {pinned} had it ({installed} is installed)")
+
+
+def _versions(patch: Patch) -> tuple[str, str]:
+    """Return the versions that the change was written for, and the one that is installed."""
     library = patch.module.partition(".")[0]
     distribution = DISTRIBUTIONS.get(library, library)
     try:
         installed = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         installed = "none"
+    return f"{distribution} {' and '.join(VERSIONS[library])}", installed
+
+
+def _refusal(patch: Patch, what: str) -> PatchError:
     return PatchError(
-        f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
-        f"installed), so {patch.by} cannot replace it: {patch.why}. `{agentgrpo_command('doctor')}` says how to "
-        "install what is pinned; for another version adapt that code and sql_agent/upstream_patches.py"
+        f"{patch.module}:{what}, so {patch.by} cannot replace it: {patch.why}. `{agentgrpo_command('doctor')}` says "
+        "how to install what is pinned; for another version adapt that code and sql_agent/upstream_patches.py"
     )

@@ -3,13 +3,14 @@
 Trainers have many names for it: OpenAI, Mistral and Together write `weight`, ms-swift, XTuner and AgentInstruct `loss`,
 axolotl `train` and `training`, slime `step_loss_mask`, torchtune `masked`. Rows for KTO say of each reply whether it is
 good (`label`), and a bad one is not learnt either. A mark is obeyed where it can mean one thing only: 0 or 1 under a
-known name, true or false for KTO. Everything else that looks like a mark is refused by its name, because a reply that
-is learnt against its mark shows nowhere.
+known name, true or false for KTO, or 0 and 1 where a whole file of KTO's rows says no other number. Everything else
+that looks like a mark is refused by its name, because a reply that is learnt against its mark shows nowhere.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +128,52 @@ def left_out_by(row: dict[str, Any]) -> str | None:
     return None
 
 
+def class_labels(rows: Iterable[Any]) -> frozenset[str]:
+    """Return the columns of a file in which 0 and 1, both, are the only values: a class label of KTO's two classes.
+
+    Args:
+        rows: all rows of the file; those without `prompt` and `completion` are no rows for KTO.
+    """
+    found: dict[str, set[Any]] = {}
+    for row in rows:
+        for name in _class_columns(row):
+            found.setdefault(name, set()).add(row[name] if type(row[name]) is int else None)
+    return frozenset(name for name, values in found.items() if values == {0, 1})
+
+
+def numbers_a_reply(row: Any) -> bool:
+    """Return whether a row for KTO has 0 or 1 where true or false is expected."""
+    return any(type(row[name]) is int and row[name] in (0, 1) for name in _class_columns(row))
+
+
+def with_labels(row: Any, names: Collection[str], changes: Counter[str]) -> Any:
+    """Return a row for KTO with 0 and 1 under these names as false and true.
+
+    Raises:
+        RowError: another integer is under a name of KTO's.
+    """
+    read = {}
+    for name in _class_columns(row):
+        value = row[name]
+        if type(value) is int and value not in (1, *MAYBE_BAD):
+            raise RowError(name, f"expected true or false, or 0 and 1 in all rows, found {value}; or remove the column")
+        if name in names:
+            changes[f"field {name!r}, 0 or 1 in all rows, read as false or true"] += 1
+            read[name] = value == 1
+    return {**row, **read} if read else row
+
+
+def _class_columns(row: Any) -> list[str]:
+    if not isinstance(row, dict) or not row.keys() >= {"prompt", "completion"}:
+        return []
+    return [name for name in row if isinstance(name, str) and plain_name(name) in GOOD | BAD]
+
+
 def rates_a_reply(row: dict[str, Any]) -> str | None:
     """Return the name of the field by which a row says whether its reply is good, as rows for KTO do."""
-    return next((name for name, value in row.items() if plain_name(name) in GOOD and isinstance(value, bool)), None)
+    numbered = _class_columns(row) if numbers_a_reply(row) else ()
+    rated = (name for name, value in row.items() if plain_name(name) in GOOD and isinstance(value, bool))
+    return next(rated, next(iter(numbered), None))
 
 
 def _verdict(name: Any, value: Any, field: str) -> Mark | None:

@@ -121,7 +121,7 @@ class DBBenchEnv(BaseEnv):
                         f"`{agentgrpo_command('tasks validate', 'FILE', '--replay', 'sqlite')}` finds such "
                         "tasks, leave them out",
                     )
-            except BaseException:
+            except BaseException:  # whatever ends the step, the episode's database goes
                 self._final_reward = None
                 self.close()
                 raise

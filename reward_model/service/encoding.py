@@ -131,6 +131,6 @@ def _errors_of(field: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # a template is a program: it may raise anything
         kind = type(error).__name__
         raise UnreadableError(field, f"the model's tokenizer or chat template cannot take this ({kind})") from None

@@ -71,7 +71,7 @@ class RequestMiddleware:
             if status == 499:
                 metrics.REJECTED.labels("draining").inc()
                 await refuse(503, "", "the service is ending; ask its successor")
-        except Exception as error:
+        except Exception as error:  # the outermost code of a request; uvicorn's own would log texts
             log.error("%s failed with %s at %s", route, type(error).__name__, _location(error))
             if status == 499:
                 await refuse(500, "", f"{type(error).__name__}; the service's log says where")

@@ -152,8 +152,8 @@ class RequestQueue:
             for scored in self._model.score([request.encoded[index] for request, index in batch]):
                 done = [(*unscored.pop(position), score) for position, score in scored]
                 self._loop.call_soon_threadsafe(_deliver, done)
-        except Exception as error:
-            # One conversation must not fail the others. The message may hold a text and is not logged.
+        except Exception as error:  # one conversation must not fail the others
+            # its message may hold a text and is not logged
             log.error("a batch of %d conversations failed with %s", len(batch), type(error).__name__)
             if len(batch) > 1:
                 for one in unscored.values():

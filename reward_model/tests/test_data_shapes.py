@@ -476,6 +476,8 @@ def test_a_row_for_kto_is_no_pair_and_says_so(name):
     for row in ({"prompt": "2+2?", "completion": "4"}, {"messages": [user("2+2?"), reply("4")]}):
         with pytest.raises(RowError, match=rf"one reply and whether it is good \({name}\), as for KTO; a pair has two"):
             Converter()(row | {name: True}, {})
+    with pytest.raises(RowError, match=rf"one reply and whether it is good \({name}\), as for KTO; a pair has two"):
+        Converter()({"prompt": "2+2?", "completion": "4", name: 0}, {})  # a class label of `datasets`
     with pytest.raises(RowError, match=f"{name}: says that the row is not to be learnt"):
         Converter()(ROWS["explicit"] | {name: False}, {})
 

@@ -1,5 +1,9 @@
-"""No code that nothing uses. `lint-imports` checks the layers, and that no two folders import each other."""
+"""No code that nothing uses, and no error that is caught without a reason.
 
+`lint-imports` checks the layers, and that no two folders import each other.
+"""
+
+import re
 from pathlib import Path
 
 from vulture import Vulture
@@ -66,3 +70,17 @@ def test_every_function_class_and_method_is_used_outside_the_tests():
     )
     called = {name.rpartition(":")[2] for name in by_name}.union(INTERFACE, *CALLED_BY_FRAMEWORKS.values())
     assert [str(item) for item in unused if item.name not in called] == []
+
+
+def test_whatever_catches_every_error_says_why_on_its_line():
+    """`except Exception` hides mistakes of our own, so it stands at a boundary, which its comment names."""
+    broad = re.compile(r"except (?:Base)?Exception\b[^#]*$")
+    files = [file for package in (*PACKAGES, "examples") for file in sorted((ROOT / package).rglob("*.py"))]
+    lines = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in files
+        if "tests" not in file.parts
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if broad.search(line)
+    ]
+    assert lines == []

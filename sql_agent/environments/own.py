@@ -164,7 +164,7 @@ class OwnEnvironment(Environment):
         instance = self._instance()
         try:
             return OwnEpisode(self, instance, copy.deepcopy(task.row), self.max_replies(limits))
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no thread of the user's code behind
             instance.stop()
             raise
 
@@ -265,7 +265,7 @@ class OwnEnvironment(Environment):
             halves = load(data, seed)
         except ValueError:
             raise  # the environment's own words
-        except Exception as error:
+        except Exception as error:  # the user's code may raise anything
             raise OwnFileError(f"{place(load)}: load_split raised {type(error).__name__}: {error}") from error
         if halves is None:
             return None
@@ -298,7 +298,7 @@ class OwnEnvironment(Environment):
             )
         try:
             return as_messages(prompt(copy.deepcopy(row)) if own else copy.deepcopy(row["prompt"]))  # pyright: ignore
-        except Exception as error:
+        except Exception as error:  # as above
             told = str(error) if isinstance(error, ValueError) else f"raised {type(error).__name__}: {error}"
             at = f" ({place(prompt)})" if own else ""
             raise OwnFileError(f"{placed.place}: its prompt{at} {told}") from None

@@ -35,7 +35,7 @@ from sql_agent.rollouts.dynamic_sampling import (
     choose_group,
     credit_group,
     draw_replacement,
-    gives_way,
+    needs_redraw,
     replacement_tasks,
     rollout_seed,
 )
@@ -100,7 +100,7 @@ class LightningRolloutManager:
         else:
             metrics |= clip_metrics(results, *limits)
             if self.cfg.rollout.redraws:  # groups that would have been replaced had there been time
-                metrics["group/redraw_too_late"] = float(sum(gives_way(slot) for slot in slots))
+                metrics["group/redraw_too_late"] = float(sum(needs_redraw(slot) for slot in slots))
             self._prefix_stop.add(metrics)
         prefix = "val/" if validate else ""
         self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
@@ -151,7 +151,7 @@ class LightningRolloutManager:
                     reading.add(asyncio.create_task(self._read(rollout, pending.pop(rollout.rollout_id))))
             reading = _unfinished(reading)
             check_scorer_down(_results(slots), self.cfg.reward_model)
-            if time.monotonic() < last_redraw and (redrawn := [slot for slot in slots if gives_way(slot)]):
+            if time.monotonic() < last_redraw and (redrawn := [slot for slot in slots if needs_redraw(slot)]):
                 for slot in redrawn:
                     draw_replacement(slot)
                 pending |= await self._enqueue(redrawn, validate=validate, step=step)

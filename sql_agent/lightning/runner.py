@@ -205,8 +205,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             logger.exception("the reward of task %s raised", record.task_id)
             worth = Reward(None, "reward_error", error=traceback.format_exc())
         # only a rollout whose own request failed has news about the service
-        in_vain = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
-        down_s = self.scorer.down_s if self.scorer and in_vain else 0.0
+        unanswered = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
+        down_s = self.scorer.down_s if self.scorer and unanswered else 0.0
         outcome = RolloutOutcome(
             record,
             worth,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.agl_without_litellm import agl
-from agentgrpo.processes import end_with_parent, wear_name
+from agentgrpo.processes import end_with_parent, set_process_name
 from sql_agent.store_server import StoreServer
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ async def _until_told(work: Any) -> None:
 def keep_going(play: Callable[[int], None], number: int, logs: Path) -> None:
     """Run `play(number)` in a child process, and again after each failure, until it succeeds or SIGTERM arrives."""
     end_with_parent()
-    wear_name()
+    set_process_name()
     for sign in (signal.SIGINT, signal.SIGHUP):
         signal.signal(sign, signal.SIG_IGN)  # the command receives them too, and ends this process
     signals = {signal.SIGTERM, signal.SIGCHLD}
@@ -133,7 +133,7 @@ def _start(play: Callable[[int], None], number: int, log: Path, blocked: set[sig
         agl.setup_logging("WARNING")
         play(number)
         code = 0
-    except BaseException:
+    except BaseException:  # a forked child ends here, whatever it was; its log says why
         traceback.print_exc()
     finally:
         sys.stderr.flush()

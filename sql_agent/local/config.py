@@ -16,7 +16,7 @@ from agentgrpo.settings import Settings
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.config import EnvConfig
+from sql_agent.config import EnvConfig, check_top_p
 from sql_agent.credit.tables import EstimatorName, LossName
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.model_check import TINY_POLICY
@@ -24,6 +24,8 @@ from sql_agent.names import PresetName
 
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
 """Judges of all environments; each environment knows its own."""
+ROLLOUT_TIMEOUT_S = 3600.0
+"""Longer than the main job's 300: the replies of a batch are sampled together, and an episode waits for all of them."""
 CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -192,7 +194,10 @@ class GrpoConfig(Settings):
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Temperature of the sampled episodes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Top-p of the sampled episodes. Below 1 the update is off-policy, since log-probs are taken before the cut."""
+    """Top-p of the sampled episodes. Below 1 the update would be off-policy, since log-probs are taken before the cut;
+    only greedy-grpo, whose predecessor did so, takes it."""
+    rollout_timeout_s: float = Field(default=ROLLOUT_TIMEOUT_S, gt=0)
+    """Wall clock of a whole episode, in seconds; one that runs into it is lost, whatever it was doing."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
@@ -282,6 +287,11 @@ class BatchGrpoConfig(GrpoConfig):
     """Folder of the run."""
     save_every: int = Field(default=10, ge=1)
     """Batches between checkpoints; a run that is killed loses at most this many."""
+
+    @model_validator(mode="after")
+    def _trains_the_policy_that_samples(self) -> Self:
+        check_top_p(self.top_p, "--top-p", "--temperature")
+        return self
 
 
 class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):

@@ -30,14 +30,23 @@ class Player:
         limits: turns, tokens per reply and the statement timeout; its sampling settings belong to the main job's agent
             and are not read here.
         batch_size: episodes that are played, and replies that are sampled, side by side.
+        timeout_s: wall clock of one rollout, in seconds; it is looked at when a reply or an answer has ended. None: no
+            limit.
     Raises:
         ChatTemplateError: the model's template cannot be used.
     """
 
     def __init__(
-        self, policy: LocalPolicy, environment: Playable, limits: AgentConfig, *, batch_size: int = 32
+        self,
+        policy: LocalPolicy,
+        environment: Playable,
+        limits: AgentConfig,
+        *,
+        batch_size: int = 32,
+        timeout_s: float | None = None,
     ) -> None:
         self._policy, self._environment, self._limits, self._batch_size = policy, environment, limits, batch_size
+        self._timeout_s = timeout_s
         self._conversation = Conversation(policy.tokenizer, environment.tools)
 
     def play(self, tasks: Sequence[Any], sampling: Sequence[Sampling]) -> list[LocalRollout]:
@@ -52,7 +61,10 @@ class Player:
         for first in range(0, len(tasks), self._batch_size):
             batch = tasks[first : first + self._batch_size]
             with ThreadPoolExecutor(max_workers=min(len(batch), 16)) as threads:
-                rollouts = [Rollout(task, self._environment, self._conversation, self._limits) for task in batch]
+                rollouts = [
+                    Rollout(task, self._environment, self._conversation, self._limits, timeout_s=self._timeout_s)
+                    for task in batch
+                ]
                 try:
                     _play_batch(
                         self._policy, rollouts, sampling[first : first + self._batch_size], self._limits, threads
@@ -84,6 +96,7 @@ class Rollout:
     Args:
         after: an ended rollout with at least one reply; its conversation, with the same ids, continues with this
             task's question. None starts a new conversation.
+        timeout_s: see `Player`.
     """
 
     def __init__(
@@ -94,6 +107,7 @@ class Rollout:
         limits: AgentConfig,
         *,
         after: Rollout | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._task, self._environment, self._conversation, self._limits = task, environment, conversation, limits
         self._after, self._first = after, environment.messages(task)
@@ -108,7 +122,7 @@ class Rollout:
         self._stop: StopReason | None = None
         self._score: Score | None = None
         self._error: str | None = None
-        self._started = time.perf_counter()
+        self._started, self._timeout_s = time.perf_counter(), timeout_s
 
     def start(self) -> None:
         """Open the episode and write the first prompt, which ends with what the episode shows at its opening."""
@@ -121,6 +135,7 @@ class Rollout:
             self._after._followed_by(question) if self._after else self._conversation.first_prompt(self._first)
         )
         self.ids = list(self._prompt)
+        self._check_time("a database call", "db_deadline")
 
     def may_go_on(self, max_positions: int) -> bool:
         if self._stop is None and len(self.ids) >= max_positions:
@@ -129,6 +144,8 @@ class Rollout:
 
     def take(self, sample: Sample) -> None:
         """Record a reply, give it to the episode, and append the episode's answer."""
+        if self._check_time("a model call", "model_deadline"):
+            return
         self._replies += 1
         self._prompt_tokens += len(self.ids)
         self._append(sample.ids, sample.log_probs)
@@ -141,7 +158,7 @@ class Rollout:
         with self._losing():
             for answer in self._answers(reply):
                 self.messages.append(answer)
-        if self._score is not None:
+        if self._score is not None or self._check_time("a database call", "db_deadline"):
             return
         if self._episode.done:
             self._stop = _ENDS.get(self._episode.status, "malformed")
@@ -212,6 +229,14 @@ class Rollout:
             yield {"role": "tool", "tool_call_id": call["id"], "content": content}
             if self._episode.done:
                 return
+
+    def _check_time(self, call: str, reason: str) -> bool:
+        """Return whether the time is up; the rollout is lost then, by the call that was open (`sql_agent.agent`)."""
+        if self._timeout_s is None or time.perf_counter() - self._started <= self._timeout_s:
+            return False
+        self._stop, self._score = "timeout", Score(None, reason)
+        self._error = f"its rollout_timeout_s={self._timeout_s:g} passed with {call} open"
+        return True
 
     @contextmanager
     def _losing(self) -> Iterator[None]:

@@ -19,16 +19,15 @@ from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.trained_on import TrainedOn, write_trained_on
 
-FREE = tuple(
-    f"{group}.{name}"
-    for groups, names in (
-        (("optim", "training"), ("learning_rate", "max_grad_norm", "micro_batch_tokens")),
-        (("model", "language_model"), ("device", "gradient_checkpointing")),
-    )
-    for group in groups
-    for name in names
+_OF_THE_UPDATE = ("learning_rate", "max_grad_norm", "micro_batch_tokens")
+FREE = (
+    "rollout_timeout_s",
+    "agent.rollout_timeout_s",
+    *(f"{group}.{name}" for group in ("optim", "training") for name in _OF_THE_UPDATE),
+    *(f"{group}.{name}" for group in ("model", "language_model") for name in ("device", "gradient_checkpointing")),
 )
-"""Settings that may differ on `--resume`, because a run that diverged or ran out of memory is advised to lower them."""
+"""Settings that may differ on `--resume`, because a run that diverged, ran out of memory or lost its episodes at their
+deadline is advised to change them."""
 
 
 class RunFolderError(ValueError):

@@ -23,7 +23,7 @@ from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, LossConfig, ModelConfig, OptimConfig, also
+from sql_agent.local.config import ROLLOUT_TIMEOUT_S, AdapterConfig, LossConfig, ModelConfig, OptimConfig, also
 from sql_agent.rewards import RewardPreset
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -52,6 +52,8 @@ class SamplingAgentConfig(Settings):
     """Temperature of the episodes that are trained on; evaluation is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Top-p. Below 1 the update is off-policy, since log-probs are taken before the cut."""
+    rollout_timeout_s: float = Field(default=ROLLOUT_TIMEOUT_S, gt=0)
+    """Wall clock of a whole episode, in seconds; one that runs into it is lost, whatever it was doing."""
 
 
 class RewardsConfig(Settings):
@@ -153,6 +155,10 @@ class ExperimentConfig(Settings):
     def optim(self) -> OptimConfig:
         """Return the settings for the learner, which gets the episodes of an update as one batch."""
         return self.training.model_copy(update={"grad_accum": 1})
+
+    @property
+    def rollout_timeout_s(self) -> float:
+        return self.agent.rollout_timeout_s
 
     @property
     def limits(self) -> AgentConfig:

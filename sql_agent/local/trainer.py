@@ -302,7 +302,7 @@ def start_trainer(
             cfg.optim,
         ),
     )
-    player = Player(policy, environment, cfg.limits, batch_size=recipe.rows)
+    player = Player(policy, environment, cfg.limits, batch_size=recipe.rows, timeout_s=cfg.rollout_timeout_s)
     learner = Learner(policy, cfg.optim, cfg.loss)
     folder.begin()
     if opening:

@@ -80,7 +80,7 @@ async def run_graph(graph: Any, prompt: Any, policy: Policy, context: Any = None
         return AgentEnd(stop_reason="max_turns", error=str(error))
     except (OutputParserException, *_structured_output_errors()) as error:
         return AgentEnd(stop_reason="malformed", error=f"{type(error).__name__}: {error}")
-    except Exception as error:
+    except Exception as error:  # a framework of the user's may raise anything over a misfit reply
         if calls.misfit is None:
             raise
         return AgentEnd(stop_reason="malformed", error=f"{calls.misfit}; then {type(error).__name__}: {error}")

@@ -51,7 +51,7 @@ def _said(thing: Any) -> str:
 def _made(kind: Any) -> Any:
     try:
         return kind()
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise OwnFileError(
             f"{place(kind)}: {kind.__name__}() raised {type(error).__name__}: {error}; make the object in the file and "
             "name that, as agent = MyAgent(...)"

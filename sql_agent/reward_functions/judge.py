@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import random
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agentgrpo.json_text import parse_json
+from agentgrpo.retries import pause_s, retry_after_s
 from sql_agent.datatypes import JudgeConfig
 from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable
@@ -85,8 +85,8 @@ class LlmJudge:
                     except _TryAgainError as error:
                         last = str(error)
                         if attempt + 1 < self._cfg.attempts:
-                            pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1.5)
-                            await asyncio.sleep(max(pause, error.after_s))
+                            pause = FIRST_PAUSE_S, LONGEST_PAUSE_S
+                            await asyncio.sleep(pause_s(attempt, *pause, after_s=error.after_s))
                         continue
                     self._keep(key, score)
                     return score
@@ -118,7 +118,7 @@ class LlmJudge:
                 session.post(self._address, json=body, allow_redirects=False) as answer,
             ):
                 status, said = answer.status, await answer.text("utf-8", "replace")
-                after_s = _seconds(answer.headers.get("Retry-After"))
+                after_s = retry_after_s(answer.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError) as error:
             raise _TryAgainError(f"{type(error).__name__}: {error}") from None
         if secret:
@@ -258,14 +258,6 @@ async def check_judge(cfg: JudgeConfig) -> None:
 
 
 class _TryAgainError(Exception):
-    def __init__(self, what: str, after_s: float = 0.0) -> None:
+    def __init__(self, what: str, after_s: float | None = None) -> None:
         super().__init__(what)
         self.after_s = after_s
-
-
-def _seconds(retry_after: str | None) -> float:
-    """Return `Retry-After` in seconds; its other form, a date, is ignored."""
-    try:
-        return max(0.0, float(retry_after or 0))
-    except ValueError:
-        return 0.0

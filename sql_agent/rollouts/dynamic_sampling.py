@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from sql_agent.credit.spread import NoSpread, no_spread
 from sql_agent.credit.tables import Credit
@@ -22,11 +23,11 @@ def spreadless(group: Sequence[RolloutResult]) -> NoSpread | None:
     return no_spread([result.rewards for result in group], [result.success for result in group])
 
 
-def gives_way(slot: GroupSlot) -> bool:
+def needs_redraw(slot: GroupSlot) -> bool:
     """Return whether the newest group of a slot has ended without spread and a replacement task is left."""
-    newest = slot.draws[-1]
-    if not slot.replacements or not all(result.settled for result in newest):
+    if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
         return False
+    newest = [replace(result) for result in slot.draws[-1]]  # rewards are levelled where the group is chosen
     level_rewards(newest)
     return spreadless(newest) is not None
 

@@ -30,7 +30,14 @@ from agentgrpo.chat.conversations import (
     tools_of,
 )
 from agentgrpo.chat.conversations import short_repr as shown
-from agentgrpo.chat.loss_marks import is_context, left_out_by, take_mark
+from agentgrpo.chat.loss_marks import (
+    class_labels,
+    is_context,
+    left_out_by,
+    numbers_a_reply,
+    take_mark,
+    with_labels,
+)
 from agentgrpo.chat.markers import medium_in, why_no_medium, why_rendered
 from agentgrpo.chat.replies import Encoded, encode_conversation, is_imitated
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
@@ -220,13 +227,17 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
         meant = did_you_mean(str(path), DATASETS) or did_you_mean(path)
         raise DataError(f"--dataset {path}: no such file; give {', '.join(DATASETS)}, or a JSONL of messages{meant}")
     found = Demonstrations()
+    labels: frozenset[str] | None = None
     try:
         for row in read_rows(path):
             if limit is not None and len(found.kept) >= limit:
                 break
             where = f"{path}, {row.place}"
             try:
-                demonstration = _read_row(row.value, where, found)
+                if labels is None and numbers_a_reply(row.value):
+                    labels = class_labels(other.value for other in read_rows(path))
+                value = with_labels(row.value, labels or (), found.notes)
+                demonstration = _read_row(value, where, found)
                 if demonstration is None:
                     continue
                 if found.kept and type(demonstration) is not type(found.kept[0]):

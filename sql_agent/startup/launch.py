@@ -16,6 +16,7 @@ from typing import Any
 from agentgrpo.machine import free_port, git_commit
 from agentgrpo.outputs import written
 from sql_agent.config import TrainConfig, dump_config
+from sql_agent.environments.base import Split
 from sql_agent.startup.preflight import UsageError, protocol_of
 from sql_agent.startup.resume import own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import set_aside, write_start
@@ -24,26 +25,34 @@ from sql_agent.verl_side.checkpoints import point_verl_at, step_of
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
-def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
-    """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
+def train(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+    """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command.
+
+    Args:
+        found: the tasks, if they were loaded already (`choose_tasks`).
+    """
     from agentgrpo.processes import ends_in_order, own_run
     from sql_agent.lightning.runner import SqlLitAgent
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     with ends_in_order(), own_run() as (run_id, folder):
-        algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, folder / "ray", cpu=cpu)
+        algorithm = None
+        if role != "runner":
+            algorithm = make_algorithm(cfg, found, checkpoint, run_id, folder / "ray", cpu=cpu)
         fit(cfg, algorithm, SqlLitAgent(cfg), debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
-def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
+def make_algorithm(
+    cfg: TrainConfig, found: Split | None, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool
+) -> Any:
     from sql_agent.lightning.algorithm import VerlGrpo, start_driver
     from sql_agent.startup.console import Console
 
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
     commit = git_commit() or "unknown"
-    order = prepare(cfg, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
+    order = prepare(cfg, found, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
     # no file is moved before every check of the settings has passed
     aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
     if aside is not None:
@@ -63,7 +72,7 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
 
 
-def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
+def prepare(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
     """Do everything that can fail early (model, tasks, parquet, verl's config) and return the driver's order."""
     from omegaconf import OmegaConf
 
@@ -74,7 +83,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from sql_agent.startup.plan import choose_tasks, with_prompts
 
     assert cfg.model is not None
-    tasks = choose_tasks(cfg)
+    tasks = choose_tasks(cfg, found)
     environment, template, split = tasks.environment, tasks.template, tasks.split
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(

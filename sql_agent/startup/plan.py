@@ -66,9 +66,11 @@ class ChosenTasks:
         return longest if limit.tokens is None else min(longest, limit.tokens)
 
 
-def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
+def choose_tasks(cfg: TrainConfig, found: Split | None = None) -> ChosenTasks:
     """Choose the tasks of a run.
 
+    Args:
+        found: the tasks, if they were loaded already (`check_own_tasks`).
     Raises:
         ValueError: a file does not fit, no task does, or the model has learnt held-out ones.
     """
@@ -76,7 +78,7 @@ def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
     environment = make_environment(cfg.environment)
     template, _ = template_of_run(cfg.model, protocol_of(cfg))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
-    found = environment.load_split(cfg.data, cfg.seed)
+    found = found or environment.load_split(cfg.data, cfg.seed)
     response, flag = cfg.data.max_response_tokens, "data.max_prompt_tokens"
     limit = choose_limit(cfg.model, cfg.data.max_prompt_tokens, flag, response_tokens=response)
     whole, prompts = fit_split(found, environment, tokenizer.prompt_tokens, limit)
@@ -94,10 +96,11 @@ def with_prompts(cfg: TrainConfig, tasks: ChosenTasks) -> TrainConfig:
     return cfg.model_copy(update={"data": data})
 
 
-def planned(cfg: TrainConfig) -> tuple[TrainConfig, list[str]]:
+def planned(cfg: TrainConfig, found: Split | None = None) -> tuple[TrainConfig, list[str]]:
     """Return the settings with the length of the prompts, and lines about tasks and prompts, for `--dry-run`.
 
-    A model that is not on this machine is not fetched for it; the length stays unknown then.
+    A model that is not on this machine is not fetched for it; the length stays unknown then. `found`: see
+    `choose_tasks`.
     """
     if not make_environment(cfg.environment).prepared:
         return cfg, ["tasks and prompts: not known before the run has made its database"]
@@ -105,7 +108,7 @@ def planned(cfg: TrainConfig) -> tuple[TrainConfig, list[str]]:
         absent = cfg.model not in (None, TINY_POLICY) and not cfg.model.is_dir()
         fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""
         return cfg, [f"tasks and prompts: not known before the model is on this machine{fetched}"]
-    tasks = choose_tasks(cfg)
+    tasks = choose_tasks(cfg, found)
     return with_prompts(cfg, tasks), tasks.describe() + tasks.describe_prompts()
 
 

@@ -21,7 +21,7 @@ from agentgrpo.outputs import check_output
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
-from sql_agent.environments.base import make_environment
+from sql_agent.environments.base import Split, make_environment
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.names import ENVIRONMENTS, functions
 
@@ -198,14 +198,18 @@ def check_judged(cfg: TrainConfig) -> None:
         )
 
 
-def check_own_tasks(cfg: TrainConfig) -> None:
+def check_own_tasks(cfg: TrainConfig) -> Split | None:
     """Check that the rows fit the user's own environment or agent; a dry run checks this too.
 
+    Returns:
+        The tasks, with which the run goes on: a `load_split` of the user's may be slow, or draw anew at each call. None
+        for an environment of this project, whose tasks are read when the model is here.
     Raises:
         ValueError: they do not; the message names the row, or the place in the class, and the remedy.
     """
-    if cfg.env.type not in ENVIRONMENTS or cfg.env.agent is not None:
-        make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
+    if cfg.env.type in ENVIRONMENTS and cfg.env.agent is None:
+        return None
+    return make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
 
 
 def check_functions(cfg: TrainConfig) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.config import MOST_CALLS, TrainConfig, dump_config, load_config
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
@@ -62,23 +62,32 @@ def test_keys_of_verls_own_are_merged_last_into_what_the_settings_say():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("verl.actor_rollout_ref.actor.clip_ratio_highest=1", "has no key actor_rollout_ref.actor.clip_ratio_highest"),
+        (
+            "verl.actor_rollout_ref.actor.clip_ratio_highest=1",
+            "may be set is .*actor.clip_ratio_high ",
+        ),
         ("verl.actor_rollout_ref.rollout.n=8", "is the setting rollout.group_size here; give that, --set rollout.gr"),
         (
             "verl.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16",
             "is the setting engine.precision",
         ),
-        ("verl.algorithm.adv_estimator=gae", "is fixed, since the run relies on it; leave it out"),
-        ("verl.algorithm.use_kl_in_reward=true", "is fixed, since the run relies on it"),
-        ("verl.algorithm.kl_ctrl.kl_coef=0.1", "is fixed, since the run relies on it"),
-        ("verl.algorithm.filter_groups.enable=true", "is fixed, since the run relies on it"),
-        ("verl.actor_rollout_ref.actor.use_prefix_grouper=true", "is fixed, since the run relies on it"),
-        ("verl.trainer.nnodes=2", "is fixed, since the run relies on it"),
-        ("verl.algorithm=null", "verl.algorithm is fixed, since the run relies on it"),
-        ("verl.actor_rollout_ref.rollout.val_kwargs.temperature=1", "is fixed, since the run relies on it"),
+        ("verl.algorithm.adv_estimator=gae", "verl.algorithm.adv_estimator is not known to work here"),
+        ("verl.algorithm.use_kl_in_reward=true", "verl.algorithm.use_kl_in_reward is not known to work here"),
+        ("verl.algorithm.kl_ctrl.kl_coef=0.1", "verl.algorithm.kl_ctrl.kl_coef is not known to work here"),
+        ("verl.algorithm.filter_groups.enable=true", "verl.algorithm.filter_groups.enable is not known to work here"),
+        ("verl.algorithm.rollout_correction.rollout_rs=token_k1", "may be set is .*rollout_correction.rollout_is "),
+        ("verl.actor_rollout_ref.actor.use_prefix_grouper=true", "is not known to work here"),
+        ("verl.actor_rollout_ref.rollout.top_k=20", "verl.actor_rollout_ref.rollout.top_k is not known to work here"),
+        ("verl.trainer.nnodes=2", "verl.trainer.nnodes is not known to work here"),
+        ("verl.algorithm=null", "verl.algorithm is not known to work here"),
+        ("verl.actor_rollout_ref.rollout.val_kwargs.temperature=1", "is not known to work here"),
+        ("verl.actor_rollout_ref.rollout.engine_kwargs.vllm=null", "may be set is .*engine_kwargs.vllm.NAME "),
+        ("verl.actor_rollout_ref.rollout.engine_kwargs.vllm.middleware=x", "is not known to work here"),
+        ("verl.actor_rollout_ref.rollout.engine_kwargs.vllm.middleware={a: 1}", "is not known to work here"),
+        ("verl.actor_rollout_ref.rollout.engine_kwargs.vllm.logprobs-mode=raw_logits", "is not known to work here"),
     ],
 )
-def test_a_key_that_verl_lacks_or_that_is_decided_elsewhere_is_refused(override, words):
+def test_a_key_that_is_not_known_to_work_or_that_is_decided_elsewhere_is_refused(override, words):
     with pytest.raises(ValueError, match=words):
         compose(to_verl(load_config(None, [override]), FILES, cpu=False))
 
@@ -131,6 +140,11 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             "a step would end before it says .*: lower the first",
         ),
         (["env.type=medical", "data.skills=[select]"], "data.skills are of env.type=dbbench, .*; leave them out"),
+        (
+            ["rollout.n_runners=33", "data.train_batch_size=256"],
+            r"n_runners \(33\) times rollout.runner_concurrency \(16\) lets 528 rollouts call the policy at once, and "
+            "a server of a run closes new connections beyond 512: lower one of the two",
+        ),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
         (["engine.n_gpus=4", "engine.tensor_parallel_size=3"], r"tensor_parallel_size \(3\) has to divide .*\(4\)"),
         (["engine.tensor_parallel_size=2"], r"tensor_parallel_size \(2\) has to divide engine.n_gpus \(1\)"),
@@ -146,6 +160,18 @@ def test_what_is_saved_reads_back_equal(tmp_path):
 def test_a_setting_that_does_not_fit_is_named(overrides, words):
     with pytest.raises(ValidationError, match=words):
         load_config(None, overrides)
+
+
+def test_the_servers_take_a_call_of_every_rollout_that_the_settings_allow():
+    """33 x 16 rollouts have room, but a step has 128 x 4; 32 x 16 are as many as connections may begin together."""
+    from agentgrpo.http_protocol import MAX_NEW_UNKNOWN
+
+    for allowed in (
+        ["rollout.n_runners=33", "data.train_batch_size=128"],
+        ["rollout.n_runners=32", "data.generate=9999"],
+    ):
+        assert load_config(None, [*allowed, "data.val_limit=512"])
+    assert MOST_CALLS == MAX_NEW_UNKNOWN
 
 
 def test_a_password_in_an_address_is_not_repeated():

@@ -1,9 +1,16 @@
-"""`sql_agent.rollouts.dynamic_sampling`: which group gives way, to what, and which seed a rollout has."""
+"""`sql_agent.rollouts.dynamic_sampling`: which group is redrawn, to what, and which seed a rollout has."""
 
 import pytest
 
+from sql_agent.datatypes import ScorerResult
 from sql_agent.rollouts.datatypes import GroupSlot
-from sql_agent.rollouts.dynamic_sampling import choose_group, replacement_tasks, rollout_seed, spreadless
+from sql_agent.rollouts.dynamic_sampling import (
+    choose_group,
+    needs_redraw,
+    replacement_tasks,
+    rollout_seed,
+    spreadless,
+)
 from sql_agent.tests.records import make_outcome, make_result
 
 TASKS = [{"id": f"t{i}"} for i in range(10)]
@@ -25,10 +32,40 @@ TASKS = [{"id": f"t{i}"} for i in range(10)]
         pytest.param([None, None], [None, None], None, id="nor_one_that_was_lost_whole"),
     ],
 )
-def test_a_group_gives_way_where_all_known_rewards_are_equal(rewards, verdicts, cause):
+def test_a_group_has_no_spread_where_all_known_rewards_are_equal(rewards, verdicts, cause):
     pairs = zip(rewards, verdicts, strict=True)
     group = [make_result("g", make_outcome(reward, verdict=verdict, reason="lost")) for reward, verdict in pairs]
     assert spreadless(group) == cause
+
+
+@pytest.mark.parametrize(
+    ("rewards", "replacements", "settled", "expected"),
+    [
+        pytest.param([1.0, 1.0], TASKS[:1], True, True, id="without_spread"),
+        pytest.param([1.0, 0.0], TASKS[:1], True, False, id="spread"),
+        pytest.param([1.0, 1.0], [], True, False, id="no_task_is_left"),
+        pytest.param([1.0, 1.0], TASKS[:1], False, False, id="one_is_still_played"),
+    ],
+)
+def test_a_settled_group_without_spread_is_redrawn_while_a_task_is_left(rewards, replacements, settled, expected):
+    group = [make_result("g", make_outcome(reward, verdict=reward)) for reward in rewards]
+    group[-1].settled = settled
+    assert needs_redraw(GroupSlot(0, [0, 1], replacements, [group])) is expected
+
+
+def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
+    """Without the score that one rollout lacks both rewards are 1; until the group is chosen they stay as they came."""
+    scores = (1.2, ScorerResult(50.0)), (1.0, ScorerResult(None, "scorer_unavailable"))
+    parts = {"correctness": 1.0, "base": 1.0}
+    group = [
+        make_result("g", make_outcome(reward, verdict=1.0, parts=parts, scorer=score, reason="match"))
+        for reward, score in scores
+    ]
+    slot = GroupSlot(0, [0, 1], TASKS[:1], [group])
+    assert needs_redraw(slot)
+    assert [(result.reward, result.unshaped) for result in group] == [(1.2, None), (1.0, None)]
+    choose_group(slot)
+    assert [(result.reward, result.unshaped) for result in group] == [(1.0, "scorer_unavailable")] * 2
 
 
 def test_no_task_stands_twice_in_a_step():

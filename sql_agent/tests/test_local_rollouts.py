@@ -1,6 +1,7 @@
 """Episodes in one process: how each end is named, and what becomes the sequence that is trained."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,29 @@ def test_the_oracles_episode_is_right_and_one_sequence(tokenizer):
 
 
 ASK = '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call>'
+
+
+class Slow(Scripted):
+    """Takes its time for the first reply."""
+
+    def generate(self, prompts, sampling, *, max_new_tokens):
+        samples = super().generate(prompts, sampling, max_new_tokens=max_new_tokens)
+        time.sleep(0.5)
+        return samples
+
+
+def test_a_rollout_that_runs_into_its_wall_clock_is_lost_by_the_call_that_was_open_as_in_the_main_job(tokenizer):
+    """The reply that was late is in no row; the right answer of another one that came in time stays right."""
+    run, commit = (written(message) for message in solution(TASK))
+    with DbBench("strict") as bench:
+        policy = Slow(tokenizer, [run, commit])
+        late = Player(policy, bench, LIMITS, timeout_s=0.4).play([TASK], [GREEDY])[0]
+        in_time = Player(Slow(tokenizer, [run, commit]), bench, LIMITS, timeout_s=300).play([TASK], [GREEDY])[0]
+    record = late.record
+    assert (record.stop_reason, record.score, record.num_turns) == ("timeout", Score(None, "model_deadline"), 0)
+    assert record.error == "its rollout_timeout_s=0.4 passed with a model call open"
+    assert (late.trajectory, len(policy.prompts)) == (None, 1)
+    assert (in_time.record.stop_reason, in_time.record.score.value) == ("answered", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -334,6 +334,39 @@ def test_a_reply_that_a_row_for_kto_calls_bad_is_left_out_and_counted(tmp_path, 
     assert found.left_out == {f"marked by {name!r} as not to be learnt": 2}
 
 
+KTO = {"prompt": "2+2?", "completion": "4"}
+
+
+@pytest.mark.parametrize(("name", "bad"), [("label", 0), ("kto_tag", 0), ("undesirable", 1)])
+def test_a_class_label_of_a_file_for_kto_is_false_and_true(tmp_path, name, bad):
+    found = read_messages(write(tmp_path, KTO | {name: 1 - bad}, KTO | {name: bad}, KTO | {name: 1 - bad}))
+    assert [one.where[-1] for one in found.kept] == ["1", "3"]
+    assert found.left_out == {f"marked by {name!r} as not to be learnt": 1}
+    assert found.notes == {
+        f"field {name!r}, 0 or 1 in all rows, read as false or true": 3, f"field {name!r} left out": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ((1, 0, 2), "line 2, label: may say that the reply is bad: expected true or false"),
+        ((1, 2, 0), "line 2, label: expected true or false, or 0 and 1 in all rows, found 2; or remove the column"),
+        ((1, 0, True), "line 2, label: may say that the reply is bad"),
+        ((1, 0, None), "line 2, label: may say that the reply is bad"),
+        ((0, 0), "line 1, label: may say that the reply is bad"),
+    ],
+)
+def test_a_label_that_is_not_0_and_1_in_all_rows_is_refused_by_its_name(tmp_path, labels, words):
+    with pytest.raises(DataError, match=words):
+        read_messages(write(tmp_path, *(KTO | {"label": label} for label in labels)))
+
+
+def test_0_and_1_beside_a_conversation_may_be_any_two_classes(tmp_path):
+    with pytest.raises(DataError, match="line 2, label: may say that the reply is bad"):
+        read_messages(write(tmp_path, FORMS[0] | {"label": 1}, FORMS[0] | {"label": 0}))
+
+
 def test_a_reply_inside_a_conversation_that_is_called_bad_is_context(tmp_path):
     said = [user("a"), assistant("It is 7.", label=False), user("b"), assistant("c", label=True)]
     found = read_messages(write(tmp_path, {"messages": said}))

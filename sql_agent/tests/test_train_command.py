@@ -346,6 +346,30 @@ def test_a_dry_run_takes_an_id_on_the_hub_that_is_not_on_this_machine(capsys, tm
     assert f"{not_here} modles/tiny from the hub; did you mean models/tiny?\n" in capsys.readouterr().out
 
 
+def test_the_load_split_of_your_own_class_runs_once(capsys, tmp_path, random_policy_folder):
+    """The tasks that were checked are those of the plan; another call might draw others, or take as long again."""
+    (tmp_path / "shop.py").write_text(
+        f"""
+class Shop:
+    @classmethod
+    def load_split(cls, data, seed):
+        with open({str(tmp_path / "calls")!r}, "a") as calls:
+            calls.write("loaded\\n")
+        return [{{"prompt": "How many?", "id": str(n)}} for n in range(12)], [{{"prompt": "How much?", "id": "v"}}]
+
+    def reset(self, **row):
+        pass
+
+    def get_reward(self):
+        return 1.0
+"""
+    )
+    own = ["--env", f"{tmp_path}/shop.py:Shop", "--model", str(random_policy_folder), "--device", "cpu"]
+    assert main(["--run-dir", str(tmp_path / "run"), *own, "--dry-run"]) == 0
+    assert "tasks: 12 to train on, 1 held out" in capsys.readouterr().out
+    assert (tmp_path / "calls").read_text() == "loaded\n"
+
+
 def test_a_dry_run_takes_the_example_environment(capsys, tmp_path):
     example = Path(__file__).parents[2] / "examples" / "own_environment"
     own = ["--env", f"{example}/orders.py:Orders", "--train-file", f"{example}/rows.jsonl"]

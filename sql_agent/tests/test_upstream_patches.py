@@ -13,16 +13,17 @@ from types import ModuleType
 import pytest
 
 from sql_agent import upstream_patches as patches
-from sql_agent.upstream_patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError, in_sources
+from sql_agent.upstream_patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError
+from sql_agent.upstream_sources import find, misfit, signature_of
 from sql_agent.verl_side.config import worker_environment
 
 ROOT = Path(__file__).parents[2]
 TARGETS = [(patch.module, name) for patch in PATCHES for name in patch.names]
 
 
-@pytest.mark.parametrize(("module", "name"), TARGETS, ids=[f"{module}:{name}" for module, name in TARGETS])
-def test_the_installed_packages_have_what_we_change(module, name):
-    assert in_sources(module, name)
+@pytest.mark.parametrize("patch", PATCHES, ids=[f"{patch.by}-{patch.module}:{patch.names[0]}" for patch in PATCHES])
+def test_the_installed_packages_have_what_we_change_with_the_parameters_of_ours(patch):
+    patches.check_sources(patch)
 
 
 @pytest.mark.parametrize("library", sorted({patch.module.partition(".")[0] for patch in PATCHES}))
@@ -34,8 +35,9 @@ def test_what_is_installed_and_pinned_is_what_the_changes_were_written_for(libra
 
 
 def test_changes_of_verls_workers_and_servers_stand_in_the_plugin_which_makes_them():
-    of_plugin = {patch.by for patch in PATCHES if patch.by.startswith("sql_agent.verl_side.plugin.")}
-    assert {patch.by for patch in PATCHES if patch.process in ("trainer", "server")} == of_plugin
+    changes = [patch for patch in PATCHES if patch.process != "own"]
+    of_plugin = {patch.by for patch in changes if patch.by.startswith("sql_agent.verl_side.plugin.")}
+    assert {patch.by for patch in changes if patch.process in ("trainer", "server")} == of_plugin
 
 
 def test_no_change_is_entered_twice():
@@ -51,7 +53,8 @@ def library(tmp_path, monkeypatch):
     (tmp_path / "upstream" / "deep" / "__init__.py").write_text("if True:\n    from .more import *\n")
     (tmp_path / "upstream" / "deep" / "more.py").write_text(
         "try:\n    from json import dumps as write\nexcept ImportError:\n    write = None\n"
-        "class Server:\n    table = {'sdpa': write}\n    async def serve(self): ...\n"
+        "class Server:\n    table = {'sdpa': write}\n    async def serve(self, port, *, host): ...\n"
+        "    def __init__(self):\n        self._port, self.host = 1, 'h'\n"
         "def answer():\n    inner = 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -64,6 +67,8 @@ def library(tmp_path, monkeypatch):
         ("upstream.deep.more:write", True),  # under a name of its own, in a try
         ("upstream.deep.more:Server.serve", True),
         ("upstream.deep.more:Server.table.sdpa", True),
+        ("upstream.deep.more:Server._port", True),  # set by __init__
+        ("upstream.deep.more:Server._ports", False),
         ("upstream.deep:answer", True),  # from .more import *
         ("upstream.deep.more:answers", False),
         ("upstream.deep.more:answer.inner", False),
@@ -74,7 +79,41 @@ def library(tmp_path, monkeypatch):
     ],
 )
 def test_a_target_is_looked_up_in_sources_that_are_not_run(library, target, there):
-    assert in_sources(*target.split(":")) is there
+    assert (find(*target.split(":")) is not None) is there
+
+
+TAKES = (
+    ("(self, port, host='h')", "(self, port, host)", None),  # as where an extension has a default
+    ("(self, port)", "(self, number)", None),  # callers give it by its place
+    ("(self, *a, **k)", "(self, port, *, host)", None),
+    ("(self, port, new=None)", "(self, port)", None),
+    ("(self, model, inputs)", "(self, *args, **kwargs)", None),
+    ("(self)", "(self, port)", "'port', which its callers give"),
+    ("(self, port)", "(self, port, *, host)", "'host', which its callers give"),
+    ("(self, port, host)", "(self, port)", "'host', which its callers do not give"),
+    ("(self, host, port)", "(self, port, host)", "'host', which its callers give in another place"),
+)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "parameter"), TAKES)
+def test_ours_takes_what_callers_of_theirs_give_and_asks_for_nothing_else(ours, theirs, parameter):
+    def signature(parameters):
+        return signature_of(ast.parse(f"def f{parameters}: ...").body[0])
+
+    assert misfit(signature(ours), signature(theirs)) == parameter
+
+
+def test_a_class_of_ours_whose_method_takes_other_parameters_stops_a_run(library, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "server.py").write_text("class Mine:\n    async def serve(self, port): ...\n")
+    monkeypatch.setattr(patches, "PATCHES", (entry("Server.serve", "own", by="mine.server:Mine"),))
+    monkeypatch.setitem(VERSIONS, "upstream", ("1.2",))
+    with pytest.raises(
+        PatchError,
+        match=r"Server.serve takes \(self, port, \*, host\), and ours, written for upstream 1.2 \(none is installed\), "
+        r"takes \(self, port\): they differ in 'host', which its callers give, so mine.server:Mine cannot replace it",
+    ):
+        patches.check_installed(cpu=True)
 
 
 def entry(name="answer", process="server", module="upstream.deep.more", by="sql_agent.verl_side.driver"):
@@ -115,13 +154,28 @@ def test_a_change_that_changes_nothing_is_refused(module, monkeypatch):
         patches.change(module, lambda module: setattr(module, "answers", lambda: "ours"))
 
 
+def test_a_change_that_takes_other_parameters_is_refused(module, monkeypatch):
+    monkeypatch.setattr(patches, "PATCHES", (entry(),))
+    with pytest.raises(
+        PatchError, match=r"answer takes \(\), and ours, .* takes \(port\): they differ in 'port', which"
+    ):
+        patches.change(module, lambda module: setattr(module, "answer", lambda port: "ours"))
+
+
 def test_a_change_of_what_is_not_there_is_refused_although_it_could_be_set(module, monkeypatch):
     monkeypatch.setattr(patches, "PATCHES", (entry("reply"),))
     with pytest.raises(PatchError, match=r"upstream.deep.more:reply is not where"):
         patches.change(module, lambda module: setattr(module, "reply", lambda: "ours"))
 
 
-@pytest.mark.parametrize("patch", [patch for patch in PATCHES if patch.process == "own" and ":" in patch.by])
+def derived():
+    for patch in PATCHES:
+        if patch.process == "own" and ":" in patch.by:
+            slow = "verl_side" in patch.by  # imports verl
+            yield pytest.param(patch, id=f"{patch.by}-{patch.module}", marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize("patch", derived())
 def test_our_class_overrides_what_the_table_says(patch):
     module, _, name = patch.by.partition(":")
     ours = getattr(importlib.import_module(module), name)

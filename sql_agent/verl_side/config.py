@@ -25,6 +25,7 @@ from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
+from sql_agent.verl_side.allowed_keys import check_keys
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
@@ -60,45 +61,11 @@ class Files:
     """Replaces the model's own template, in the sampler and in the tokenizer that is saved with checkpoints."""
 
 
-FIXED_KEYS = (
-    "actor_rollout_ref.actor.data_loader_seed.",
-    "actor_rollout_ref.actor.use_dynamic_bsz.",
-    "actor_rollout_ref.actor.use_prefix_grouper.",  # verl 0.9.1's FSDP engine does not read it
-    "actor_rollout_ref.model.path.",
-    "actor_rollout_ref.rollout.agent.",
-    "actor_rollout_ref.rollout.calculate_log_probs.",
-    "actor_rollout_ref.rollout.checkpoint_manager_class.",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware.",
-    "actor_rollout_ref.rollout.max_model_len.",
-    "actor_rollout_ref.rollout.name.",
-    "actor_rollout_ref.rollout.router_config_path.",
-    "actor_rollout_ref.rollout.temperature.",
-    "actor_rollout_ref.rollout.top_p.",
-    "actor_rollout_ref.rollout.val_kwargs.",
-    "algorithm.adv_estimator.",
-    "algorithm.filter_groups.",  # our rollout manager chooses groups (rollout.redraws)
-    "algorithm.kl_ctrl.",
-    "algorithm.kl_penalty.",
-    "algorithm.use_kl_in_reward.",  # the advantage would take the KL of each token for a reward of its turn
-    "data.train_files.",
-    "data.val_files.",
-    "ray_kwargs.",
-    "reward.num_workers.",
-    "trainer.default_local_dir.",
-    "trainer.device.",
-    "trainer.nnodes.",
-    "trainer.resume_mode.",
-    "trainer.resume_from_path.",
-    "trainer.use_v1.",
-)
-"""Keys that must not be changed; otherwise rows, rewards, checkpoints or request guards would not be as documented."""
-
-
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """Return verl's overrides for one run as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
 
     Raises:
-        ValueError: `cfg.verl` has a key that one of our settings decides, or that is fixed.
+        ValueError: `cfg.verl` has a key that one of our settings decides, or that is not among `ALLOWED_KEYS`.
     """
     return merged(_from_settings(cfg, files, cpu=cpu), _checked(cfg))
 
@@ -109,8 +76,7 @@ def _checked(cfg: TrainConfig) -> dict[str, Any]:
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):
                 raise ValueError(f"verl.{key} is the setting {setting} here; give that, --set {setting}=VALUE")
-        if any(f"{key}.".startswith(fixed) or fixed.startswith(f"{key}.") for fixed in FIXED_KEYS):  # or a whole group
-            raise ValueError(f"verl.{key} is fixed, since the run relies on it; leave it out")
+    check_keys(_leaf_keys(cfg.verl))
     return cfg.verl
 
 

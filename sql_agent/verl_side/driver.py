@@ -95,7 +95,7 @@ def main() -> None:
         code = 0
     except KeyboardInterrupt:
         code = 130
-    except Exception as error:
+    except Exception as error:  # the outermost code of the process: the command says what verl raised
         events.emit({"event": "failed", "error": last_line(error)})
         with contextlib.suppress(OSError):  # the error may be that the log's disk is full
             traceback.print_exc()
@@ -147,7 +147,7 @@ class CheckpointKeeper:
             checkpoints.name_dtype(checkpoint / "actor" / "huggingface")
             shutil.copyfile(self._trained_on, checkpoint / "actor" / "huggingface" / TRAINED_ON)
             self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
-        except Exception as error:
+        except Exception as error:  # verl writes with torch, safetensors and pickle, each with its own errors
             raise self._write_error(checkpoint, error) from error
 
     def seal(self) -> None:

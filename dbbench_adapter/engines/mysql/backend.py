@@ -93,7 +93,7 @@ class MysqlBackend(Backend):
             with self._pool.failures_named(), slot.admin.cursor() as cursor:
                 for table in tables:
                     make_table(cursor, slot.name, table, typed=typed, max_bytes=self._pool.max_statement_bytes)
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no database behind
             database.close()
             raise
         return database

@@ -73,7 +73,7 @@ class PrivateServer:
             self._temporary.mkdir()
             self._install(install)
             self._start(server)
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no server behind
             self.close()
             raise
         return self

@@ -66,6 +66,7 @@ def refusal(*arguments: object) -> str:
         (["--env", "gsm8k", "--judge", "bird"], "--judge belongs to --env dbbench or text2sql, this one is gsm8k"),
         (["--database", "a.sqlite", "--protocol", "text"], "--protocol belongs to --env dbbench, this one is text2sql"),
         (["--reward", "mine.py:concise"], "argument --reward: invalid choice: 'mine.py:concise'"),
+        (["--top-p", "0.9"], "--top-p is 0.9: the sampler would leave out the less likely tokens"),
         (["--call_timeout_s", "0"], "--call-timeout-s: expected greater than 0"),
     ],
 )

@@ -1,0 +1,66 @@
+"""`sql_agent.verl_side.allowed_keys`: every key that may be set reaches code of verl that reads it."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from sql_agent.config import load_config
+from sql_agent.tests.test_docs import DOC
+from sql_agent.verl_side.allowed_keys import ALLOWED_KEYS
+from sql_agent.verl_side.config import Files, compose, to_verl
+
+FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
+
+
+def whole(key):
+    return f"{key}any_name" if key.endswith(".") else key
+
+
+def test_every_allowed_key_reaches_verls_configuration():
+    cfg = load_config(None, [f"verl.{whole(key)}={number}" for number, key in enumerate(ALLOWED_KEYS)])
+    composed = compose(to_verl(cfg, FILES, cpu=False))
+    found = {key: OmegaConf.select(composed, whole(key)) for key in ALLOWED_KEYS}
+    assert found == {key: number for number, key in enumerate(ALLOWED_KEYS)}
+
+
+@pytest.mark.parametrize(("key", "module"), ALLOWED_KEYS.items())
+def test_every_allowed_key_is_read_by_verl(key, module):
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
+    name = key.removesuffix(".vllm.").rstrip(".").rpartition(".")[2]
+    assert re.search(rf"""(\.|get\(["']|pop\(["']|\[["']|select\([^)]*["']){name}\b""", source)
+
+
+def test_the_training_page_lists_every_allowed_key():
+    page = (DOC / "training.md").read_text()
+    assert [key for key in ALLOWED_KEYS if f"`{key}NAME`" not in page and f"`{key}`" not in page] == []
+
+
+def test_under_every_policy_loss_of_verls_an_unsampled_token_and_a_lost_rollout_move_nothing():
+    """A tool result inside a row and a row that is masked whole have no gradient; every sampled token has one."""
+    torch = pytest.importorskip("torch")
+    core = pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, PolicyLossConfig
+
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    old = torch.full((3, 3), -1.0)
+    advantages = torch.tensor([[0.7], [-0.7], [0.0]]) * mask
+    moved = {}
+    for mode in core.POLICY_LOSS_REGISTRY:
+        config = FSDPActorConfig(
+            strategy="fsdp2", rollout_n=2, use_dynamic_bsz=True, optim=FSDPOptimizerConfig(lr=1e-3),
+            policy_loss=PolicyLossConfig(loss_mode=mode, dro_beta=0.1),
+        )  # fmt: skip
+        config.global_batch_info.update(dp_size=1, batch_num_tokens=4, global_batch_size=3, loss_scale_factor=3)
+        now = (old + 0.1).requires_grad_()
+        loss, _ = core.get_policy_loss_fn(mode)(
+            old_log_prob=old, log_prob=now, advantages=advantages, response_mask=mask, config=config,
+            loss_agg_mode="token-mean",
+        )  # fmt: skip
+        loss.backward()
+        moved[mode] = bool(loss.isfinite()) and torch.equal(now.grad != 0, mask.bool())
+    assert set(moved.values()) == {True} and len(moved) == 12

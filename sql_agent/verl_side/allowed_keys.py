@@ -1,0 +1,109 @@
+"""Lists verl's keys that `--set verl.KEY=VALUE` may give, and refuses every other one.
+
+verl accepts hundreds of keys, and under masked rows, rewards of turns and an LLM proxy in front of its servers many of
+them do nothing or harm: `algorithm.use_kl_in_reward` adds the KL of each token to the reward of its turn,
+`rollout.top_k` samples from another policy than is trained. So a key is refused until somebody has found out that it
+does here what verl's page says, and has added it with the module of verl that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+_CORE, _LOSSES, _TRAINER = "verl.trainer.ppo.core_algos", "verl.workers.utils.losses", "verl.trainer.ppo.ray_trainer"
+_ENGINE, _OPTIMIZER = "verl.workers.engine.fsdp.transformer_impl", "verl.workers.config.optimizer"
+_WORKERS, _SERVER = "verl.workers.engine_workers", "verl.workers.rollout.vllm_rollout.vllm_async_server"
+_MODEL, _CORRECTION = "verl.workers.config.model", "verl.trainer.ppo.rollout_corr_helper"
+
+ALLOWED_KEYS = {
+    "actor_rollout_ref.actor.calculate_entropy": _TRAINER,
+    "actor_rollout_ref.actor.clip_ratio_c": _CORE,
+    "actor_rollout_ref.actor.clip_ratio_high": _CORE,
+    "actor_rollout_ref.actor.clip_ratio_low": _CORE,
+    "actor_rollout_ref.actor.fsdp_config.offload_policy": _ENGINE,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": _ENGINE,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": _ENGINE,
+    "actor_rollout_ref.actor.fsdp_config.reshard_after_forward": _ENGINE,
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": _ENGINE,
+    "actor_rollout_ref.actor.kl_loss_type": _LOSSES,
+    "actor_rollout_ref.actor.loss_scale_factor": _TRAINER,
+    "actor_rollout_ref.actor.optim.betas": _OPTIMIZER,
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": _ENGINE,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": _ENGINE,
+    "actor_rollout_ref.actor.optim.min_lr_ratio": _ENGINE,
+    "actor_rollout_ref.actor.optim.num_cycles": _ENGINE,
+    "actor_rollout_ref.actor.optim.optimizer": _OPTIMIZER,
+    "actor_rollout_ref.actor.optim.optimizer_impl": _OPTIMIZER,
+    "actor_rollout_ref.actor.optim.override_optimizer_config": _OPTIMIZER,
+    "actor_rollout_ref.actor.optim.zero_indexed_step": _ENGINE,
+    "actor_rollout_ref.actor.policy_loss.clip_cov_lb": _CORE,
+    "actor_rollout_ref.actor.policy_loss.clip_cov_ratio": _CORE,
+    "actor_rollout_ref.actor.policy_loss.clip_cov_ub": _CORE,
+    "actor_rollout_ref.actor.policy_loss.dro_beta": _CORE,
+    "actor_rollout_ref.actor.policy_loss.kl_cov_ratio": _CORE,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": _LOSSES,
+    "actor_rollout_ref.actor.policy_loss.ppo_kl_coef": _CORE,
+    "actor_rollout_ref.actor.ppo_epochs": _TRAINER,
+    "actor_rollout_ref.actor.shuffle": _TRAINER,
+    "actor_rollout_ref.actor.tau_neg": _CORE,
+    "actor_rollout_ref.actor.tau_pos": _CORE,
+    "actor_rollout_ref.actor.use_kl_loss": _LOSSES,
+    "actor_rollout_ref.model.enable_activation_offload": _ENGINE,
+    "actor_rollout_ref.model.exclude_modules": _ENGINE,
+    "actor_rollout_ref.model.fused_kernel_options.impl_backend": _ENGINE,
+    "actor_rollout_ref.model.override_config.": _MODEL,
+    "actor_rollout_ref.model.use_fused_kernels": _ENGINE,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": _ENGINE,
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _WORKERS,
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": _WORKERS,
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes": _SERVER,
+    "actor_rollout_ref.rollout.disable_log_stats": _SERVER,
+    "actor_rollout_ref.rollout.enable_chunked_prefill": _SERVER,
+    "actor_rollout_ref.rollout.enable_prefix_caching": _SERVER,
+    "actor_rollout_ref.rollout.enforce_eager": _SERVER,
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.": _SERVER,
+    "actor_rollout_ref.rollout.free_cache_engine": _SERVER,
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": _WORKERS,
+    "actor_rollout_ref.rollout.max_num_batched_tokens": _SERVER,
+    "actor_rollout_ref.rollout.scheduling_policy": _SERVER,
+    "algorithm.rollout_correction.rollout_is": _CORRECTION,
+    "algorithm.rollout_correction.rollout_is_batch_normalize": _CORRECTION,
+    "algorithm.rollout_correction.rollout_is_threshold": _CORRECTION,
+    "data.shuffle": "verl.trainer.ppo.utils",
+    "trainer.balance_batch": _TRAINER,
+    "trainer.experiment_name": _TRAINER,
+    "trainer.project_name": _TRAINER,
+    "trainer.ray_wait_register_center_timeout": _TRAINER,
+}
+"""Each key, and the module of verl 0.9.1 that reads it. A key that ends with a dot stands for all keys below it."""
+
+_VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm."
+FIXED_BELOW = tuple(
+    f"{_VLLM}{name}."
+    for name in ("api_key", "generation_config", "host", "logprobs_mode", "max_model_len", "middleware", "port")
+)
+"""Keys below an allowed one that are refused: the run relies on the address, the guard, the length and the sampling of
+its model servers."""
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Check that each of verl's keys may be set.
+
+    Raises:
+        ValueError: one may not; the message names the allowed key that is most like it.
+    """
+    for key in keys:
+        below = any(key.startswith(known) and key != known for known in ALLOWED_KEYS if known.endswith("."))
+        fixed = f"{key.replace('-', '_')}.".startswith(FIXED_BELOW)  # vLLM takes its arguments in both spellings
+        if fixed or not (below or key in ALLOWED_KEYS):
+            raise ValueError(
+                f"verl.{key} is not known to work here, and some keys of verl silently do nothing or harm; the key "
+                f"most like it that may be set is verl.{_nearest(key)} (all: doc/training.md#verls-own-keys)"
+            )
+
+
+def _nearest(key: str) -> str:
+    # `agentgrpo.nearest` may find none; here one is always named
+    nearest = max(ALLOWED_KEYS, key=lambda known: SequenceMatcher(None, key, known).ratio())
+    return f"{nearest}NAME" if nearest.endswith(".") else nearest
