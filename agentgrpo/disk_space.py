@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgrpo.checks import Finding, Problem
 from agentgrpo.disk_errors import OutputError
 
 
@@ -35,8 +36,8 @@ def describe_disk(folder: Path, need: DiskNeed) -> str:
     )
 
 
-def disk_warning(folder: Path, need: DiskNeed, remedy: str) -> str | None:
-    """Return a warning if the need exceeds what is free in `folder`, which need not exist yet; None if not.
+def check_disk(folder: Path, need: DiskNeed, remedy: str) -> Finding:
+    """Warn if the need exceeds what is free in `folder`, which need not exist yet.
 
     Args:
         remedy: what to change so that less is written.
@@ -49,13 +50,13 @@ def disk_warning(folder: Path, need: DiskNeed, remedy: str) -> str | None:
             f"the disk of {folder} has {_size(free)} left, and one checkpoint takes about {_size(need.checkpoint)}: "
             f"make room, name a folder on another disk, or {remedy}"
         )
-    if free < need.total:
-        return (
-            f"the disk of {folder} may become full: {_size(free)} are left, and the run writes up to "
-            f"{_size(need.total)} ({need.at_once} checkpoints of about {_size(need.checkpoint)} at once); make room, "
-            f"or {remedy}"
-        )
-    return None
+    if free >= need.total:
+        return Finding(f"{_size(free)} are free")
+    what = (
+        f"the disk of {folder} may become full: {_size(free)} are left, and the run writes up to "
+        f"{_size(need.total)} ({need.at_once} checkpoints of about {_size(need.checkpoint)} at once)"
+    )
+    return Finding(f"{_size(free)} are free", (Problem(what, f"make room, or {remedy}", blocks=False),))
 
 
 def free_bytes(folder: Path) -> int:

@@ -7,10 +7,10 @@ whether the weights are whole and fit is checked elsewhere (`agentgrpo.weights`)
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.checks import Finding, Problem
 from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 
@@ -58,16 +58,7 @@ _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.safetensors")
 _ORIGINAL = "take the folder of the model that it was made from, with config.json and *.safetensors"
 
 
-@dataclass(frozen=True)
-class OtherKind:
-    what: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.remedy}"
-
-
-def other_kind(path: Path) -> OtherKind | None:
+def other_kind(path: Path) -> Problem | None:
     """Return what a folder, or a file, is instead of a whole model; None if it may be one.
 
     An adapter beside the weights of its base is a whole model with a file too much, and not named here.
@@ -78,14 +69,20 @@ def other_kind(path: Path) -> OtherKind | None:
     return next((found for kind in kinds if (found := kind(path)) is not None), None)
 
 
-def _of_file(path: Path) -> OtherKind:
+def check_kind(path: Path) -> Finding:
+    """Check that a folder may be a whole model, before its tokenizer is read."""
+    other = other_kind(path)
+    return Finding(f"{path}", (other,) if other else ())
+
+
+def _of_file(path: Path) -> Problem:
     found = next((what for pattern, what in _OTHER_WEIGHTS.items() if path.match(pattern)), None)
     if found:
-        return OtherKind(f"{path} is a file with {found}", _ORIGINAL)
-    return OtherKind(f"{path} is a file, expected the folder of a model", f"give {path.parent}, if it lies there")
+        return Problem(f"{path} is a file with {found}", _ORIGINAL)
+    return Problem(f"{path} is a file, expected the folder of a model", f"give {path.parent}, if it lies there")
 
 
-def _adapter(path: Path) -> OtherKind | None:
+def _adapter(path: Path) -> Problem | None:
     """Recognise an adapter; PEFT's own files count as no weights of a model."""
     whole = [file for pattern in _WEIGHTS for file in path.glob(pattern) if not file.name.startswith("adapter_model")]
     if not (path / ADAPTER_FILE).is_file() or (whole and (path / "config.json").is_file()):
@@ -94,17 +91,17 @@ def _adapter(path: Path) -> OtherKind | None:
     command = agentgrpo_command("merge", "--adapter", path, "--output", merged)
     what = f"{path} holds an adapter, expected a whole model"
     if fault := adapter_fault(path):
-        return OtherKind(f"{what}; {fault.what}", fault.remedy)
-    return OtherKind(what, f"merge it by `{command}`, and give {merged}")
+        return Problem(f"{what}; {fault.what}", fault.remedy)
+    return Problem(what, f"merge it by `{command}`, and give {merged}")
 
 
-def adapter_fault(path: Path) -> OtherKind | None:
+def adapter_fault(path: Path) -> Problem | None:
     """Return why an adapter can be neither merged nor trained on, by its files; None if it may be."""
     kind = _object(path / ADAPTER_FILE).get("peft_type")
     if isinstance(kind, str) and kind.upper() in _PROMPTS:
-        return OtherKind(f"{path} is an adapter of {_PROMPTS[kind.upper()]} ({kind})", _NO_WEIGHTS)
+        return Problem(f"{path} is an adapter of {_PROMPTS[kind.upper()]} ({kind})", _NO_WEIGHTS)
     if (path / "adapter_model.bin").is_file() and not (path / "adapter_model.safetensors").is_file():
-        return OtherKind(
+        return Problem(
             f"the weights of the adapter in {path} are a pickle (adapter_model.bin), which may run a program",
             "if you trust it, load it with `peft.PeftModel.from_pretrained(base, FOLDER)` and write it again with "
             "`save_pretrained`, which writes adapter_model.safetensors",
@@ -112,10 +109,10 @@ def adapter_fault(path: Path) -> OtherKind | None:
     shapes = safetensors_header(path / "adapter_model.safetensors") or {}
     if name := next((name for name in shapes if ".base_layer." in name), None):
         what = f"the adapter in {path} changes the embeddings by LoRA, and holds them whole ({name})"
-        return OtherKind(what, _EMBEDDINGS)
+        return Problem(what, _EMBEDDINGS)
     if name := next((name for name in shapes if name.endswith(".original_module.weight")), None):
         tokens = f"{shapes[name]['shape'][0]:,} tokens"
-        return OtherKind(f"the adapter in {path} holds its own embeddings, of {tokens}, beside the base's", _EMBEDDINGS)
+        return Problem(f"the adapter in {path} holds its own embeddings, of {tokens}, beside the base's", _EMBEDDINGS)
     return None
 
 
@@ -144,22 +141,22 @@ _PROMPTS = {
 """PEFT's methods that change no weights."""
 
 
-def _hub_cache(path: Path) -> OtherKind | None:
+def _hub_cache(path: Path) -> Problem | None:
     """Recognise a folder of the hub's cache, `models--ORG--NAME`, whose files are in a folder for each revision."""
     if models := sorted(folder.name for folder in path.glob("models--*") if folder.is_dir()):
         names = ", ".join(map(_hub_id, models[:3])) + (", ..." if len(models) > 3 else "")
-        return OtherKind(f"{path} is a cache of the hub, with {names}", f"give one by its id, {_hub_id(models[0])}")
+        return Problem(f"{path} is a cache of the hub, with {names}", f"give one by its id, {_hub_id(models[0])}")
     if not path.name.startswith("models--") or (path / "config.json").exists():
         return None
     what = f"{path} is the folder of {_hub_id(path.name)} in a cache of the hub"
     snapshots = sorted((path / "snapshots").glob("*/"), key=lambda folder: folder.stat().st_mtime)
     if not snapshots:
-        return OtherKind(
+        return Problem(
             f"{what}, and holds no files yet", f"fetch it by `{program_command('hf', 'download', _hub_id(path.name))}`"
         )
     main = path / "refs" / "main"
     named = path / "snapshots" / main.read_text(errors="replace").strip() if main.is_file() else snapshots[-1]
-    return OtherKind(what, f"give its files, {named if named in snapshots else snapshots[-1]}")
+    return Problem(what, f"give its files, {named if named in snapshots else snapshots[-1]}")
 
 
 def _hub_id(folder: str) -> str:
@@ -169,31 +166,31 @@ def _hub_id(folder: str) -> str:
 _BESIDE = "then put config.json and the tokenizer's files beside the weights"
 
 
-def _of_fsdp(path: Path) -> OtherKind | None:
+def _of_fsdp(path: Path) -> Problem | None:
     """Recognise weights that FSDP saved, under names that begin like those of a whole model."""
     saved = sorted(path.glob("pytorch_model_fsdp*.bin"))
     if not saved or len(saved) < len([*path.glob("pytorch_model*.bin"), *path.glob("model*.safetensors")]):
         return None
     what = f"{path} holds weights of FSDP ({saved[0].name})"
     if "_rank" not in saved[0].name:
-        return OtherKind(what, "rename that file to pytorch_model.bin, if config.json is beside it")
+        return Problem(what, "rename that file to pytorch_model.bin, if config.json is beside it")
     remedy = "which only the processes of that training can load; save them there with FULL_STATE_DICT"
-    return OtherKind(f"{what}, one file for each process", remedy)
+    return Problem(f"{what}, one file for each process", remedy)
 
 
-def _shards(path: Path) -> OtherKind | None:
+def _shards(path: Path) -> Problem | None:
     """Recognise the shards of a training program, in the folder or one inside, and say what merges them."""
     for folder in (path, *(folder for name in _OF_TRAINING for folder in sorted(path.glob(f"{name}/")))):
         if file := next(iter(sorted(folder.glob("*mp_rank_*_states.pt"))), None):
-            return OtherKind(f"{path} holds shards of DeepSpeed ({file.name})", _merged_by_deepspeed(folder))
+            return Problem(f"{path} holds shards of DeepSpeed ({file.name})", _merged_by_deepspeed(folder))
         if file := next(iter(sorted(folder.glob("*.distcp"))), None):
             command = program_command("accelerate", "merge-weights", folder, "FOLDER")
-            return OtherKind(f"{path} holds shards of FSDP ({file.name})", f"merge them by `{command}`, {_BESIDE}")
+            return Problem(f"{path} holds shards of FSDP ({file.name})", f"merge them by `{command}`, {_BESIDE}")
         if any(folder.glob("model_world_size_*_rank_*.pt")):
             command = agentgrpo_command("merge", "--checkpoint", path, "--output", "FOLDER")
-            return OtherKind(f"{path} holds shards of verl's training", f"merge them by `{command}`")
+            return Problem(f"{path} holds shards of verl's training", f"merge them by `{command}`")
         if any(folder.glob("mp_rank_*/")) or (folder / "latest_checkpointed_iteration.txt").is_file():
-            return OtherKind(f"{path} holds shards of Megatron", "convert them by the program that trained them")
+            return Problem(f"{path} holds shards of Megatron", "convert them by the program that trained them")
     return None
 
 
@@ -205,20 +202,20 @@ def _merged_by_deepspeed(folder: Path) -> str:
     return f"merge them, where DeepSpeed is installed, by `{shlex.join(command)}`, {_BESIDE}"
 
 
-def _other_weights(path: Path) -> OtherKind | None:
+def _other_weights(path: Path) -> Problem | None:
     if any(file for pattern in _WEIGHTS[:2] for file in path.glob(pattern)):
         return None
     if shards := _shards(path):
         return shards
     for pattern, what in _OTHER_WEIGHTS.items():
         if file := next(iter(sorted(path.glob(pattern))), None):
-            return OtherKind(f"{path} holds {what} ({file.name})", _ORIGINAL)
+            return Problem(f"{path} holds {what} ({file.name})", _ORIGINAL)
     if (path / "model_index.json").is_file():
-        return OtherKind(f"{path} is a pipeline of diffusers and no language model", "take a language model")
+        return Problem(f"{path} is a pipeline of diffusers and no language model", "take a language model")
     return None
 
 
-def _quantised(path: Path) -> OtherKind | None:
+def _quantised(path: Path) -> Problem | None:
     config = _object(path / "config.json")
     given = config.get("quantization_config")
     found: dict[str, Any] = given if isinstance(given, dict) else {}
@@ -233,20 +230,20 @@ def _quantised(path: Path) -> OtherKind | None:
     else:
         return None
     exact = f", {bits} bits a weight" if isinstance(bits, int) else ""
-    return OtherKind(f"the weights of {path} are quantised by {name}{exact}, and cannot be trained", _ORIGINAL)
+    return Problem(f"the weights of {path} are quantised by {name}{exact}, and cannot be trained", _ORIGINAL)
 
 
-def _in_a_subfolder(path: Path) -> OtherKind | None:
+def _in_a_subfolder(path: Path) -> Problem | None:
     if (path / "config.json").exists() or not path.is_dir():
         return None
     if steps := sorted(path.glob("checkpoints/global_step_*")):
         command = agentgrpo_command("merge", "--checkpoint", path, "--output", "FOLDER")
-        return OtherKind(f"{path} holds the checkpoints of a run ({steps[-1].name})", f"merge one by `{command}`")
+        return Problem(f"{path} holds the checkpoints of a run ({steps[-1].name})", f"merge one by `{command}`")
     found = sorted(file.parent for name in ("config.json", ADAPTER_FILE) for file in path.glob(f"*/{name}"))
     if not found:
         return None
     names = ", ".join(folder.name for folder in found[:3]) + (", ..." if len(found) > 3 else "")
-    return OtherKind(f"{path} holds no model, its subfolder has: {names}", f"give one of them, e.g. {found[-1]}")
+    return Problem(f"{path} holds no model, its subfolder has: {names}", f"give one of them, e.g. {found[-1]}")
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agentgrpo.checks import UsageError
 from agentgrpo.commands import interruptible
 from agentgrpo.disk_errors import OutputError, disk_fault, failures_of_the_disk
 
@@ -43,6 +44,17 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
         raise OutputError(
             f"{path} cannot be written ({error.strerror}); name another {flag}, below a folder you may write to"
         ) from None
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Check that a run can write to its folder.
+
+    Raises:
+        ValueError: it is a file, or nothing can be written there.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir {run_dir} is a file, expected a folder; name another --run-dir")
+    check_output(run_dir / "run.json", "--run-dir", overwrite=True)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def read(folder: Path, name: str) -> Record | str:
     return record
 
 
-def fault_of_ours(folder: Path, name: str, *, run_dir: Path) -> str | None:
+def why_not_loadable(folder: Path, name: str, *, run_dir: Path) -> str | None:
     """Return why a checkpoint cannot be loaded; return None if it can.
 
     Args:

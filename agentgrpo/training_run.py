@@ -16,6 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 from agentgrpo import signed
+from agentgrpo.checks import UsageError
 from agentgrpo.durations import left
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, remove, written
@@ -25,18 +26,14 @@ CONFIGS = ("adapter_config.json", "config.json")
 """Loaders recognise a model's folder by these files."""
 
 
-class TrainingError(ValueError):
-    """A run cannot start or continue; the message says why and what to change."""
-
-
 def check_loss(loss: float, train_step: int, remedy: str) -> None:
     """Raise an error if the loss is not a finite number.
 
     Raises:
-        TrainingError: the loss is NaN or infinite; the message ends with `remedy`.
+        UsageError: the loss is NaN or infinite; the message ends with `remedy`.
     """
     if not math.isfinite(loss):
-        raise TrainingError(f"the loss is {loss} at step {train_step}; {remedy}")
+        raise UsageError(f"the loss is {loss} at step {train_step}; {remedy}")
 
 
 def versions() -> dict[str, str]:
@@ -120,7 +117,7 @@ def newest_whole(folder: Path, record: str, *, run_dir: Path, say: Callable[[str
         NotOursError: this user did not write the checkpoint.
     """
     for checkpoint in checkpoints(folder):
-        fault = signed.fault_of_ours(checkpoint, record, run_dir=run_dir)
+        fault = signed.why_not_loadable(checkpoint, record, run_dir=run_dir)
         if fault is None:
             return checkpoint
         say(f"{checkpoint} is skipped: {fault}")
@@ -145,11 +142,11 @@ def check_same_run(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str
         before: the values on which the checkpoint's weights depend, by name.
         now: the same for the run that would continue from it.
     Raises:
-        TrainingError: the values differ.
+        UsageError: the values differ.
     """
     changed = [f"{name}: was {before.get(name)}, is {new}" for name, new in now.items() if before.get(name) != new]
     if changed:
-        raise TrainingError(
+        raise UsageError(
             f"{checkpoint} belongs to another run ({'; '.join(changed)}); name another --run-dir to start a new "
             "run, or give the settings and data of the old one"
         )

@@ -27,7 +27,7 @@ from agentgrpo.json_lines import serve
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.protocols import Episode, ProtocolName, open_episode
+from dbbench_adapter.protocols import DatabaseEpisode, Message, ProtocolName, open_episode
 from dbbench_adapter.table_hash import AgentBenchTable
 from dbbench_adapter.tasks.records import LifelongTable, first_word
 
@@ -110,7 +110,10 @@ def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
             for reply in case.replies:
                 if episode.done:
                     break
-                observations += [message["content"] for message in episode.step(_checked(reply, case.variant))]
+                for message in episode.answer(_message(reply, case.variant)):
+                    if case.variant == "fc" and episode.done:  # the original does not return a commit's result
+                        break
+                    observations.append(message["content"])
             return _outcome(episode, case.variant, observations)
     except TableError:  # under fc a failing set-up fails the sample
         return {"status": "task error", "correct": False, "replies_used": 0, "sql_run": [], "observations": []}
@@ -118,7 +121,7 @@ def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
         raise ValueError(str(failure)) from failure
 
 
-def _outcome(episode: Episode, judge: JudgeName, observations: list[str]) -> dict[str, Any]:
+def _outcome(episode: DatabaseEpisode, judge: JudgeName, observations: list[str]) -> dict[str, Any]:
     correct = None
     if episode.done:
         score = episode.judge(judge)
@@ -134,12 +137,12 @@ def _outcome(episode: Episode, judge: JudgeName, observations: list[str]) -> dic
     }
 
 
-def _checked(reply: Any, variant: ProtocolName) -> Any:
+def _message(reply: Any, variant: ProtocolName) -> Message:
     wanted = dict if variant == "fc" else str
     if not isinstance(reply, wanted) and not (variant == "text" and reply is None):
         expected = "an assistant message" if variant == "fc" else "a text"
         raise ValueError(f"field replies: expected {expected}, found {type(reply).__name__}")
-    return reply
+    return reply if isinstance(reply, dict) else {"role": "assistant", "content": reply}
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ from trl.scripts.utils import TrlParser
 from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 
+from agentgrpo.checks import UsageError
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.flags import Parser
 from agentgrpo.trackers import usable_trackers
-from agentgrpo.training_run import TrainingError
 
 OUTPUT = "outputs/reward-model"
 OTHER_NAMES = {
@@ -36,7 +36,7 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
     """Parse data, training and model arguments; flags override the file, and the file overrides the defaults.
 
     Raises:
-        TrainingError: the file is missing or holds an unknown setting.
+        UsageError: the file is missing or holds an unknown setting.
     """
     parser = _Parser((DataArguments, TrainingArguments, ModelArguments))  # type: ignore[arg-type]
     for name, other in OTHER_NAMES.items():
@@ -44,13 +44,13 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
     try:
         return parser.parse_args_and_config(arguments)  # type: ignore[return-value]
     except OSError as error:
-        raise TrainingError(
+        raise UsageError(
             f"--config {error.filename} cannot be read: {error.strerror}; name a YAML file of settings"
         ) from None
     except UnicodeDecodeError:
-        raise TrainingError("--config is not a text, expected YAML with settings") from None
+        raise UsageError("--config is not a text, expected YAML with settings") from None
     except ValueError as error:
-        raise TrainingError(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 class _Parser(Parser, TrlParser):

@@ -11,18 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from agentgrpo.hub import ModelError
-from agentgrpo.model_kinds import other_kind
 from agentgrpo.weights import FETCH, HEAD, LANGUAGE_HEADS, misfit, weight_files
-
-
-def refuse_other_kind(path: Path) -> None:
-    """Refuse a folder that holds no whole model, before its tokenizer is read.
-
-    Raises:
-        ModelError: it holds something else; the message says what, and what to do.
-    """
-    if other := other_kind(path):
-        raise ModelError(str(other))
 
 
 def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

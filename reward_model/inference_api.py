@@ -8,6 +8,7 @@ the service are in `reward_model/service`; doc/reward_test.md shows requests and
 import os
 import sys
 
+from agentgrpo.checks import require
 from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         token = read_token(args.host, args.token_file)
         go_offline()
         args.model = model_folder(args.model, otherwise=TRAIN)
-        check_model(args.model)
+        require(scoring_model=args.model)
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -110,7 +111,7 @@ def _at_least(least: int) -> Callable[[str], int]:
     return whole_number
 
 
-def check_model(path: Path) -> None:
+def check_scoring_model(path: Path) -> None:
     """Check a model's folder before torch is imported.
 
     Raises:

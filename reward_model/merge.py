@@ -8,6 +8,7 @@ Leaves out quantised bases.
 
 from __future__ import annotations
 
+from agentgrpo.checks import UsageError
 from agentgrpo.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
@@ -40,10 +41,6 @@ difference between batches, because other processors add up in another order. An
 changes it more."""
 
 
-class MergeError(ValueError):
-    """An adapter cannot be merged; the message says why and what to do."""
-
-
 def merge(
     adapter: Path, output: Path, *, base: Path | None = None, data: Path | None = None, bound: float = BOUND
 ) -> dict[str, Any]:
@@ -54,7 +51,7 @@ def merge(
         data: preferences whose first `ROWS` rows are scored before and after; None takes the training data.
         bound: the largest allowed difference of a score before and after.
     Raises:
-        MergeError: the adapter, its base or the data do not fit, or scores differ by more than the bound. Then `output`
+        UsageError: the adapter, its base or the data do not fit, or scores differ by more than the bound. Then `output`
             is not written.
     """
     import torch
@@ -68,19 +65,19 @@ def merge(
 
     record = read_record(adapter)
     if output.exists():
-        raise MergeError(f"{output} is there already; name another --output")
+        raise UsageError(f"{output} is there already; name another --output")
     check_output(output, "--output")
     base = base or Path(record["base"]["path"])
     if not base.is_dir():
-        raise MergeError(f"the base {base} that the record names is not there; give its folder with --base")
+        raise UsageError(f"the base {base} that the record names is not there; give its folder with --base")
     if (found := weights_sha256(base)) != record["base"]["sha256"]:
-        raise MergeError(
+        raise UsageError(
             f"{base} is not the base that {adapter} was trained on: sha256 {found}, expected "
             f"{record['base']['sha256']}; give the right folder with --base"
         )
     data = data or Path(record["dataset"]["path"])
     if not data.is_file():
-        raise MergeError(f"{data} is not there; give preferences to compare scores on with --data FILE")
+        raise UsageError(f"{data} is not there; give preferences to compare scores on with --data FILE")
     rows = read_preferences(data)[:ROWS]
     sides = [(row, side) for row in rows for side in (row.chosen, row.rejected)]
 
@@ -108,7 +105,7 @@ def merge(
         after = score_sides(read_back, sides, "after the merge")
         difference = max(abs(a["score"] - b["score"]) for a, b in zip(before, after, strict=True))
         if not difference <= bound:
-            raise MergeError(
+            raise UsageError(
                 f"scores before and after differ by up to {difference:.2e} on {len(sides)} sides, more than --bound "
                 f"{bound:.0e}; {output} was not written; a larger --bound would accept it"
             )
@@ -137,16 +134,16 @@ def read_record(adapter: Path) -> dict[str, Any]:
     """Read the record that training wrote beside the adapter.
 
     Raises:
-        MergeError: the folder is not an adapter of `agentgrpo reward train`.
+        UsageError: the folder is not an adapter of `agentgrpo reward train`.
     """
     if not adapter.is_dir():
-        raise MergeError(f"{adapter} is not a folder; give the output of agentgrpo reward train")
+        raise UsageError(f"{adapter} is not a folder; give the output of agentgrpo reward train")
     if not (adapter / "adapter_config.json").is_file():
         if (adapter / "config.json").is_file():
-            raise MergeError(f"{adapter} is a whole model, trained without LoRA; it needs no merge and can be served")
-        raise MergeError(f"{adapter} holds no adapter_config.json; give the output of agentgrpo reward train")
+            raise UsageError(f"{adapter} is a whole model, trained without LoRA; it needs no merge and can be served")
+        raise UsageError(f"{adapter} holds no adapter_config.json; give the output of agentgrpo reward train")
     if not (adapter / RECORD).is_file():
-        raise MergeError(
+        raise UsageError(
             f"{adapter} has no {RECORD}, so its base cannot be checked; train it with agentgrpo reward train"
         )
     return parse_json((adapter / RECORD).read_text())
@@ -176,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = merge(
             args.adapter, args.output, base=args.base and model_folder(args.base), data=args.data, bound=args.bound
         )
-    except (MergeError, ModelError, OutputError, PreferenceFileError) as error:
+    except (UsageError, ModelError, OutputError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(

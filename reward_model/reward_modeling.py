@@ -33,6 +33,7 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
+from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelError, go_offline
 from agentgrpo.signed import NotOursError
 
@@ -49,12 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import yaml
 
-    from agentgrpo.training_run import TrainingError
     from reward_model.arguments import parse
     from reward_model.data.preferences import PreferenceFileError
     from reward_model.training import train
 
-    ours = (ModelError, NotOursError, PreferenceFileError, TrainingError)
+    ours = (ModelError, NotOursError, PreferenceFileError, UsageError)
     try:
         train(*parse(arguments))
     except (*ours, yaml.YAMLError) as error:

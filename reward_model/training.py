@@ -21,13 +21,13 @@ from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.processes import ends_in_order
 from agentgrpo.training_run import (
-    TrainingError,
     check_same_run,
     checkpoints,
     newest_whole,
@@ -38,7 +38,7 @@ from agentgrpo.training_run import (
 )
 from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
-from reward_model.base_model import check_base, num_parameters, refuse_other_kind
+from reward_model.base_model import check_base, num_parameters
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import RECORD, Preference, place_of, prompt_key
@@ -50,16 +50,16 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     """Check everything, then train, save and say where.
 
     Raises:
-        ModelError, NotOursError, PreferenceFileError, TrainingError: something is wrong. It is found before the
+        ModelError, NotOursError, PreferenceFileError, UsageError: something is wrong. It is found before the
             weights are read, except for a loss that is not finite.
     """
     datasets.disable_progress_bars()
     disable_progress_bar()
     say = print if args.process_index == 0 else lambda *parts: None
     if not model.model_name_or_path:
-        raise TrainingError("--model-name-or-path is missing: the language model to start from, a folder or ORG/NAME")
+        raise UsageError("--model-name-or-path is missing: the language model to start from, a folder or ORG/NAME")
     base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir or OUTPUT)
-    refuse_other_kind(base)
+    require(base_model=base)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # it is set already, and TRL would set it again
     check_base(base, tokenizer)
@@ -81,7 +81,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
         args.eval_strategy = "no"
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     if len(train_set) < batch:
-        raise TrainingError(
+        raise UsageError(
             f"{len(train_set)} pairs are fewer than one batch of {batch} (--per-device-train-batch-size x "
             "--gradient-accumulation-steps x processes); lower one of them or bring more pairs"
         )
@@ -134,7 +134,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             save_whole(trainer, output, record)
     except OutputError as error:
-        raise TrainingError(f"{error}; {describe_rest(output)}") from error
+        raise UsageError(f"{error}; {describe_rest(output)}") from error
     say(f"reward model: {output}")
 
 
@@ -150,7 +150,7 @@ def encode_pairs(
 
     Raises:
         PreferenceFileError: the chat template refuses a row of `name`.
-        TrainingError: all rows are too long.
+        UsageError: all rows are too long.
     """
     columns: dict[str, list[Any]] = {"chosen_ids": [], "rejected_ids": []}
     limit, shortest = max_length or 1 << 62, 1 << 62
@@ -170,7 +170,7 @@ def encode_pairs(
             for column, ids in zip(columns.values(), sides, strict=True):
                 column.append(torch.tensor(ids, dtype=torch.int32).numpy())
     if not columns["chosen_ids"]:
-        raise TrainingError(
+        raise UsageError(
             f"all {len(rows)} pairs of {name} are longer than --max-length {max_length}; the shortest has {shortest} "
             "tokens, so give a larger --max-length"
         )
@@ -203,7 +203,7 @@ def checkpoint_to_resume(
     Args:
         say: a function that is told of every skipped checkpoint.
     Raises:
-        TrainingError: data, base or settings differ from those of the checkpoint, or the folder holds another run.
+        UsageError: data, base or settings differ from those of the checkpoint, or the folder holds another run.
         NotOursError: this user did not write the checkpoint, or has no key to sign with.
     """
     output = Path(args.output_dir or OUTPUT)
@@ -211,17 +211,17 @@ def checkpoint_to_resume(
     if args.resume_from_checkpoint not in (None, "auto"):
         checkpoint = Path(args.resume_from_checkpoint)
         if not (checkpoint / RECORD).is_file():
-            raise TrainingError(
+            raise UsageError(
                 f"--resume-from-checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}; "
                 "give one, or auto for the newest"
             )
-        if fault := signed.fault_of_ours(checkpoint, RECORD, run_dir=checkpoint.parent):
-            raise TrainingError(f"--resume-from-checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
+        if fault := signed.why_not_loadable(checkpoint, RECORD, run_dir=checkpoint.parent):
+            raise UsageError(f"--resume-from-checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
     else:
         checkpoint = newest_whole(output, RECORD, run_dir=output, say=say)
         if checkpoint is None:
             if (output / RECORD).is_file():
-                raise TrainingError(
+                raise UsageError(
                     f"{output} holds a finished reward model without checkpoints; name another --output-dir"
                 )
             if checkpoints(output):

@@ -8,28 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from agentgrpo.settings import Settings
 from dbbench_adapter.datatypes import Score
+from dbbench_adapter.interaction import Stop
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.comparison import Comparison
-
-StopReason = Literal[
-    "answered",
-    "max_turns",
-    "max_tokens",
-    "malformed",
-    "timeout",
-    "model_unavailable",
-    "db_unavailable",
-    "table_error",
-    "environment_error",
-]
-"""How a rollout ended. The policy did not cause the last five, so their score is None; the others are judged."""
 
 OWN_REWARD = "own_reward"
 """The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
@@ -236,18 +224,18 @@ class RolloutRecord:
 
     task_id: str
     kind: str
-    stop_reason: StopReason
+    stop_reason: Stop
     score: Score
-    num_turns: int
+    num_turns: int = 0
     """Replies of the model, the last one included."""
-    malformed_calls: int
+    malformed_calls: int = 0
     """Calls, or with `text` and `lab` replies, that the protocol cannot parse."""
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation as it was sent, in chat-completions form: tool calls and results, never the gold answer."""
-    prompt_tokens: int
+    prompt_tokens: int = 0
     """Summed over the turns, as the endpoint counts them; a shared prefix counts once per turn."""
-    completion_tokens: int
-    seconds: float
+    completion_tokens: int = 0
+    seconds: float = 0.0
     error: str | None = None
     """The message of the failure that ended it, if there was one."""
     output: Any = None

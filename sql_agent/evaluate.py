@@ -40,7 +40,6 @@ from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.model_servers.calls_as_text import CallsAsText
@@ -50,6 +49,7 @@ from sql_agent.model_servers.refusals import words_of
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 from sql_agent.names import ENVIRONMENTS, check_name
 from sql_agent.own_agents.tasks import AgentTasks
+from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.prompts.fit import fit_tasks
 from sql_agent.prompts.served import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions

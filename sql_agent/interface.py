@@ -129,7 +129,7 @@ def train(settings: TrainConfig | Mapping[str, Any] | None = None, **flags: Any)
 def report(run_dir: str | Path) -> Run:
     """Write `report.html` and `curve.png` into the folder of a run of `train`, and return what it holds."""
     command("report", run_dir)
-    return read_run(Path(run_dir))
+    return read_run(run_dir)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ into this process, and only the standard library before it tries a template.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgrpo.chat.continuation import Continuity, play
 from agentgrpo.chat.template import ChatTemplate, Message, render, training_template
 from agentgrpo.checkout import HOME, IS_CLONE
+from agentgrpo.checks import Problem
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import other_kind, safetensors_header
@@ -37,19 +37,6 @@ FIT_S = 120.0
 """Limit of CPU seconds for importing torch and matching the names of all shards; it usually takes two."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Says what is wrong, and what to do about it."""
-
-    what: str
-    mend: str
-    blocks: bool = True
-    """False if a run can start anyway."""
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.mend}"
-
-
 class ModelFileError(ValueError):
     """Says that a file of the folder cannot be read in its expected form; the message says which and why."""
 
@@ -65,7 +52,7 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
         fetch = f"fetch a model with `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`"
         return [Problem(f"model folder {path} does not exist", f"{make}, or {fetch}")]
     if other := other_kind(path):
-        return [Problem(other.what, other.remedy)]
+        return [other]
     found = (
         *check_config(path),
         *check_tokenizer(path),

@@ -15,11 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dbbench_adapter.interaction import ENDS, Stop
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
 from sql_agent.names import functions, label
 
-OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
-"""Stop reasons of a policy that spent its turns or tokens without committing an answer; time costs nothing."""
 NO_JUDGE = "no_judge"
 """The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward."""
 NO_ANSWER = -1.0
@@ -266,7 +265,7 @@ def _value(record: RolloutRecord, preset: RewardPreset) -> float:
     return (1.0 - verdict) * _wrong(record.stop_reason, preset) + verdict * preset.correct
 
 
-def _wrong(stop_reason: str, preset: RewardPreset) -> float:
-    if stop_reason in OUT_OF_LIMITS:
+def _wrong(stop_reason: Stop, preset: RewardPreset) -> float:
+    if ENDS[stop_reason] == "truncated":  # out of turns or tokens without an answer; time costs nothing
         return preset.out_of_limits
     return preset.malformed if stop_reason == "malformed" else preset.incorrect

@@ -19,9 +19,11 @@ import json
 import logging
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from agentgrpo.checks import require
 from agentgrpo.disk_errors import in_words
 from agentgrpo.model_size import count_weights
 from agentgrpo.passwords import masked, revealed
@@ -36,18 +38,9 @@ from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, planned
 from sql_agent.startup.preflight import (
-    check_environment,
-    check_episodes,
-    check_functions,
-    check_judged,
-    check_llm_judge,
-    check_model,
     check_own_tasks,
-    check_reward_model,
-    check_run_dir,
-    check_store,
     find_model,
-    protocol_of,
+    require_model,
     use_cpu,
     with_model_here,
     with_store,
@@ -55,7 +48,6 @@ from sql_agent.startup.preflight import (
 from sql_agent.startup.resume import go_on_from
 from sql_agent.startup.run_dir import claim
 from sql_agent.tiny_policy.make import make_if_default
-from sql_agent.upstream_patches import check_installed
 from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl
 
@@ -79,38 +71,39 @@ def run(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: 
         return
     give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)
     revealed(cfg.rollout.backend)  # raises if its password is missing; runners would only notice later
-    check_store(cfg)
-    check_reward_model(cfg)
-    check_llm_judge(cfg)
-    check_episodes(cfg)
+    require(**servers_of(cfg))
     make_environment(cfg.environment).prepare(print)
     if cfg.algorithm == "apo":
         optimise(cfg, found, check_search(cfg), debug=debug)
         return
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY)
-    check_model(model, protocol_of(cfg), cfg.engine.tensor_parallel_size)
+    require_model(cfg, model)
     weights = count_weights(model)
     print(describe_learning_rate(cfg, weights))
-    if warning := check_disk(cfg, weights):
-        print(warning)
+    check_disk(cfg, weights)
     optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg, model)})
     cfg = cfg.model_copy(update={"model": model, "optim": optim})
     train(cfg, found, checkpoint, cpu=cpu, debug=debug)
+
+
+def servers_of(cfg: TrainConfig) -> dict[str, Any]:
+    """Name the servers that this command asks, for `require`; an algorithm's process plays no rollouts."""
+    plays = os.environ.get("AGL_CURRENT_ROLE") != "algorithm"
+    return {"store": cfg.store, "scorer": cfg.reward_model} | ({"judge": cfg.judge, "episodes": cfg} if plays else {})
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING)
     try:
-        check_environment()
+        require(variables=os.environ)
+        trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
         cfg = with_store(cfg)
-        check_judged(cfg)
-        check_functions(cfg)
-        # a runner gets its tasks from the store
-        found = None if os.environ.get("AGL_CURRENT_ROLE") == "runner" else check_own_tasks(cfg)
+        require(rewards=cfg)
+        found = check_own_tasks(cfg) if trains else None  # a runner gets its tasks from the store
         cpu = use_cpu(cfg)
         grpo = cfg.algorithm == "grpo"
         if args.dry_run and not grpo:
@@ -128,11 +121,8 @@ def main(argv: list[str] | None = None) -> int:
             plan = "\n".join([*tasks, *describe_plan(chosen, cpu=cpu)])
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
-        trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
         if trains:  # runners need neither verl nor vLLM
-            check_run_dir(cfg.run_dir)
-        if trains and grpo:
-            check_installed(cpu=cpu)
+            require(run_dir=cfg.run_dir, **({"on_cpu": cpu} if grpo else {}))
         with claim(cfg.run_dir) if trains else nullcontext():
             run(cfg, found, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:

@@ -281,7 +281,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        "sql_agent.agent:_PolicyModel",
+        "sql_agent.play.served:_PolicyModel",
         "agents.models.openai_chatcompletions",
         ("OpenAIChatCompletionsModel._fetch_response",),
         "the policy's turns go back as they came",
@@ -406,7 +406,7 @@ class PatchError(ValueError):
 # In the installed sources ---------------------------------------------------------------------------------------------
 
 
-def check_installed(*, cpu: bool) -> None:
+def check_installed(cpu: bool) -> None:
     """Check every target of a main job in the installed packages; it takes half a second.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.signed import NotOursError, check_ours, fault_of_ours, file_sha256, key_file, read, seal, user_key
+from agentgrpo.signed import NotOursError, check_ours, file_sha256, key_file, read, seal, user_key, why_not_loadable
 from sql_agent.commands.accept import main as accept_run
 
 RECORD = "manifest.json"
@@ -33,7 +33,7 @@ def checkpoint(tmp_path, settings):
 
 
 def look(checkpoint: Path) -> str | None:
-    return fault_of_ours(checkpoint, RECORD, run_dir=checkpoint.parents[1])
+    return why_not_loadable(checkpoint, RECORD, run_dir=checkpoint.parents[1])
 
 
 def record_of(checkpoint: Path) -> dict:

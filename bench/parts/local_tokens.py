@@ -61,9 +61,8 @@ def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, tur
             reply = [*tokenizer.encode(f"<tool_call>\n{json.dumps(call)}\n</tool_call>"), conversation.eos_id]
             ids, mask = ids + reply, mask + [1] * len(reply)
             if turn < turns - 1:
-                said = episode.call_tool("execute_sql", json.dumps(call["arguments"]))
-                answer = {"role": "tool", "tool_call_id": "call_0", "content": said}
-                after = conversation.after_reply(first, conversation.read_reply(reply), [answer])
+                message = conversation.read_reply(reply)
+                after = conversation.after_reply(first, message, list(episode.answer(message)))
                 ids, mask = ids + after, mask + [0] * len(after)
     finally:
         episode.close()

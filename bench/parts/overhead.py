@@ -134,9 +134,9 @@ def play_straight(url: str, model: str, tasks: Path, share: slice) -> tuple[list
         RuntimeError: an episode was not judged.
     """
     from dbbench_adapter.engines import open_backend
-    from sql_agent.agent import run_rollout, size_thread_pool
     from sql_agent.datatypes import AgentConfig
     from sql_agent.environments.dbbench import DbBench
+    from sql_agent.play.served import run_rollout, size_thread_pool
 
     async def play_all() -> list[tuple[float, int]]:
         size_thread_pool(AT_ONCE // PROCESSES)

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
+from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols import fc, lab, text
-from dbbench_adapter.protocols.base import Episode, Message, Status
+from dbbench_adapter.protocols.base import DatabaseEpisode
 
-__all__ = ["PROTOCOLS", "Episode", "Message", "Protocol", "ProtocolName", "Status", "open_episode"]
+__all__ = ["PROTOCOLS", "DatabaseEpisode", "Message", "Protocol", "ProtocolName", "open_episode"]
 
 ProtocolName = Literal["text", "fc", "lab"]
 
@@ -25,7 +26,7 @@ class Protocol:
     """How to act, in the first prompt."""
     marks: tuple[str, ...]
     """Words that any rules have to hold, since no reply can be right without them."""
-    episode: type[Episode]
+    episode: type[DatabaseEpisode]
     max_rounds: int
     """The limit in the original's configuration."""
     tools: list[dict[str, Any]]
@@ -59,14 +60,14 @@ def open_episode(
     *,
     max_rounds: int | None = None,
     statement_timeout_s: float = STATEMENT_TIMEOUT_S,
-) -> Episode:
+) -> DatabaseEpisode:
     """Open an episode over a fresh database, as a context manager that drops it.
 
     Args:
         max_rounds: None takes the protocol's own limit.
         statement_timeout_s: wall-clock budget of one statement, in seconds.
     Raises:
-        TableError, BackendUnavailable: see `Episode`.
+        TableError, BackendUnavailable: see `DatabaseEpisode`.
     """
     found = PROTOCOLS[protocol]
     return found.episode(

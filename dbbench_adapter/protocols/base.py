@@ -7,48 +7,33 @@ A protocol decides what the model reads first, how its replies are understood an
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from dbbench_adapter.datatypes import Cell, Score, Table, Task
 from dbbench_adapter.engines import Backend, Database, Result, Snapshot, TableError
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S, UNREADABLE
+from dbbench_adapter.interaction import Episode, Message
 from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
-
-Message = dict[str, Any]
-"""A message in chat-completions form."""
-
-Status = Literal[
-    "running",
-    "completed",
-    "agent validation failed",
-    "task limit reached",
-    "task error",
-    "unknown",
-    "agent_validation_failed",
-    "task_limit_reached",
-    "task_environment_error",
-]
-"""The outcome of an episode in the words of the original: AgentBench uses blanks, LifelongAgentBench underscores."""
 
 _OPENS_TRANSACTION = re.compile(r"begin|start|autocommit|chain|completion_type", re.IGNORECASE)
 MAX_RESULT_CHARS = 800
 TRUNCATED = "[TRUNCATED]"
 
 
-class Episode(ABC):
-    """Plays the environment's side of a rollout. One thread at a time may use it; methods may wait for the database.
+class DatabaseEpisode(Episode):
+    """Plays an episode over a database of its own.
 
     Args:
         max_rounds: the number of replies or actions of the model; the protocol says which of them count.
         statement_timeout_s: wall-clock budget of one statement, in seconds.
     Raises:
         TableError: a table of the task cannot be made, and the protocol does not go on without it.
-        BackendUnavailable: the database server is gone; `step` and `judge` raise it too.
+        BackendUnavailable: the database server is gone; `answer` and `judge` raise it too.
     """
 
     NULL: ClassVar[str | None] = None
@@ -60,41 +45,30 @@ class Episode(ABC):
         self, task: Task, backend: Backend, *, max_rounds: int, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> None:
         self.task, self.max_rounds = task, max_rounds
-        self.status: Status = "running"
         self.answers: Answers = None
         """The model's answer, unchanged; None until there is one."""
         self.replies_used = 0
         self.sql_run: list[str] = []
         """The model's statements as it wrote them, failed ones included."""
         self._transaction_opened = False
-        self.malformed_calls = 0
-        """The number of replies, or of calls in a reply, that the protocol could not read."""
         self._backend, self._timeout_s = backend, statement_timeout_s
         self._reference_state: tuple[Task, Snapshot] | None = None  # shown to a person without a second run
         self._tables = as_text(task, null=self.NULL)
         self._database = self._set_up() if self.SWALLOWS_SETUP_ERRORS else self._open()
 
-    def step(self, reply: Any) -> list[Message]:
-        """Take one reply of the model.
+    def answer(self, reply: Message) -> Iterator[Message]:
+        """Answer a reply as the protocol does.
 
-        Args:
-            reply: its text; for `fc` an assistant message with tool calls.
-        Returns:
-            The messages in answer to it; the model reads them next unless the episode has ended.
         Raises:
             RuntimeError: the episode has ended.
         """
         self._refuse_if_done()
         self.replies_used += 1
-        return self._take(reply)
+        yield from self._answers(reply)
 
     @abstractmethod
-    def _take(self, reply: Any) -> list[Message]:
-        """Do the protocol's own part of `step`."""
-
-    @property
-    def done(self) -> bool:
-        return self.status != "running"
+    def _answers(self, reply: Message) -> Iterable[Message]:
+        """Do the protocol's own part of `answer`."""
 
     @property
     def committed(self) -> bool:

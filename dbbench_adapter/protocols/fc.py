@@ -9,12 +9,14 @@ the same in other words. Source: AgentBench `src/server/tasks/dbbench/task.py` a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
-from dbbench_adapter.protocols.base import Episode, Message, format_result, user_messages
+from dbbench_adapter.interaction import CallingEpisode, Message
+from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, user_messages
 
 MAX_ROUNDS = 15
 """The limit of replies, as configured by AgentBench."""
@@ -68,16 +70,15 @@ def messages(task: Task, rules: str = RULES) -> list[Message]:
     return [{"role": "system", "content": rules}, {"role": "user", "content": "".join(parts)}]
 
 
-class FcEpisode(Episode):
-    """Plays an episode whose replies are assistant messages; `call_tool` takes their calls one at a time."""
+class FcEpisode(DatabaseEpisode, CallingEpisode):
+    """Plays an episode whose replies call the two tools."""
 
     NULL = "None"
 
-    def _take(self, reply: Message) -> list[Message]:
-        answers = self._handle(reply.get("tool_calls") or [])
+    def _answers(self, reply: Message) -> Iterator[Message]:
+        yield from CallingEpisode.answer(self, reply)
         if not self.done and self.replies_used == self.max_rounds:
             self.status = "task limit reached"
-        return answers
 
     def call_tool(self, name: str, arguments: Any) -> str:
         """Answer one tool call; every mistake of the model is answered in words and counted.
@@ -99,25 +100,9 @@ class FcEpisode(Episode):
         argument = next(iter(values.values()), _NOTHING) if isinstance(values, dict) else _NOTHING
         return self._execute(argument) if name == "execute_sql" else self._commit(argument)
 
-    def without_call(self, _reply: str = "") -> list[Message]:
-        """Answer a reply without a tool call."""
+    def without_call(self, reply: str) -> list[Message]:
+        """Ask for a call."""
         return user_messages([ASK_FOR_A_CALL])
-
-    def _handle(self, calls: Any) -> list[Message]:
-        if not calls:
-            return self.without_call()
-        answers: list[Message] = []
-        for call in calls if isinstance(calls, list) else [calls]:
-            if not isinstance(call, dict):
-                self.status = "task error"
-                break
-            function = call.get("function")
-            function = function if isinstance(function, dict) else {"arguments": None}
-            content = self.call_tool(str(function.get("name", "")), function.get("arguments", "{}"))
-            if self.done:
-                break
-            answers.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": content})
-        return answers
 
     def _execute(self, query: Any) -> str:
         if not query:  # the driver answers an empty statement like this

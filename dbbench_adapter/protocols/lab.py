@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Literal
 
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, format_result, user_messages
+from dbbench_adapter.interaction import Message
+from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_answer, format_result, user_messages
 from dbbench_adapter.protocols.text import HOW_TO_ACT
 
 MAX_ROUNDS = 3
@@ -36,15 +37,16 @@ def messages(task: Task, rules: str = RULES) -> list[Message]:
     ]
 
 
-class LabEpisode(Episode):
+class LabEpisode(DatabaseEpisode):
     """Plays an episode whose replies are texts with the patterns of `RULES`."""
 
     NULL = "None"
     SWALLOWS_SETUP_ERRORS = True
 
-    def _take(self, reply: str) -> list[Message]:
-        action = parse_action(reply)
-        content = {"Operation": fenced_sql, "Answer": final_answer}[action](reply) if action else None
+    def _answers(self, reply: Message) -> list[Message]:
+        text = reply["content"]
+        action = parse_action(text)
+        content = {"Operation": fenced_sql, "Answer": final_answer}[action](text) if action else None
         if content is None:
             self.malformed_calls += 1
             self.status = "agent_validation_failed"

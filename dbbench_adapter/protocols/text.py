@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
-from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, format_result, user_messages
+from dbbench_adapter.interaction import Message
+from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_answer, format_result, user_messages
 
 MAX_ROUNDS = 15
 """The limit of statements. After the last one, one more reply is read, which can only answer."""
@@ -86,20 +87,21 @@ def segments(text: str) -> int:
     return count
 
 
-class TextEpisode(Episode):
-    """Plays an episode whose replies are texts with the patterns of `RULES`; None is a reply without text."""
+class TextEpisode(DatabaseEpisode):
+    """Plays an episode whose replies are texts with the patterns of `RULES`; a `content` of None is no text."""
 
     SWALLOWS_SETUP_ERRORS = True
 
-    def _take(self, reply: str | None) -> list[Message]:
-        if reply is None:  # the original fails on a reply without text, but reads the first one as an empty text
+    def _answers(self, reply: Message) -> list[Message]:
+        text = reply["content"]
+        if text is None:  # the original fails on a reply without text, but reads the first one as an empty text
             if self.sql_run:
                 self.status = "unknown"
                 return []
-            reply = ""
-        if _action(reply) == "Operation" and len(self.sql_run) < self.max_rounds:
-            return self._operate(fenced_sql(reply))
-        return self._answer(final_answer(reply))
+            text = ""
+        if _action(text) == "Operation" and len(self.sql_run) < self.max_rounds:
+            return self._operate(fenced_sql(text))
+        return self._conclude(final_answer(text))
 
     def _operate(self, sql: str | None) -> list[Message]:
         if sql is None:
@@ -109,7 +111,7 @@ class TextEpisode(Episode):
         self.sql_run.append(sql)
         return user_messages([format_result(self._run(sql))])
 
-    def _answer(self, answer: str | None) -> list[Message]:
+    def _conclude(self, answer: str | None) -> list[Message]:
         self.answers = answer
         if not answer and len(self.sql_run) >= self.max_rounds:
             self.status = "task limit reached"

@@ -17,7 +17,7 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend, open_backend
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.protocols import PROTOCOLS, Episode, open_episode
+from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, open_episode
 from dbbench_adapter.rllm.data import task_of
 from dbbench_adapter.rllm.interfaces import BaseEnv
 
@@ -79,7 +79,7 @@ class DBBenchEnv(BaseEnv):
         self._open = lambda: open_episode(
             task, _shared(backend), protocol, max_rounds=max_rounds, statement_timeout_s=statement_timeout_s
         )
-        self._episode: Episode | None = None
+        self._episode: DatabaseEpisode | None = None
         self._final_reward: float | None = OUT_OF_ROUNDS
         self._lock = threading.RLock()
 
@@ -110,7 +110,7 @@ class DBBenchEnv(BaseEnv):
                 raise RuntimeError(f"task {self.task.id!r}: no episode under way; call reset first")
             episode = self._episode
             try:
-                observation = episode.step(action)
+                observation = list(episode.answer({"role": "assistant", "content": action}))
                 if not episode.done:
                     return observation, 0.0, False, _info(episode, "")
                 score = episode.judge(self.judge)
@@ -168,7 +168,7 @@ class DBBenchEnv(BaseEnv):
         return True
 
 
-def _info(episode: Episode, reason: str) -> dict[str, Any]:
+def _info(episode: DatabaseEpisode, reason: str) -> dict[str, Any]:
     return {"status": episode.status, "reason": reason, "num_statements": len(episode.sql_run)}
 
 

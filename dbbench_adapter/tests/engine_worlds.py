@@ -5,6 +5,7 @@ The server is a MariaDB that the tests start. Its administrator plays the person
 
 import hashlib
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ class World:
     """Everything that no statement of an agent may change."""
     secrets: tuple[str, ...]
     """What no error may tell."""
+    clock: Callable[[], float]
+    """Of this thread where it runs the statements itself, else the wall's."""
+    longest_s: float
+    """How long a statement may take by that clock whose limit is 0.5 s."""
 
 
 def file_world(folder):
@@ -48,12 +53,13 @@ def file_world(folder):
     with closing(sqlite3.connect(place)) as connection:
         connection.executescript(SHOP)
     contents = lambda: {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in place.parent.iterdir()}  # noqa: E731
-    return World(place, empty, contents, (str(folder),))
+    return World(place, empty, contents, (str(folder),), time.thread_time, 1.5)
 
 
 def server_world(server, account, address):
     empty = account("SELECT ON nothing.*").replace("/my_shop", "/nothing")
-    return World(address, empty, lambda: server_contents(server), (PASSWORD, WRITTEN, urlsplit(address).username))
+    secrets = (PASSWORD, WRITTEN, urlsplit(address).username)
+    return World(address, empty, lambda: server_contents(server), secrets, time.monotonic, 3.0)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """What every engine promises about a user's own database; each test runs on SQLite and on a private MariaDB."""
 
 import os
-import time
 from contextlib import closing
 
 import pytest
@@ -120,12 +119,11 @@ def test_hostile_statements_change_nothing_and_end_in_time_and_memory(engine_wor
         found = []
         with closing(open_databases(engine_world.place)) as databases:
             for name, sql in STATEMENTS:
-                cpu, wall = time.thread_time(), time.monotonic()
+                started = engine_world.clock()
                 run(databases, sql, 0.5)
-                taken = time.thread_time() - cpu, time.monotonic() - wall
-                if taken[0] > 1.5 or taken[1] - taken[0] > 3.0:  # what this process computed, and what it waited for
-                    found.append((name, sql[:80], *taken))
-                assert run(databases, "SELECT COUNT(*) FROM t").rows == ((4,),)
+                if (taken_s := engine_world.clock() - started) > engine_world.longest_s:
+                    found.append((name, sql[:80], taken_s))
+                assert run(databases, "SELECT COUNT(*) FROM t", 30.0).rows == ((4,),)  # a server may still be busy
         return found
 
     before = engine_world.contents()

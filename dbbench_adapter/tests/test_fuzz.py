@@ -93,7 +93,7 @@ def test_replies_in_plain_text(sqlite, strings, protocol):
             assert episode.judge(protocol).value in (0.0, 1.0)
             episode.close()
             episode = open_episode(TASK, sqlite, protocol)
-        for message in in_time(episode.step, said):
+        for message in in_time(list, episode.answer({"content": said})):
             json.dumps(message).encode()
     episode.close()
 
@@ -109,6 +109,6 @@ def test_tool_calls(sqlite, strings):
         name = rng.choice(["execute_sql", "commit_final_answer", said])
         arguments = rng.choice([said, json.dumps({"query": said}), json.dumps({"answers": [said]}), json.dumps(said)])
         call = rng.choice([{"id": said, "function": {"name": name, "arguments": arguments}}, {said: said}, said, None])
-        for message in in_time(episode.step, {"tool_calls": rng.choice([[call], [call, call], said, None])}):
+        for message in in_time(list, episode.answer({"tool_calls": rng.choice([[call], [call, call], said, None])})):
             json.dumps(message).encode()
     episode.close()

@@ -187,37 +187,40 @@ COMMIT = ("commit_final_answer", {"answers": []})
 
 def test_the_calls_of_a_reply_are_handled_in_order_up_to_the_commit(sqlite):
     with open_episode(TASK, sqlite) as episode:
-        assert episode.step(calling(LOOK, ("nothing", {}), COMMIT, LOOK)) == [
+        assert list(episode.answer(calling(LOOK, ("nothing", {}), COMMIT, LOOK))) == [
             {"role": "tool", "tool_call_id": "c0", "content": "[(1,)]"},
             {
                 "role": "tool",
                 "tool_call_id": "c1",
                 "content": "Error: unknown tool 'nothing'; call execute_sql or commit_final_answer.",
             },
+            {"role": "tool", "tool_call_id": "c2", "content": "Committed."},
         ]
         assert (episode.status, episode.replies_used, episode.sql_run) == ("completed", 1, ["SELECT 1"])
 
 
 def test_a_reply_without_a_call_is_asked_for_one_and_counts(sqlite):
     with open_episode(TASK, sqlite, max_rounds=2) as episode:
-        assert episode.step({"role": "assistant", "content": "Hm."}) == [{"role": "user", "content": ASK_FOR_A_CALL}]
-        episode.step(calling(LOOK))
+        assert list(episode.answer({"role": "assistant", "content": "Hm."})) == [
+            {"role": "user", "content": ASK_FOR_A_CALL}
+        ]
+        list(episode.answer(calling(LOOK)))
         assert (episode.status, episode.replies_used) == ("task limit reached", 2)
         with pytest.raises(RuntimeError, match="'t-0': the episode has ended"):
-            episode.step(calling(COMMIT))
+            list(episode.answer(calling(COMMIT)))
 
 
 @pytest.mark.parametrize("calls", [5, "abc", ["abc"]])
 def test_calls_that_are_no_list_of_objects_end_the_episode_as_an_error(sqlite, calls):
     with open_episode(TASK, sqlite) as episode:
-        assert episode.step({"tool_calls": calls}) == []
+        assert list(episode.answer({"tool_calls": calls})) == []
         assert episode.status == "task error"
 
 
 @pytest.mark.parametrize("call", [{}, {"function": None}, {"id": "x", "function": {"arguments": "{}"}}])
 def test_a_call_without_its_parts_is_a_malformed_one(sqlite, call):
     with open_episode(TASK, sqlite) as episode:
-        [answer] = episode.step({"tool_calls": [call]})
+        [answer] = list(episode.answer({"tool_calls": [call]}))
         assert (answer["role"], episode.malformed_calls, episode.status) == ("tool", 1, "running")
 
 

@@ -30,6 +30,10 @@ def answer(text):
     return f"I know.\nAction: Answer\nFinal Answer: {text}"
 
 
+def replied(episode, text):
+    return list(episode.answer({"role": "assistant", "content": text}))
+
+
 def say(content):
     return [{"role": "user", "content": content}]
 
@@ -49,9 +53,9 @@ def test_the_prompts():
 @pytest.mark.parametrize("protocol", ["text", "lab"])
 def test_an_episode_from_look_to_answer(backend, protocol):
     with open_episode(LOOK, backend, protocol) as episode:
-        assert episode.step(operation("SELECT *\nFROM Fruit;")) == say("[('Plum', 5), ('Pear', 4)]")
-        assert episode.step(operation("SELECT nothing"))[0]["content"].startswith("1054")
-        assert episode.step(answer("[('Pear', 4)]")) == []
+        assert replied(episode, operation("SELECT *\nFROM Fruit;")) == say("[('Plum', 5), ('Pear', 4)]")
+        assert replied(episode, operation("SELECT nothing"))[0]["content"].startswith("1054")
+        assert replied(episode, answer("[('Pear', 4)]")) == []
         assert (episode.status, episode.replies_used) == ("completed", 3)
         assert episode.sql_run == ["SELECT * FROM Fruit;", "SELECT nothing"]
         assert episode.judge("lab") == episode.judge("strict") == Score(1.0, "match")
@@ -75,8 +79,8 @@ def test_a_reply_that_fits_no_pattern_ends_the_episode_and_the_state_counts_all_
     sqlite, protocol, status, reply
 ):
     with open_episode(RAISE, sqlite, protocol) as episode:
-        episode.step(operation(RAISE.gold.sql))
-        assert episode.step(reply) == []
+        replied(episode, operation(RAISE.gold.sql))
+        assert replied(episode, reply) == []
         assert (episode.status, episode.malformed_calls) == (status, 1)
         assert episode.judge("text") == episode.judge("lab") == Score(1.0, "match")
         assert episode.judge("strict") == Score(0.0, "not_committed")
@@ -86,9 +90,9 @@ def test_a_reply_that_fits_no_pattern_ends_the_episode_and_the_state_counts_all_
 def test_every_statement_has_a_session_of_its_own(backend, protocol):
     with open_episode(RAISE, backend, protocol, max_rounds=9) as episode:
         for statement in ("BEGIN", "UPDATE Fruit SET Price = 9", "ROLLBACK", "CREATE TEMPORARY TABLE Mine (a INT)"):
-            assert episode.step(operation(statement)) == say("[]")
-        assert episode.step(operation("SELECT Price FROM Fruit")) == say("[(9,), (9,)]")
-        assert episode.step(operation("SELECT * FROM Mine"))[0]["content"].startswith("1146 (42S02)")
+            assert replied(episode, operation(statement)) == say("[]")
+        assert replied(episode, operation("SELECT Price FROM Fruit")) == say("[(9,), (9,)]")
+        assert replied(episode, operation("SELECT * FROM Mine"))[0]["content"].startswith("1146 (42S02)")
 
 
 @pytest.mark.parametrize("protocol", ["text", "lab"])
@@ -103,7 +107,7 @@ def test_every_statement_has_a_session_of_its_own(backend, protocol):
 def test_a_table_that_cannot_be_made_is_missing_or_empty(backend, protocol, table, text):
     task = Task(id="t", question="?", kind="other", tables=(table,), gold=Gold(answers=("1",)))
     with open_episode(task, backend, protocol) as episode:
-        assert episode.step(operation("SELECT * FROM T"))[0]["content"].startswith(text)
+        assert replied(episode, operation("SELECT * FROM T"))[0]["content"].startswith(text)
 
 
 # text ---------------------------------------------------------------------------------------------------------------
@@ -113,8 +117,8 @@ def test_text_reads_one_more_reply_after_its_last_statement_which_can_only_answe
     for last, status in [(answer("[1]"), "completed"), (operation("SELECT 1"), "task limit reached")]:
         with open_episode(LOOK, sqlite, "text", max_rounds=2) as episode:
             for _ in range(2):
-                episode.step(operation("SELECT 1"))
-            episode.step(last)
+                replied(episode, operation("SELECT 1"))
+            replied(episode, last)
             assert (episode.status, episode.replies_used, len(episode.sql_run)) == (status, 3, 2)
 
 
@@ -131,13 +135,13 @@ def test_text_reads_one_more_reply_after_its_last_statement_which_can_only_answe
 )
 def test_text_looks_at_the_first_action_only(sqlite, reply, status, answers):
     with open_episode(LOOK, sqlite, "text") as episode:
-        episode.step(reply)
+        replied(episode, reply)
         assert (episode.status, episode.answers) == (status, answers)
 
 
 def test_text_cuts_results_at_800_characters(sqlite):
     with open_episode(LOOK, sqlite, "text") as episode:
-        assert episode.step(operation("SELECT REPEAT('x', 900)")) == say("[('" + "x" * 797 + "[TRUNCATED]")
+        assert replied(episode, operation("SELECT REPEAT('x', 900)")) == say("[('" + "x" * 797 + "[TRUNCATED]")
 
 
 @pytest.mark.parametrize(
@@ -150,20 +154,20 @@ def test_text_cuts_results_at_800_characters(sqlite):
 )
 def test_text_loses_a_block_of_several_statements(backend, block):
     with open_episode(LOOK, backend, "text") as episode:
-        assert episode.step(operation(block)) == say(OUT_OF_SYNC)
-        assert episode.step(operation("SELECT Price FROM Fruit")) == say("[(5,), (4,)]")
+        assert replied(episode, operation(block)) == say(OUT_OF_SYNC)
+        assert replied(episode, operation("SELECT Price FROM Fruit")) == say("[(5,), (4,)]")
 
 
 def test_text_joins_lines_so_that_a_comment_swallows_the_rest(sqlite):
     with open_episode(LOOK, sqlite, "text") as episode:
-        assert episode.step(operation("SELECT 1 -- one\n, 2")) == say("[(1,)]")
+        assert replied(episode, operation("SELECT 1 -- one\n, 2")) == say("[(1,)]")
         assert episode.sql_run == ["SELECT 1 -- one , 2"]
 
 
 def test_text_ends_as_unknown_on_a_reply_without_text(sqlite):
     with open_episode(LOOK, sqlite, "text") as episode:
-        episode.step(operation("SELECT 1"))
-        assert episode.step(None) == []
+        replied(episode, operation("SELECT 1"))
+        assert replied(episode, None) == []
         assert episode.status == "unknown"
 
 
@@ -212,8 +216,8 @@ def test_lab_takes_the_action_that_is_named_first(reply, action):
 def test_lab_ends_after_three_replies(sqlite):
     with open_episode(RAISE, sqlite, "lab") as episode:
         for _ in range(2):
-            episode.step(operation("SELECT 1"))
-        assert episode.step(operation(RAISE.gold.sql)) == say("[]")
+            replied(episode, operation("SELECT 1"))
+        assert replied(episode, operation(RAISE.gold.sql)) == say("[]")
         assert (episode.status, episode.replies_used) == ("task_limit_reached", 3)
         assert episode.judge("lab") == Score(1.0, "match")
 
@@ -230,18 +234,18 @@ def test_lab_ends_after_three_replies(sqlite):
 )
 def test_lab_runs_what_stands_between_semicolons(backend, block, text, left):
     with open_episode(LOOK, backend, "lab") as episode:
-        assert episode.step(operation(block))[0]["content"].startswith(text)
-        assert episode.step(operation("SELECT Price FROM Fruit")) == say(left)
+        assert replied(episode, operation(block))[0]["content"].startswith(text)
+        assert replied(episode, operation("SELECT Price FROM Fruit")) == say(left)
 
 
 def test_lab_never_cuts_a_result(sqlite):
     with open_episode(LOOK, sqlite, "lab") as episode:
-        assert episode.step(operation("SELECT REPEAT('x', 2000)")) == say("[('" + "x" * 2000 + "',)]")
+        assert replied(episode, operation("SELECT REPEAT('x', 2000)")) == say("[('" + "x" * 2000 + "',)]")
 
 
 def test_lab_reports_a_table_that_is_gone_as_the_environments_error(sqlite):
     with open_episode(RAISE, sqlite, "lab") as episode:
-        episode.step(operation("DROP TABLE Fruit"))
-        episode.step(answer("done"))
+        replied(episode, operation("DROP TABLE Fruit"))
+        replied(episode, answer("done"))
         assert episode.status == "task_environment_error"
         assert episode.judge("lab") == Score(0.0, "wrong_state")

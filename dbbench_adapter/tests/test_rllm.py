@@ -106,7 +106,7 @@ def test_a_step_that_fails_after_the_engine_gave_it_up_has_no_reward(monkeypatch
     def gone(reply):
         raise BackendUnavailable("the server is gone")
 
-    monkeypatch.setattr(env._episode, "step", gone)
+    monkeypatch.setattr(env._episode, "answer", gone)
     with pytest.raises(BackendUnavailable):
         env.step(LOOK)
     with pytest.raises(RuntimeError, match="task 'select': the last step failed, so the episode has no reward"):
@@ -214,14 +214,14 @@ def test_a_close_waits_for_the_step_that_the_engine_gave_up(monkeypatch):
     env = DBBenchEnv(SELECT)
     env.reset()
     started, go_on = threading.Event(), threading.Event()
-    step = env._episode.step
+    step = env._episode.answer
 
     def slow(reply):
         started.set()
         go_on.wait(10)
         return step(reply)
 
-    monkeypatch.setattr(env._episode, "step", slow)
+    monkeypatch.setattr(env._episode, "answer", slow)
     with ThreadPoolExecutor(max_workers=2) as executor:
         stepped = executor.submit(env.step, LOOK)
         started.wait(10)

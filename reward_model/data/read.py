@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentgrpo.chat.conversations import RowError
-from agentgrpo.training_run import TrainingError
+from agentgrpo.checks import UsageError
 from reward_model.data.files import raw_rows
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import Converter
@@ -47,10 +47,10 @@ def split_by_prompt(
     Returns:
         Training and held-out pairs, both in the order of `rows`; no prompt is in both.
     Raises:
-        TrainingError: the fraction is not in [0, 1), or nothing would be left to train on.
+        UsageError: the fraction is not in [0, 1), or nothing would be left to train on.
     """
     if not 0 <= fraction < 1:
-        raise TrainingError(f"--held-out-fraction is {fraction}, expected 0 or more and less than 1")
+        raise UsageError(f"--held-out-fraction is {fraction}, expected 0 or more and less than 1")
     keys = [prompt_key(row) for row in rows]
     sizes: dict[str, int] = {}
     for key in keys:
@@ -62,7 +62,7 @@ def split_by_prompt(
         chosen.add(key)
     train = [row for row, key in zip(rows, keys, strict=True) if key not in chosen]
     if not train:
-        raise TrainingError(
+        raise UsageError(
             f"all {len(rows)} pairs have one prompt, so none can be held out; "
             "give a file of held-out pairs or --held-out-fraction 0"
         )

@@ -8,10 +8,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from agentgrpo.chat.tokenizer import load_tokenizer
+from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import ModelError
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.weights import weight_files, weights_sha256
-from reward_model.base_model import check_base, refuse_other_kind
+from reward_model.base_model import check_base
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -34,7 +35,7 @@ def configure(folder, **changes):
 
 def check(folder):
     """Check as training does."""
-    refuse_other_kind(folder)
+    require(base_model=folder)
     check_base(folder, load_tokenizer(folder))
 
 
@@ -111,7 +112,7 @@ def remove_weights(folder):
 )
 def test_what_cannot_become_a_reward_model_is_refused_with_the_reason(copy, spoil, words):
     spoil(copy)
-    with pytest.raises(ModelError, match=re.escape(words)):
+    with pytest.raises((ModelError, UsageError), match=re.escape(words)):
         check(copy)
 
 

@@ -11,8 +11,9 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from agentgrpo import signed
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
+from agentgrpo.checks import UsageError
 from agentgrpo.pair_training import metrics_line, rename
-from agentgrpo.training_run import METRICS, TrainingError
+from agentgrpo.training_run import METRICS
 from reward_model.arguments import TrainingArguments
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.read import split_by_prompt
@@ -69,13 +70,13 @@ def test_a_fraction_of_none_holds_nothing_out_and_the_least_one_prompt():
 
 @pytest.mark.parametrize("fraction", [1.0, -0.1, math.nan])
 def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(fraction):
-    with pytest.raises(TrainingError, match=f"--held-out-fraction is {fraction}, expected 0 or more and less than 1"):
+    with pytest.raises(UsageError, match=f"--held-out-fraction is {fraction}, expected 0 or more and less than 1"):
         split_by_prompt(several_per_prompt(2, 2), fraction, seed=0)
 
 
 def test_one_prompt_cannot_be_split():
     with pytest.raises(
-        TrainingError, match="all 3 pairs have one prompt, so none can be held out; give a file of held-out pairs"
+        UsageError, match="all 3 pairs have one prompt, so none can be held out; give a file of held-out pairs"
     ):
         split_by_prompt(several_per_prompt(1, 3), 0.1, seed=0)
 
@@ -117,7 +118,7 @@ def test_where_all_pairs_are_too_long_the_shortest_is_named(base):
     longest = len(encode_pairs(counting_pairs(1), tokenizer, None, "p")["chosen_ids"][0])
     assert len(encode_pairs(counting_pairs(1), tokenizer, longest, "p")) == 1
     words = f"all 1 pairs of p are longer than --max-length {longest - 1}; the shortest has {longest} tokens"
-    with pytest.raises(TrainingError, match=words):
+    with pytest.raises(UsageError, match=words):
         encode_pairs(counting_pairs(1), tokenizer, longest - 1, "p")
 
 
@@ -224,20 +225,20 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_changed(tmp_path):
         r"belongs to another run \(tokenizer or chat template: was t, is u; dataset: was d, is e; "
         r"lora_r: was 16, is 8\); name another --run-dir"
     )
-    with pytest.raises(TrainingError, match=words):
+    with pytest.raises(UsageError, match=words):
         checkpoint_to_resume(arguments(tmp_path), now)
 
 
 def test_a_finished_model_is_not_written_over(tmp_path):
     (tmp_path / RECORD).write_text("{}")
-    with pytest.raises(TrainingError, match="holds a finished reward model without checkpoints; name another"):
+    with pytest.raises(UsageError, match="holds a finished reward model without checkpoints; name another"):
         checkpoint_to_resume(arguments(tmp_path), RUN)
 
 
 def test_a_named_checkpoint_has_to_be_one(tmp_path):
     checkpoints(tmp_path, checkpoint_2="torn", checkpoint_1="whole")
     with pytest.raises(
-        TrainingError, match=r"checkpoint-2 is no checkpoint .*: no reward_model.json; give one, or auto for"
+        UsageError, match=r"checkpoint-2 is no checkpoint .*: no reward_model.json; give one, or auto for"
     ):
         checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-2"), RUN)
     assert checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-1"), RUN) == tmp_path / "checkpoint-1"

@@ -16,7 +16,6 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from reward_model.convert_dpo_format import main as convert
 from reward_model.tests.conftest import counting_pairs, make_base
-from sql_agent.commands.merge import MergeError
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.model_check import fetch_again
 from sql_agent.sft.config import SftConfig
@@ -139,7 +138,6 @@ def test_what_is_printed_to_be_pasted_is_one_word_a_path(tmp_path):
             assert words[words.index("--model") + 1] == str(output)
             assert "my" not in words
     assert shlex.split(fetch_again(output).split("`")[1])[-1] == str(output)
-    assert issubclass(MergeError, ValueError)
 
 
 # Training -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.printed_commands import uv_path
-from sql_agent.commands.doctor import read_pins
+from sql_agent.startup.machine import read_pins
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

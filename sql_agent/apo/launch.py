@@ -1,6 +1,6 @@
 """Starts a search for better instructions: checks what is cheap to check, chooses the tasks, starts the runners.
 
-Leaves out checks that every run has (`sql_agent.startup.preflight`).
+Leaves out checks that every run has (`agentgrpo.checks`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.checks import UsageError
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import install_extra
@@ -21,7 +22,6 @@ from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.startup.data import describe_kinds, drawn, kinds_of
 from sql_agent.startup.launch import fit
-from sql_agent.startup.preflight import UsageError
 from sql_agent.startup.resume import own_files
 from sql_agent.startup.run_dir import set_aside, write_start
 from sql_agent.trained_on import check_not_learnt

@@ -25,9 +25,9 @@ from dbbench_adapter.splits import draw_by_kind
 from sql_agent.config import DataConfig
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, make_environment, with_observation
-from sql_agent.environments.check import PLAYS, Report, check
 from sql_agent.environments.rows import short
 from sql_agent.names import check_name
+from sql_agent.play.check import PLAYS, Report, check
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agentgrpo.checks import require
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.processes import ends_in_order
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.tiny_policy.make import make_if_default
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
-            check_model(path)
+            require(policy=path)
         load_libraries()
         with ends_in_order():
             run(cfg, resumed=resumed)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentgrpo.checks import require
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
@@ -24,7 +25,6 @@ from agentgrpo.processes import ends_in_order
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.tiny_policy.make import make_if_default
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
-            check_model(path)
+            require(policy=path)
         load_libraries()
         with ends_in_order():
             run(cfg, resumed=args.resume)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgrpo.checks import require
 from agentgrpo.commands import INTERRUPTED, interruptible
 from agentgrpo.disk_errors import in_words
 from agentgrpo.flags import Parser
@@ -28,7 +29,7 @@ from agentgrpo.hub import model_folder
 from sql_agent.datatypes import DataConfig
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.model_files import base_folder, check_model
+from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_libraries
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.trained_on import OwnEnvironmentError, environment_flags
@@ -72,7 +73,7 @@ def run(cfg: InteractiveConfig) -> None:
     if cfg.data == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
     make_if_default(cfg.model.model_path)
-    check_model(cfg.model.model_path)
+    require(policy=cfg.model.model_path)
     load_libraries()
     from rich.console import Console
 

@@ -14,13 +14,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
+from agentgrpo.checks import require
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.config import LocalGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.tiny_policy.make import make_if_default
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
-            check_model(path)
+            require(policy=path)
         load_libraries()
         with ends_in_order():
             run(cfg, resumed=resumed)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import interruptible
 from agentgrpo.disk_errors import failures_of_the_disk, in_words
 from agentgrpo.flags import Parser
@@ -44,10 +45,6 @@ LIMITS = AgentConfig(max_turns=4, max_tokens=96)
 """These limits keep the compared episode short, as a large model writes few tokens a second on a CPU."""
 
 Say = Callable[[str], None]
-
-
-class MergeError(ValueError):
-    """There is nothing to merge, or the result differs from its source; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
     """Write the merged model to `output`, which exists afterwards only if it computes the same as `source`.
 
     Raises:
-        MergeError: the merged model computes something else.
+        UsageError: the merged model computes something else.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -105,7 +102,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
         )
         difference = float((before.logits - after.logits).abs().max())
         if not difference <= BOUND:
-            raise MergeError(
+            raise UsageError(
                 f"logits before and after differ by up to {difference:.2e}, more than {BOUND:.0e}; {output} was not "
                 "written. Take another checkpoint, and report this one"
             )
@@ -198,12 +195,12 @@ def find_checkpoint(path: Path, say: Say) -> Path:
             path = path.parent
     if (path / "actor").is_dir():
         if fault := fault_of(path):
-            raise MergeError(f"{path} is not as it was written: {fault}; take another checkpoint of the run")
+            raise UsageError(f"{path} is not as it was written: {fault}; take another checkpoint of the run")
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not checkpoints(folder):
         hint = "it is an adapter, give it as --adapter" if (path / ADAPTER_FILE).is_file() else "give a run directory"
-        raise MergeError(f"{path} holds no checkpoint of the training command; {hint}")
+        raise UsageError(f"{path} holds no checkpoint of the training command; {hint}")
     newest = newest_whole(folder, say)
     assert newest is not None
     return newest
@@ -253,7 +250,7 @@ def join_shards(actor: Path) -> dict[str, Tensor]:
         if not isinstance(parts[0], DTensor):
             return parts[0]
         if len(parts[0].placements) != 1:
-            raise MergeError(
+            raise UsageError(
                 f"{name} is sharded over {len(parts[0].placements)} dimensions of workers, expected one; "
                 f"merge it with `{python_command('verl.model_merger', 'merge', '--backend', 'fsdp')}`"
             )
@@ -275,20 +272,19 @@ def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
     Raises:
         ValueError: the adapter or its base is missing or incomplete.
     """
-    from sql_agent.local.model_files import check_model
 
     if not (adapter / ADAPTER_FILE).is_file():
         whole = (adapter / "config.json").is_file()
         hint = "it is a whole model, which is served as it is" if whole else "give the folder that holds it"
-        raise MergeError(f"{adapter} has no {ADAPTER_FILE}; {hint}")
+        raise UsageError(f"{adapter} has no {ADAPTER_FILE}; {hint}")
     if base is None:
-        check_model(str(adapter))
+        require(policy=str(adapter))
         base = Path(parse_json((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"])
     try:
-        check_model(str(base))
+        require(policy=str(base))
         base = model_folder(base)
     except ValueError as error:
-        raise MergeError(f"--base: {error}") from error
+        raise UsageError(f"--base: {error}") from error
     import torch
     from peft import PeftModel
     from transformers.utils.logging import disable_progress_bar
@@ -297,7 +293,7 @@ def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
     from sql_agent.local.policy import load_model
 
     if fault := misfit(base, "ForCausalLM") or adapter_misfit(adapter, base, "ForCausalLM"):
-        raise MergeError(f"{fault}; give the base that the adapter was trained on as --base")
+        raise UsageError(f"{fault}; give the base that the adapter was trained on as --base")
     disable_progress_bar()
     model = PeftModel.from_pretrained(load_model(base, device="cpu"), str(adapter))
     own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
@@ -331,11 +327,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_offline()
     try:
         if os.path.lexists(args.output):
-            raise MergeError(f"{args.output} is there already; name another --output")
+            raise UsageError(f"{args.output} is there already; name another --output")
         args.adapter = args.adapter and model_folder(args.adapter)
         path = args.adapter or args.checkpoint
         if not path.is_dir():
-            raise MergeError(f"{path} is no folder; give a run directory, a checkpoint or an adapter")
+            raise UsageError(f"{path} is no folder; give a run directory, a checkpoint or an adapter")
         opened = open_adapter(args.adapter, args.base) if args.adapter else open_checkpoint(args.checkpoint, print)
         merge(opened, args.output, print)
     except (ValueError, OSError) as error:

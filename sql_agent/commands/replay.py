@@ -40,7 +40,7 @@ def misses(
         try:
             with open_episode(task, backend, protocol) as episode:
                 for message in solution(replace(task, gold=known(task)), protocol):
-                    episode.step(message if protocol == "fc" else message["content"])
+                    list(episode.answer(message))
                 values = episode.judge(protocol).value, episode.judge("strict").value
         except TableError:
             values = None, None

@@ -9,7 +9,6 @@ outputs/rl_training/<model>/db_bench/<timestamp>. doc/single_skill_rl.md has the
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +16,18 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from agentgrpo.checks import Finding, Problem, UsageError, examine, require, show
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.local.model_files import StartError, check_device, check_model
+from sql_agent.local.model_files import check_device
 from sql_agent.local.single_skill_config import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.startup.machine import this_machine
 
 if TYPE_CHECKING:
-    from sql_agent.commands.doctor import Finding
     from sql_agent.success import Rate
 
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.prepare:
             return prepare(cfg)
-        check_model(cfg.language_model.model_path)
+        require(policy=cfg.language_model.model_path)
         load_libraries()
         with ends_in_order():
             run(cfg, args.resume)
@@ -147,75 +147,41 @@ def _short(rate: "Rate") -> str:
 
 def prepare(cfg: ExperimentConfig) -> int:
     """Say line by line what is there and what to do if something is missing; return 1 if a run cannot start."""
-    from sql_agent.commands.doctor import (
-        blocks,
-        check_installed,
-        check_python,
-        installed_versions,
-        report,
-        show,
-    )
-
-    installed = installed_versions()
-    findings = [
-        check_python(sys.version_info[:3], sys.executable),
-        check_installed(installed),
-        check_database(cfg.task.backend),
-        find_device(cfg.language_model),
-        find_model(cfg.language_model.model_path),
-        check_data(cfg),
-    ]
-    show(report(findings))
-    return int(any(map(blocks, findings)))
+    machine = this_machine()
+    use = {name: machine[name] for name in ("python", "executable", "installed")}
+    model = cfg.language_model
+    use |= {"backend": cfg.task.backend, "experiment_model": model, "policy": model.model_path, "experiment": cfg}
+    return show(examine(**use))
 
 
-def check_database(spec: str) -> "Finding":
+def check_database(spec: str) -> Finding:
     from dbbench_adapter.engines import BackendUnavailable, open_backend
-    from sql_agent.commands.doctor import Finding
-    from sql_agent.model_check import Problem
 
     name = spec.split("@")[-1]
     try:
         with open_backend(spec):
-            return Finding("database", f"{name} answers")
+            return Finding(f"{name} answers")
     except (BackendUnavailable, ValueError) as error:
-        mend = "start or install it, or take --set task.backend=sqlite, which needs nothing"
-        return Finding("database", name, (Problem(str(error), mend),))
+        remedy = "start or install it, or take --set task.backend=sqlite, which needs nothing"
+        return Finding(name, (Problem(str(error), remedy),))
 
 
-def find_device(model: LanguageModelConfig) -> "Finding":
-    from sql_agent.commands.doctor import Finding
-    from sql_agent.model_check import Problem
-
+def find_device(model: LanguageModelConfig) -> Finding:
     model, gib = for_this_machine(model), gpu_gib()
     on_gpu = model.device == "cuda" or (model.device == "auto" and gib is not None)
     try:
         check_device("cuda" if on_gpu else "cpu", load_in_4bit=model.load_in_4bit, has_gpu=gib is not None)
-    except StartError as error:
-        mend = "--set language_model.device=cpu --set language_model.load_in_4bit=false"
-        return Finding("device", model.device, (Problem(str(error), f"take a GPU, or {mend}"),))
+    except UsageError as error:
+        remedy = "--set language_model.device=cpu --set language_model.load_in_4bit=false"
+        return Finding(model.device, (Problem(str(error), f"take a GPU, or {remedy}"),))
     how = "4 bits" if model.load_in_4bit else "bfloat16"
-    return Finding("device", f"GPU with {gib:.0f} GiB, base in {how}" if on_gpu else "CPU, base in float32")
+    return Finding(f"GPU with {gib:.0f} GiB, base in {how}" if on_gpu else "CPU, base in float32")
 
 
-def find_model(path: str) -> "Finding":
-    from sql_agent.commands.doctor import Finding
-    from sql_agent.model_check import Problem
-
-    try:
-        check_model(path)
-    except StartError as error:
-        what, _, mend = str(error).partition("; ")
-        return Finding("model", path, (Problem(what, mend),))
-    return Finding("model", f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
-
-
-def check_data(cfg: ExperimentConfig) -> "Finding":
+def check_data(cfg: ExperimentConfig) -> Finding:
     """Check the data; missing files are made first, if the settings say how many tasks."""
     from dbbench_adapter.generate import Split
-    from sql_agent.commands.doctor import Finding
     from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated
-    from sql_agent.model_check import Problem
 
     task = cfg.task
     missing: list[tuple[Path | None, int, Split]] = [
@@ -232,9 +198,9 @@ def check_data(cfg: ExperimentConfig) -> "Finding":
         draws(task, seed=cfg.seed)
         if cfg.training_callback.evaluate_every:
             held_out_tasks(task, 1)
-        return Finding("data", f"{source}: {len(trained_skills(task))} skills{''.join(made)}")
+        return Finding(f"{source}: {len(trained_skills(task))} skills{''.join(made)}")
     except ValueError as error:
-        mend = (
+        remedy = (
             "give others with --set task.data=FILE --set task.held_out_data=FILE, or have files that are missing made"
         )
-        return Finding("data", source, (Problem(str(error), f"{mend}: --set task.generate_missing=4400"),))
+        return Finding(source, (Problem(str(error), f"{remedy}: --set task.generate_missing=4400"),))

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from agentgrpo.chat.messages import Message
 from agentgrpo.chat.replies import Encoded, encode_conversation
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
-from agentgrpo.training_run import TrainingError
+from agentgrpo.checks import UsageError
 from reward_model.datatypes import Preference, place_of
 
 
@@ -41,12 +41,12 @@ def encode_pairs(
         name: the source of the rows in error messages.
     Raises:
         ChatTemplateError: the template cannot be used for training, or refuses a row, which is named.
-        TrainingError: all pairs are too long.
+        UsageError: all pairs are too long.
     """
     pairs = [_encode_pair(tokenizer, row, place_of(row, name)) for row in rows]
     fitting = [pair for pair in pairs if max_length is None or pair.longer <= max_length]
     if pairs and not fitting:
-        raise TrainingError(
+        raise UsageError(
             f"all {len(pairs)} pairs of {name} are longer than --max-length {max_length}; the shortest has "
             f"{min(pair.longer for pair in pairs)} tokens: raise --max-length, or take a model with a longer context"
         )

@@ -88,7 +88,7 @@ def train(run: Run, say: Say = print) -> None:
     """Train, save, and print the result and the next commands.
 
     Raises:
-        TrainingError: a loss is not finite, or the disk fails.
+        UsageError: a loss is not finite, or the disk fails.
     """
     cfg, start = run.cfg, run.start
     with failures_of_the_disk(cfg.output_dir):

@@ -1,6 +1,6 @@
 """Defines the interface of an environment: prompts, tools and episodes for the agent, and tasks for a training run.
 
-Leaves out the reward (`sql_agent.rewards`) and the calls of the model (`sql_agent.agent`, `sql_agent.local.rollouts`).
+Leaves out the reward (`sql_agent.rewards`) and who writes the replies (`sql_agent.play`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.protocols import Message, Status
+from dbbench_adapter.interaction import Episode, Message
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.names import OWN
@@ -53,40 +53,6 @@ class EnvironmentTask(Protocol):
     def kind(self) -> str: ...
 
     def to_dict(self) -> dict[str, Any]: ...
-
-
-class Episode(Protocol):
-    """Plays the environment's side of a rollout. Every method may block; one thread calls it at a time."""
-
-    max_rounds: int
-    """Replies that the policy may give."""
-    malformed_calls: int
-    status: Status
-
-    @property
-    def done(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
-class CallingEpisode(Episode, Protocol):
-    """Plays the episode of an environment that offers tools."""
-
-    def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one call; a malformed call is answered with an error message and counted."""
-        ...
-
-    def without_call(self, reply: str) -> list[Message]:
-        """Take a reply without a call and return the answer, [] if the episode has ended. It does not block."""
-        ...
-
-
-class WritingEpisode(Episode, Protocol):
-    """Plays the episode of an environment whose policy writes its actions as text."""
-
-    def step(self, reply: str) -> list[Message]:
-        """Take a reply and return the answer, [] if the episode has ended."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -128,7 +94,7 @@ class Playable(Protocol):
 
     @abstractmethod
     def open(self, task: Any, limits: AgentConfig) -> Any:
-        """Open a new `CallingEpisode`, or a `WritingEpisode` if there are no tools. It may block.
+        """Open a new `Episode`. It may block.
 
         Raises:
             TableError, BackendUnavailable, EpisodeLostError: it cannot be opened; its methods may raise the last two.

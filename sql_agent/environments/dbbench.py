@@ -15,7 +15,7 @@ from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
 from dbbench_adapter.judges import JUDGES, JudgeName, NoReferenceError
-from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
+from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, Message, ProtocolName, open_episode
 from dbbench_adapter.protocols.solution import solution
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
@@ -58,7 +58,7 @@ class DbBench(Environment):
     def history(self, messages: Sequence[Message]) -> list[Message]:
         return self._protocol.history(messages)
 
-    def open(self, task: Task, limits: AgentConfig) -> Episode:
+    def open(self, task: Task, limits: AgentConfig) -> DatabaseEpisode:
         if isinstance(self._backend, str):
             raise RuntimeError(
                 "this DbBench has no open backend; enter it (`with environment:`) before it opens episodes"
@@ -66,10 +66,10 @@ class DbBench(Environment):
         timeout_s = limits.statement_timeout_s
         return open_episode(task, self._backend, self._name, max_rounds=limits.max_turns, statement_timeout_s=timeout_s)
 
-    def judge(self, episode: Episode) -> Score:
+    def judge(self, episode: DatabaseEpisode) -> Score:
         return episode.judge(self._judge)
 
-    def comparison(self, episode: Episode) -> Comparison:
+    def comparison(self, episode: DatabaseEpisode) -> Comparison:
         """Return reference and answers, or the difference of the tables where the judge, `strict`, has read them."""
         task, gold = episode.task, episode.task.gold
         if task.changes_state:
@@ -87,7 +87,7 @@ class DbBench(Environment):
             state=task.changes_state,
         )
 
-    def _tables_compared(self, episode: Episode) -> tuple[list[Row] | None, list[Row] | None]:
+    def _tables_compared(self, episode: DatabaseEpisode) -> tuple[list[Row] | None, list[Row] | None]:
         """Return the rows that only the reference leaves behind, and those that only the agent does."""
         if self._judge == "strict" and episode.committed:
             with suppress(BackendUnavailable, NoReferenceError):

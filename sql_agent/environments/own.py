@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 
 from agentgrpo.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.protocols import Message, Status
+from dbbench_adapter.interaction import CallingEpisode, Message
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, Split, digest
 from sql_agent.environments.named import named, tool_methods, tool_schemas
@@ -163,7 +163,7 @@ class OwnEnvironment(Environment):
     def open(self, task: RowTask, limits: AgentConfig) -> OwnEpisode:
         instance = self._instance()
         try:
-            return OwnEpisode(self, instance, copy.deepcopy(task.row), self.max_replies(limits))
+            return OwnEpisode(self, instance, copy.deepcopy(task.row))
         except BaseException:  # Ctrl-C too leaves no thread of the user's code behind
             instance.stop()
             raise
@@ -265,7 +265,7 @@ class OwnEnvironment(Environment):
             halves = load(data, seed)
         except ValueError:
             raise  # the environment's own words
-        except Exception as error:  # the user's code may raise anything
+        except Exception as error:
             raise OwnFileError(f"{place(load)}: load_split raised {type(error).__name__}: {error}") from error
         if halves is None:
             return None
@@ -298,7 +298,7 @@ class OwnEnvironment(Environment):
             )
         try:
             return as_messages(prompt(copy.deepcopy(row)) if own else copy.deepcopy(row["prompt"]))  # pyright: ignore
-        except Exception as error:  # as above
+        except Exception as error:
             told = str(error) if isinstance(error, ValueError) else f"raised {type(error).__name__}: {error}"
             at = f" ({place(prompt)})" if own else ""
             raise OwnFileError(f"{placed.place}: its prompt{at} {told}") from None
@@ -314,23 +314,17 @@ class OwnEnvironment(Environment):
             ) from None
 
 
-class OwnEpisode:
-    """Implements `CallingEpisode`, or `WritingEpisode` if the class has no tool.
+class OwnEpisode(CallingEpisode):
+    """Plays an episode with one of the class's objects.
 
     Raises:
         EpisodeLostError: `reset` raised, hung, or returned something other than a text or None.
     """
 
-    def __init__(self, environment: OwnEnvironment, instance: Instance, row: dict[str, Any], max_rounds: int) -> None:
+    def __init__(self, environment: OwnEnvironment, instance: Instance, row: dict[str, Any]) -> None:
         self._environment, self._instance, self._closed = environment, instance, False
-        self.max_rounds, self.malformed_calls = max_rounds, 0
-        self.status: Status = "running"
         self._reply: str | None = None
         self.observation: str = instance.run("reset", functools.partial(_reset, instance.object, row))
-
-    @property
-    def done(self) -> bool:
-        return self.status != "running"
 
     def call_tool(self, name: str, arguments: Any) -> str:
         if name not in self._environment.methods:
@@ -356,11 +350,8 @@ class OwnEpisode:
         return answer
 
     def without_call(self, reply: str) -> list[Message]:
-        self.status, self._reply = "completed", reply
-        return []
-
-    def step(self, reply: str) -> list[Message]:
-        return self.without_call(reply)
+        self._reply = reply
+        return super().without_call(reply)
 
     def verdict(self, method: str) -> Any:
         return self._instance.run(method, functools.partial(_verdict, self._instance.object, method, self._reply))

@@ -1,6 +1,6 @@
 """Lets a person talk with a trained agent: typed questions, or the tasks of a file, in one continued conversation.
 
-The agent's turns are those of training, with the same `Conversation` and `Rollout`, and the sampled ids are continued
+The agent's turns are those of training, with the same `Conversation` and `LocalPlay`, and the sampled ids are continued
 unchanged. Leaves out the terminal (`sql_agent.commands.interactive`) and the layout (`.transcript`).
 """
 
@@ -23,7 +23,7 @@ from sql_agent.environments.base import Environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
-from sql_agent.local.rollouts import Rollout
+from sql_agent.local.rollouts import LocalPlay
 from sql_agent.prompts.fit import Fitted, fit_tasks
 from sql_agent.prompts.limit import Limit
 from sql_agent.rewards import NO_JUDGE
@@ -218,7 +218,7 @@ class Chat:
         self._policy, self._subject, self._limits, self._sampling = policy, subject, limits, sampling
         self._watcher, self._limit = watcher, limit
         self._conversation = Conversation(policy.tokenizer, subject.tools)
-        self._last: Rollout | None = None
+        self._last: LocalPlay | None = None
         self._stop = _Stop()
 
     def new(self) -> None:
@@ -248,14 +248,14 @@ class Chat:
         """
         self._stop.wanted = False
         [task] = self.fitted([task]).tasks
-        rollout = Rollout(task, self._subject, self._conversation, self._limits, after=self._last)
+        rollout = LocalPlay(task, self._subject, self._conversation, self._limits, after=self._last)
         rollout.start()
         sample: Sample | None = None
         while rollout.may_go_on(self._policy.max_positions):
             sample = self._sample(rollout.ids)
             seen = len(rollout.messages) + 1
             self._watcher.reply(self._conversation.read_reply(sample.ids))
-            rollout.take(sample)
+            rollout.take_sample(sample)
             self._watcher.answers(rollout.messages[seen:])
         if sample is not None:
             self._last = rollout

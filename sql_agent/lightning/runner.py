@@ -23,15 +23,16 @@ import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import RUN_ID
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable
-from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
-from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import MAX_RETRIES, FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.tasks import AgentTasks
+from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.load import load_functions
@@ -117,7 +118,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         try:
             environment = await self.environment()
         except BackendUnavailable as failure:
-            record = unplayed(make_environment(self.cfg.environment).task(task), "db_unavailable", str(failure))
+            asked, lost = make_environment(self.cfg.environment).task(task), Score(None, "db_unavailable")
+            record = RolloutRecord(asked.id, asked.kind, "db_unavailable", lost, error=str(failure))
         else:
             record = await self._record(environment, task, resources, rollout)
         return await self._ended(record, rollout)

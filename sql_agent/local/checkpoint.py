@@ -70,7 +70,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """
     faults: list[str] = []
     for candidate in sorted(folder.glob("step_??????"), reverse=True):
-        fault = signed.fault_of_ours(candidate, MANIFEST, run_dir=folder.parent)
+        fault = signed.why_not_loadable(candidate, MANIFEST, run_dir=folder.parent)
         if fault is None:
             return candidate
         log.warning("checkpoint %s is not whole (%s); an earlier one is taken", candidate, fault)

@@ -9,6 +9,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+from agentgrpo.checks import Finding, UsageError
 from agentgrpo.hub import ModelNotFoundError, go_offline, model_folder
 from agentgrpo.model_kinds import ADAPTER_FILE, adapter_fault, other_kind
 from agentgrpo.printed_commands import install_command
@@ -21,10 +22,6 @@ from sql_agent.model_check import (
     read_json,
     safetensors_bytes,
 )
-
-
-class StartError(ValueError):
-    """Says that the run cannot start with these settings, and what to do."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -47,43 +44,49 @@ def check_fit(path: str) -> None:
     """Check that the weights are a language model's, with the names and shapes that its config requires.
 
     Args:
-        path: a model, or an adapter, whose base is checked too; `check_model` has found their files whole.
+        path: a model, or an adapter, whose base is checked too; `whole_model` has found their files whole.
     Raises:
-        StartError: weights do not fit; the message names them.
+        UsageError: weights do not fit; the message names them.
     """
     from agentgrpo.weights import adapter_misfit, misfit, wrong_head
 
     folder = model_folder(path, fetch=False)
     base = base_folder(folder)
     if fault := wrong_head(base) or misfit(base, "ForCausalLM"):
-        raise StartError(f"{fault}; {OF_ONE_MODEL}")
+        raise UsageError(f"{fault}; {OF_ONE_MODEL}")
     if folder != base and (fault := adapter_misfit(folder, base, "ForCausalLM")):
-        raise StartError(f"{fault}; take an adapter of a language model with the base that it was trained on")
+        raise UsageError(f"{fault}; take an adapter of a language model with the base that it was trained on")
 
 
-def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
+def check_device(device: str, load_in_4bit: bool, has_gpu: bool) -> None:
     """Check that the device exists and can hold the weights as requested.
 
     Raises:
-        StartError: there is no such device, or it cannot hold 4-bit weights.
+        UsageError: there is no such device, or it cannot hold 4-bit weights.
     """
     if device == "cuda" and not has_gpu:
-        raise StartError("--device cuda: torch sees no GPU here; leave the flag out or give cpu")
+        raise UsageError("--device cuda: torch sees no GPU here; leave the flag out or give cpu")
     if load_in_4bit and device != "cuda":
-        raise StartError("--load-in-4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
+        raise UsageError("--load-in-4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
     if load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise StartError(
+        raise UsageError(
             f"--load-in-4bit needs bitsandbytes, which is not installed; {install_command('bitsandbytes')}"
         )
 
 
-def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
+def check_policy(path: str) -> Finding:
+    """Check that a model or an adapter that is trained in this process is there and whole; see `whole_model`."""
+    whole_model(path)
+    return Finding(f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
+
+
+def whole_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
     """Check that a model or an adapter exists and is whole; fetch one that is named by its id on the hub.
 
     Returns:
         The path to load: `path` itself, because adapters name their base by it; for an adapter's id its folder.
     Raises:
-        StartError: the files are missing or damaged and cannot be fetched.
+        UsageError: the files are missing or damaged and cannot be fetched.
     """
     go_offline()
     # torch reads this at import; without it, waiting threads keep their cores busy
@@ -93,33 +96,33 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
         try:
             base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
         except ModelFileError as error:
-            raise StartError(f"{error}; copy the adapter again") from error
+            raise UsageError(f"{error}; copy the adapter again") from error
         if fault := adapter_fault(folder):
-            raise StartError(str(fault))
+            raise UsageError(str(fault))
         weights = folder / "adapter_model.safetensors"
         if not weights.is_file() or safetensors_bytes(weights) != weights.stat().st_size or not base:
-            raise StartError(
+            raise UsageError(
                 f"{folder} is no whole adapter: expected {weights.name}, undamaged, and its base's name; copy it again"
             )
         if str(folder.resolve()) in _adapters:
-            raise StartError(
+            raise UsageError(
                 f"the adapter in {folder} names itself as its base; write the model's folder into {ADAPTER_FILE}"
             )
         try:
-            check_model(base, (*_adapters, str(folder.resolve())))
-        except StartError as error:
-            raise StartError(f"the adapter in {folder} needs its base: {error}") from error
+            whole_model(base, (*_adapters, str(folder.resolve())))
+        except UsageError as error:
+            raise UsageError(f"the adapter in {folder} needs its base: {error}") from error
         return path
     if folder.exists():
         if other := other_kind(folder):
-            raise StartError(str(other))
+            raise UsageError(str(other))
         problems = [p for check in (check_config, check_tokenizer, check_weights) for p in check(folder) if p.blocks]
         if problems:
-            raise StartError(str(problems[0]))
+            raise UsageError(str(problems[0]))
         return path
     try:
         found = model_folder(path, fetch=not _adapters)  # an adapter's base is not fetched
     except ModelNotFoundError as error:
-        raise StartError(str(error)) from None
-    check_model(str(found), _adapters)
+        raise UsageError(str(error)) from None
+    whole_model(str(found), _adapters)
     return str(found) if is_adapter(found) else path

@@ -1,25 +1,21 @@
 """Plays episodes side by side in this process: it samples replies in one batch, and environments answer in threads.
 
-A rollout has the same conversation, verdict and end as in `sql_agent.agent`, which plays against a model server.
+A rollout has the same conversation, verdict and end as in `sql_agent.play.served`, which plays against a model server.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 from agentgrpo.chat.replies import Conversation
-from dbbench_adapter.datatypes import Score
-from dbbench_adapter.engines import BackendUnavailable, TableError
-from dbbench_adapter.protocols import Message
+from dbbench_adapter.interaction import Message
 from sql_agent.credit.row import Row
-from sql_agent.datatypes import AgentConfig, RolloutRecord, StopReason
-from sql_agent.environments.base import EpisodeLostError, with_observation
+from sql_agent.datatypes import AgentConfig
 from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
+from sql_agent.play.state import Call, Play
 
 
 class Player:
@@ -62,35 +58,35 @@ class Player:
             batch = tasks[first : first + self._batch_size]
             with ThreadPoolExecutor(max_workers=min(len(batch), 16)) as threads:
                 rollouts = [
-                    Rollout(task, self._environment, self._conversation, self._limits, timeout_s=self._timeout_s)
+                    LocalPlay(task, self._environment, self._conversation, self._limits, timeout_s=self._timeout_s)
                     for task in batch
                 ]
                 try:
                     _play_batch(
                         self._policy, rollouts, sampling[first : first + self._batch_size], self._limits, threads
                     )
-                    played += threads.map(Rollout.finish, rollouts)
+                    played += threads.map(LocalPlay.finish, rollouts)
                 finally:
-                    list(threads.map(Rollout.close, rollouts))
+                    list(threads.map(LocalPlay.close, rollouts))
         return played
 
 
 def _play_batch(
     policy: LocalPolicy,
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[LocalPlay],
     sampling: Sequence[Sampling],
     limits: AgentConfig,
     threads: ThreadPoolExecutor,
 ) -> None:
-    list(threads.map(Rollout.start, rollouts))
+    list(threads.map(LocalPlay.start, rollouts))
     while going := [(r, s) for r, s in zip(rollouts, sampling, strict=True) if r.may_go_on(policy.max_positions)]:
         samples = policy.generate(
             [rollout.ids for rollout, _ in going], [how for _, how in going], max_new_tokens=limits.max_tokens
         )
-        list(threads.map(lambda pair: pair[0][0].take(pair[1]), zip(going, samples, strict=True)))
+        list(threads.map(lambda pair: pair[0][0].take_sample(pair[1]), zip(going, samples, strict=True)))
 
 
-class Rollout:
+class LocalPlay(Play):
     """Plays one episode and keeps its conversation, as messages and as token ids.
 
     Args:
@@ -106,67 +102,51 @@ class Rollout:
         conversation: Conversation,
         limits: AgentConfig,
         *,
-        after: Rollout | None = None,
+        after: LocalPlay | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        self._task, self._environment, self._conversation, self._limits = task, environment, conversation, limits
-        self._after, self._first = after, environment.messages(task)
-        self.messages: list[Message] = []
+        super().__init__(task, environment, limits)
+        self._conversation, self._after, self._timeout_s = conversation, after, timeout_s
+        self._first: list[Message] = []
         self.ids: list[int] = []
         self._prompt: list[int] = []
         self._mask: list[int] = []
         self._log_probs: list[float] = []
-        self._replies = self._prompt_tokens = 0
-        self._max_replies = environment.max_replies(limits)
-        self._episode: Any = None
-        self._stop: StopReason | None = None
-        self._score: Score | None = None
-        self._error: str | None = None
-        self._started, self._timeout_s = time.perf_counter(), timeout_s
 
     def start(self) -> None:
         """Open the episode and write the first prompt, which ends with what the episode shows at its opening."""
-        with self._losing():
-            self._episode = self._environment.open(self._task, self._limits)
-            self._first = with_observation(self._first, self._episode)
-        question = self._first[-1]
-        self.messages = [*self._after.messages, question] if self._after else list(self._first)
+        with self.losing():
+            self.open()
+        self._first, question = list(self.messages), self.messages[-1]
+        if self._after:
+            self.messages = [*self._after.messages, question]
         self._prompt = (
             self._after._followed_by(question) if self._after else self._conversation.first_prompt(self._first)
         )
         self.ids = list(self._prompt)
-        self._check_time("a database call", "db_deadline")
+        self._is_late("a database call")
 
     def may_go_on(self, max_positions: int) -> bool:
-        if self._stop is None and len(self.ids) >= max_positions:
-            self._stop = "max_tokens"
-        return self._stop is None
+        if self.stop is None and len(self.ids) >= max_positions:
+            self.stop = "max_tokens"
+        return self.stop is None
 
-    def take(self, sample: Sample) -> None:
+    def take_sample(self, sample: Sample) -> None:
         """Record a reply, give it to the episode, and append the episode's answer."""
-        if self._check_time("a model call", "model_deadline"):
+        if self._is_late("a model call"):
             return
-        self._replies += 1
-        self._prompt_tokens += len(self.ids)
+        self.prompt_tokens += len(self.ids)
+        self.completion_tokens += len(sample.ids)
         self._append(sample.ids, sample.log_probs)
         reply = self._conversation.read_reply(sample.ids)
-        self.messages.append(reply)
-        if sample.finish_reason == "length":
-            self._stop = "max_tokens"
+        replied = len(self.messages) + 1
+        cut = sample.finish_reason == "length"
+        self.step(reply, cut=cut)
+        if cut or self.score is not None or self._is_late("a database call"):
             return
-        replied = len(self.messages)
-        with self._losing():
-            for answer in self._answers(reply):
-                self.messages.append(answer)
-        if self._score is not None or self._check_time("a database call", "db_deadline"):
-            return
-        if self._episode.done:
-            self._stop = _ENDS.get(self._episode.status, "malformed")
-        elif self._replies >= self._max_replies:
-            self._stop = "max_turns"
-        elif self._environment.history(self.messages) != self.messages:
-            self._stop = "max_tokens"  # the protocol would cut the conversation, which would make two sequences
-        else:
+        if self.stop is None and self.environment.history(self.messages) != self.messages:
+            self.stop = "max_tokens"  # the protocol would cut the conversation, which would make two sequences
+        if self.stop is None:
             if self.ids[-1] != self._conversation.eos_id:
                 self._append([self._conversation.eos_id])
             self._append(self._conversation.after_reply(self._first, reply, self.messages[replied:]))
@@ -180,80 +160,22 @@ class Rollout:
         return [*self.ids, *closed, *between]
 
     def finish(self) -> LocalRollout:
-        if self._score is None:
-            with self._losing():
-                # the context was full before the first reply, or the environment judges what the policy left behind
-                self._score = self._environment.judge(self._episode) if self._replies else Score(None, "no_reply")
-        assert self._stop is not None and self._score is not None
-        judged = self._score.value is not None
+        with self.losing():
+            self.judge()
+            self.compare()
         start = len(self._prompt)
         masks, log_probs = (0,) * start + tuple(self._mask), (0.0,) * start + tuple(self._log_probs)
-        row = Row(tuple(self.ids), masks, log_probs, prompt_tokens=start, num_turns=self._replies)
-        record = RolloutRecord(
-            task_id=self._task.id,
-            kind=self._task.kind,
-            stop_reason=self._stop,
-            score=self._score,
-            num_turns=self._replies,
-            malformed_calls=self._episode.malformed_calls if self._episode is not None else 0,
-            messages=self.messages,
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=sum(self._mask),
-            seconds=time.perf_counter() - self._started,
-            error=self._error,
-            tools=list(self._environment.tools),
-            comparison=self._environment.comparison(self._episode) if judged else None,
-        )
-        return LocalRollout(record, row if self._replies else None)
+        row = Row(tuple(self.ids), masks, log_probs, prompt_tokens=start, num_turns=self.num_turns)
+        return LocalRollout(self.record(), row if self.num_turns else None)
 
-    def close(self) -> None:
-        if self._episode is not None:
-            self._episode.close()
+    def _is_late(self, call: Call) -> bool:
+        """Return whether the time is up; the rollout is lost then, by the call that was open."""
+        if self._timeout_s is None or self.seconds <= self._timeout_s:
+            return False
+        self.lose_late(call, self._timeout_s)
+        return True
 
     def _append(self, ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
         self.ids += ids
         self._mask += [int(log_probs is not None)] * len(ids)
         self._log_probs += log_probs if log_probs is not None else [0.0] * len(ids)
-
-    def _answers(self, reply: Message) -> Iterator[Message]:
-        """Give the reply to the episode and yield its answers one by one, so that those before a failure are kept."""
-        if not self._environment.tools:
-            yield from self._episode.step(reply["content"])
-            return
-        calls = reply.get("tool_calls")
-        if not calls:
-            yield from self._episode.without_call(reply["content"])
-            return
-        for call in calls:
-            content = self._episode.call_tool(call["function"]["name"], call["function"]["arguments"])
-            yield {"role": "tool", "tool_call_id": call["id"], "content": content}
-            if self._episode.done:
-                return
-
-    def _check_time(self, call: str, reason: str) -> bool:
-        """Return whether the time is up; the rollout is lost then, by the call that was open (`sql_agent.agent`)."""
-        if self._timeout_s is None or time.perf_counter() - self._started <= self._timeout_s:
-            return False
-        self._stop, self._score = "timeout", Score(None, reason)
-        self._error = f"its rollout_timeout_s={self._timeout_s:g} passed with {call} open"
-        return True
-
-    @contextmanager
-    def _losing(self) -> Iterator[None]:
-        """End this rollout, with the failure's name as reason and without a verdict, if the environment fails."""
-        try:
-            yield
-        except BackendUnavailable as failure:
-            self._stop, self._score, self._error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
-        except TableError as failure:
-            self._stop, self._score, self._error = "table_error", Score(None, "table_error"), str(failure)
-        except EpisodeLostError as failure:
-            self._stop, self._score, self._error = "environment_error", Score(None, failure.reason), str(failure)
-
-
-_ENDS: dict[str, StopReason] = {
-    "completed": "answered",
-    "task limit reached": "max_turns",
-    "task_limit_reached": "max_turns",
-}
-"""Stop reasons of rollouts by the episode's status; every other status is the policy's fault: `malformed`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from agentgrpo.checks import UsageError, require
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, failures_of_the_disk, written
 from agentgrpo.signed import user_key
@@ -30,10 +31,6 @@ FREE = (
 deadline is advised to change them."""
 
 
-class RunFolderError(ValueError):
-    """Says that the folder cannot be used for this run, and what to do."""
-
-
 class RunFolder:
     """Checks the folder of a run; `begin` makes it.
 
@@ -43,7 +40,7 @@ class RunFolder:
         free: settings that may change when a run is resumed, by their names in the file, e.g. how often it saves.
         own_files: the user's own files with their sha256, by what they are used for.
     Raises:
-        RunFolderError: a new run's folder is not empty, or a resumed run is missing or has other settings or files.
+        UsageError: a new run's folder is not empty, or a resumed run is missing or has other settings or files.
     """
 
     SETTINGS, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
@@ -65,26 +62,25 @@ class RunFolder:
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
-        if path.is_file():
-            raise RunFolderError(f"{path} is a file; name a folder")
+        require(run_dir=path)
         user_key()  # is made, or raises, before anything starts
         if resumed:
             if not self._settings.is_file():
-                raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
+                raise UsageError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
             try:
                 earlier, now = _flat(parse_json(self._settings.read_text())), _flat(self._config)
             except ValueError as error:
-                raise RunFolderError(f"{self._settings} is no JSON ({error}); start anew in another folder") from error
+                raise UsageError(f"{self._settings} is no JSON ({error}); start anew in another folder") from error
             may_differ = (*free, *FREE)
             for name in now:
                 fixed = not any(name == other or name.startswith(f"{other}.") for other in may_differ)
                 if fixed and now[name] != earlier.get(name):
-                    raise RunFolderError(
+                    raise UsageError(
                         f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now[name]}; "
                         "resume with the same settings, or start anew in another folder"
                     )
         elif path.exists() and any(path.iterdir()):
-            raise RunFolderError(f"{path} is not empty; go on with its run by --resume, or name another folder")
+            raise UsageError(f"{path} is not empty; go on with its run by --resume, or name another folder")
 
     def begin(self) -> None:
         """Make the folder and write the settings; nothing is written before this call."""

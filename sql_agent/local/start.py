@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import INTERRUPTED
 from agentgrpo.disk_errors import in_words
 from sql_agent.local.config import AdapterConfig, ModelConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.local.memory import Workload, choose_pass, give_back_freed_memory
-from sql_agent.local.model_files import StartError, check_device, check_fit, check_model
+from sql_agent.local.model_files import check_fit, whole_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +68,7 @@ def load_conversation(model_path: str, tools: Sequence[dict[str, Any]]) -> tuple
     """Load a model's tokenizer, and try its chat template on the tools.
 
     Raises:
-        StartError: the template does not end a reply.
+        UsageError: the template does not end a reply.
         ChatTemplateError: see `Conversation`.
     """
     from transformers import AutoTokenizer
@@ -77,7 +78,7 @@ def load_conversation(model_path: str, tools: Sequence[dict[str, Any]]) -> tuple
 
     tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     if fault := endless_template(tokenizer):
-        raise StartError(fault)
+        raise UsageError(fault)
     return tokenizer, Conversation(tokenizer, tools)
 
 
@@ -96,15 +97,15 @@ def start_policy(
         tools: the environment's tools; the chat template is tried on them before the weights are read.
         workload: for a training run; a warning is logged before the weights are read if memory may not suffice.
     Raises:
-        StartError: the model is missing, not whole or not a language model, or 4-bit loading is not possible.
+        UsageError: the model is missing, not whole or not a language model, or 4-bit loading is not possible.
         ChatTemplateError: see `Conversation`.
     """
-    model = model.model_copy(update={"model_path": check_model(model.model_path)})
-    reference_path = check_model(reference_path) if reference_path else None
+    model = model.model_copy(update={"model_path": whole_model(model.model_path)})
+    reference_path = whole_model(reference_path) if reference_path else None
     import torch
 
     device = ("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device
-    check_device(device, load_in_4bit=model.load_in_4bit, has_gpu=torch.cuda.is_available())
+    require(device=device, load_in_4bit=model.load_in_4bit, has_gpu=torch.cuda.is_available())
     check_fit(model.model_path)
     if reference_path:
         check_fit(reference_path)

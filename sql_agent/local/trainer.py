@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from agentgrpo.checks import require
 from agentgrpo.commands import say
-from agentgrpo.disk_space import DiskNeed, disk_warning
+from agentgrpo.disk_space import DiskNeed
 from agentgrpo.durations import left
 from agentgrpo.hub import model_folder
 from agentgrpo.model_size import count_adapter_weights, count_weights
@@ -324,7 +325,8 @@ def _warnings(cfg: GrpoConfig | ExperimentConfig, folder: RunFolder) -> list[str
     base = base_folder(path)
     adapter = (count_weights(path) if base != path else count_adapter_weights(base, cfg.adapter.r)) or 0
     need = DiskNeed(checkpoint=12 * adapter, at_once=KEPT + 1, rest=4 * adapter)  # weights and AdamW's moments
-    lines = [disk_warning(folder.path, need, "give a smaller --lora-rank")]
+    lines: list[str | None] = []
+    require(lines.append, folder=folder.path, disk_need=need, disk_remedy="give a smaller --lora-rank")
     if isinstance(cfg, GrpoConfig) and "learning_rate" not in cfg.optim.model_fields_set:
         lines.append(learning_rate_hint(cfg.optim.learning_rate, count_weights(base), method="grpo", lora=True))
     return list(filter(None, lines))

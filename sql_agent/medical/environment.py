@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from agentgrpo.checkout import HOME
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
-from dbbench_adapter.protocols import Message, Status
+from dbbench_adapter.interaction import CallingEpisode, Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.environments.episode import tool
@@ -46,16 +46,11 @@ def messages(question: Question, schema: Schema) -> list[Message]:
     return [{"role": "system", "content": RULES + tables}, {"role": "user", "content": question.question}]
 
 
-class MedicalEpisode:
-    """Implements `sql_agent.environments.base.CallingEpisode`: a reply without a call is the answer and ends it."""
+class MedicalEpisode(CallingEpisode):
+    """Plays an episode in which a reply without a call is the answer."""
 
-    def __init__(self, database: MedicalDatabase, max_rounds: int) -> None:
-        self._database, self.max_rounds, self.malformed_calls = database, max_rounds, 0
-        self.status: Status = "running"
-
-    @property
-    def done(self) -> bool:
-        return self.status != "running"
+    def __init__(self, database: MedicalDatabase) -> None:
+        self._database = database
 
     def call_tool(self, name: str, arguments: Any) -> str:
         if name != TOOL_NAME:
@@ -68,10 +63,6 @@ class MedicalEpisode:
         if not isinstance(sql, str) or not sql.strip():
             return self._malformed(f'{TOOL_NAME} takes {{"sql": "..."}}')
         return format_result(self._database.run(sql))
-
-    def without_call(self, reply: str) -> list[Message]:
-        self.status = "completed"
-        return []
 
     def close(self) -> None:
         self._database.close()
@@ -112,7 +103,7 @@ class Medical(Environment):
     def open(self, task: Question, limits: AgentConfig) -> MedicalEpisode:
         timeout_s = limits.statement_timeout_s
         database = MedicalDatabase(self._database, self.schema, self._watchdog, statement_timeout_s=timeout_s)
-        return MedicalEpisode(database, self.max_replies(limits))
+        return MedicalEpisode(database)
 
     def judge(self, episode: MedicalEpisode) -> Score:
         return Score(None, NO_JUDGE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sql_agent.datatypes import StopReason
+from dbbench_adapter.interaction import Stop
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AgentEnd:
     """The agent's answer; for an `agents.Agent` its final output."""
     reward: Any = None
     """The reward that the agent itself gives; None if it gives none."""
-    stop_reason: StopReason = "answered"
+    stop_reason: Stop = "answered"
     error: str | None = None
     """What the policy did, if it ended the rollout without an answer."""
 

@@ -21,7 +21,8 @@ from openai import APIConnectionError, APIError, APIStatusError
 from pydantic import BaseModel
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord, StopReason
+from dbbench_adapter.interaction import Stop
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord
 from sql_agent.environments.rows import RowTask, short
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
@@ -111,13 +112,13 @@ async def play(
     )
 
 
-Lost = tuple[StopReason, str]
+Lost = tuple[Stop, str]
 """The stop reason of a lost rollout, and the reason under which it is lost."""
 
 
 def _verdict(
     end: AgentEnd, lost: Lost | None, calls: dict[str, Any], *, others_reward: bool
-) -> tuple[StopReason, Score, str | None]:
+) -> tuple[Stop, Score, str | None]:
     if calls.get("failure") is not None and (lost is None or lost[1] == "agent_error"):
         # an agent that continues without an answer must not be judged for an infrastructure failure
         error = "\n".join(filter(None, [calls["failure"], end.error]))
@@ -138,7 +139,7 @@ def _verdict(
     return end.stop_reason, Score(value, OWN_REWARD), end.error
 
 
-def _without_calls(end: AgentEnd, lost: Lost | None, refused: str | None) -> tuple[StopReason, Score, str | None]:
+def _without_calls(end: AgentEnd, lost: Lost | None, refused: str | None) -> tuple[Stop, Score, str | None]:
     if refused is not None:
         return "environment_error", Score(None, "no_reply"), f"its first call was refused: {refused}"
     if lost is not None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentgrpo.checks import Problem
 from sql_agent.environments.base import Environment, LeftOut, Split
-from sql_agent.model_check import Problem
 from sql_agent.prompts.limit import Limit
 
 SHOWN = 12

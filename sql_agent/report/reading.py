@@ -144,12 +144,13 @@ class Run:
         return self.folder / "report.html"
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path | str) -> Run:
     """Read the folder of a run.
 
     Raises:
         ValueError: this is not the folder of a run, or its first step has not ended.
     """
+    folder = Path(folder)
     rows = read_metrics(folder / "metrics.jsonl")
     for name in ("config.yaml", "run.json"):
         if not (folder / name).is_file():

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sql_agent.datatypes import RolloutRecord, StopReason
+from dbbench_adapter.interaction import Stop
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.rewards import OWN_LOSSES
 
 
@@ -31,7 +32,7 @@ class RewardRecord:
     `own_reward` it is the reward of a user's own environment, which may be any number."""
     verdict_reason: str
     """The judge's reason: `match`, `wrong_rows`, `no_answer`, ..."""
-    stop_reason: StopReason
+    stop_reason: Stop
     """How the rollout ended; `answered` unless it was cut short."""
     num_turns: int
     """Replies of the model."""

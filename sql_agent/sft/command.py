@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from agentgrpo.checks import UsageError
 from agentgrpo.processes import ends_in_order
 
 Run = TypeVar("Run")
@@ -29,12 +30,10 @@ def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], output
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    from agentgrpo.training_run import TrainingError  # imports torch
-
     try:
         with ends_in_order():
             train(run)
-    except TrainingError as error:
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

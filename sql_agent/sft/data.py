@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,14 @@ from agentgrpo.column_names import TOOLS, unread_part
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
-from dbbench_adapter.datatypes import Score, Task
-from dbbench_adapter.engines import Backend, TableError
-from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.datatypes import Task
+from dbbench_adapter.engines import Backend, BackendUnavailable
+from dbbench_adapter.interaction import Message
+from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of
-from sql_agent.environments.base import Environment, EpisodeLostError, with_observation
+from sql_agent.environments.base import Environment
+from sql_agent.environments.dbbench import DbBench
+from sql_agent.play.scripted import ScriptedPlay, play
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.trained_on import TrainedOn
 
@@ -102,7 +103,7 @@ class Demonstrations:
 # Sources --------------------------------------------------------------------------------------------------------------
 
 
-def dbbench_demonstrations(tasks: Iterable[Task], backend: Backend, protocol: ProtocolName = "fc") -> Demonstrations:
+def dbbench_demonstrations(tasks: Sequence[Task], backend: Backend, protocol: ProtocolName = "fc") -> Demonstrations:
     """Play the oracle's replies through a real episode of each task, and keep those that the strict judge finds right.
 
     The others are left out by reason: `no_reference` (the task has no statement, so the oracle would have to guess),
@@ -111,38 +112,11 @@ def dbbench_demonstrations(tasks: Iterable[Task], backend: Backend, protocol: Pr
     Raises:
         BackendUnavailable: the database server does not answer.
     """
-    found = Demonstrations()
-    for task in tasks:
-        if task.gold.sql is None:
-            found.left_out["no_reference"] += 1
-            continue
-        try:
-            messages, verdict = _played(task, backend, protocol)
-        except TableError:
-            found.left_out["table_error"] += 1
-            continue
-        if verdict is not None:
-            found.left_out[verdict] += 1
-        elif PROTOCOLS[protocol].history(messages) != messages:
-            found.left_out["history_cut"] += 1
-        else:
-            found.kept.append(Demonstration(messages, PROTOCOLS[protocol].tools, f"task {task.id!r}"))
+    known = [task for task in tasks if task.gold.sql is not None]
+    found = reference_demonstrations(known, DbBench("strict", protocol, backend))
+    if unknown := len(tasks) - len(known):
+        found.left_out["no_reference"] = unknown
     return found
-
-
-def _played(task: Task, backend: Backend, protocol: ProtocolName) -> tuple[list[Message], str | None]:
-    """Return the conversation, and why the judge does not find it right, or None if it does."""
-    messages = [
-        {**message, NOT_TRAINED: 0} if message["role"] == "assistant" else message
-        for message in PROTOCOLS[protocol].messages(task)
-    ]
-    with open_episode(task, backend, protocol) as episode:
-        for reply in solution(task, protocol):
-            messages += [reply, *episode.step(reply if protocol == "fc" else reply["content"])]
-            if episode.done:
-                break
-        score = episode.judge("strict")
-    return messages, None if score.value == 1.0 else score.reason
 
 
 def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> Demonstrations:
@@ -166,16 +140,18 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
         if len(replies) > environment.max_replies(AgentConfig()):
             found.left_out["too_many_replies"] += 1
             continue
-        try:
-            messages, score = _played_reference(task, replies, environment)
-        except EpisodeLostError as lost:
-            if not found.left_out[lost.reason]:
-                found.notes[f"first reference that was lost under {lost.reason}: task {task.id!r}, {lost}"] = 1
-            found.left_out[lost.reason] += 1
+        rollout = play(environment, task, "reference", replies)
+        if rollout.stop == "db_unavailable":
+            raise BackendUnavailable(rollout.error)
+        assert rollout.score is not None
+        if rollout.lost:
+            if rollout.stop == "environment_error" and not found.left_out[rollout.lost]:
+                found.notes[
+                    f"first reference that was lost under {rollout.lost}: task {task.id!r}, {rollout.error}"
+                ] = 1
+            found.left_out[rollout.lost] += 1
             continue
-        except TableError:
-            found.left_out["table_error"] += 1
-            continue
+        score, messages = rollout.score, _learnt(rollout)
         success = success_of(score)
         unknown = success is None and score.reason in (OWN_REWARD, NO_JUDGE)
         if success != 1.0 and not unknown:
@@ -188,28 +164,15 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
     return found
 
 
-def _played_reference(task: Any, replies: Sequence[Message], environment: Environment) -> tuple[list[Message], Score]:
-    """Return the conversation up to the last reply, and the verdict."""
-    with closing(environment.open(task, AgentConfig())) as episode:
-        messages = [
-            {**message, NOT_TRAINED: 0} if message["role"] == "assistant" else message
-            for message in with_observation(environment.messages(task), episode)
-        ]
-        for reply in replies:
-            if episode.done:
-                break
-            messages.append(reply)
-            if not environment.tools:
-                messages += episode.step(reply["content"] or "")
-            elif not reply.get("tool_calls"):
-                messages += episode.without_call(reply["content"] or "")
-            for call in reply.get("tool_calls") or ():
-                result = episode.call_tool(call["function"]["name"], call["function"]["arguments"])
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-        score = environment.judge(episode)
-    while episode.done and messages[-1]["role"] != "assistant":
+def _learnt(rollout: ScriptedPlay) -> list[Message]:
+    """Return the conversation up to the last reply; replies of the first prompt are not trained on."""
+    messages = [
+        {**message, NOT_TRAINED: 0} if place < rollout.num_prompt and message["role"] == "assistant" else message
+        for place, message in enumerate(rollout.messages)
+    ]
+    while rollout.stop is not None and messages[-1]["role"] != "assistant":
         messages.pop()  # the policy never reads what answers its last reply
-    return messages, score
+    return messages
 
 
 def read_messages(path: Path, limit: int | None = None) -> Demonstrations:

@@ -20,14 +20,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentgrpo import signed
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.checks import UsageError, require
 from agentgrpo.cpu_features import uses_bfloat16
-from agentgrpo.disk_space import DiskNeed, disk_warning
+from agentgrpo.disk_space import DiskNeed
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit
 from agentgrpo.model_size import count_adapter_weights, count_weights
-from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk
+from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.training_run import (
-    TrainingError,
     check_same_run,
     newest_whole,
     publish,
@@ -36,7 +36,7 @@ from agentgrpo.training_run import (
     write_record,
 )
 from agentgrpo.weights import weights_sha256
-from sql_agent.local.model_files import base_folder, base_name, check_device, check_fit, check_model, is_adapter
+from sql_agent.local.model_files import base_folder, base_name, check_fit, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.prompts.limit import context_of
 from sql_agent.sft.config import FineTuningConfig
@@ -101,14 +101,13 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     disable_progress_bar()
     checkpoint = checkpoint_to_resume(cfg.output_dir, record, resume, say)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
-    check_device(device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
-    check_model(cfg.model_path)
+    require(device=device, load_in_4bit=False, has_gpu=torch.cuda.is_available(), policy=cfg.model_path)
     model = model_folder(cfg.model_path)
     base = model_folder(base_name(model), fetch=False) if is_adapter(model) else model
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
-    if warning := disk_warning(cfg.output_dir, disk_need(base, model, lora), "train an adapter (--lora-rank 16)"):
-        say(warning)
+    remedy = "train an adapter (--lora-rank 16)"
+    require(say, folder=cfg.output_dir, disk_need=disk_need(base, model, lora), disk_remedy=remedy)
     return Start(
         model, base, lora, tokenizer, device, checkpoint, longest_conversation(base_folder(base), cfg.max_length)
     )
@@ -125,7 +124,7 @@ def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> L
     flags = {"lora_r": "--lora-rank", "lora_alpha": "--lora-alpha", "lora_dropout": "--lora-dropout"}
     given = [flag for name, flag in flags.items() if name in cfg.model_fields_set]
     if is_adapter and given:
-        raise TrainingError(
+        raise UsageError(
             f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
             "out, or give a whole model"
         )
@@ -136,11 +135,11 @@ def longest_conversation(base: Path, max_length: int | None) -> int | None:
     """Return the limit of a conversation: `max_length`, or the context of the model in `base`.
 
     Raises:
-        TrainingError: `max_length` is longer than the context.
+        UsageError: `max_length` is longer than the context.
     """
     context = context_of(read_json(base / "config.json"))
     if context and max_length and max_length > context:
-        raise TrainingError(f"--max-length is {max_length}, expected at most {context}, the positions of {base}")
+        raise UsageError(f"--max-length is {max_length}, expected at most {context}, the positions of {base}")
     return max_length or context
 
 
@@ -160,15 +159,13 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
             it cannot be written.
     """
     signed.user_key()
-    if output.exists() and not output.is_dir():
-        raise TrainingError(f"--run-dir {output} is a file, expected a folder; name another")
+    require(run_dir=output)
     if (output / record).is_file():
-        raise TrainingError(f"{output} holds a finished model ({record}); name another --run-dir")
-    check_output(output / record, "--run-dir")
+        raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
     if resume and not (output / CHECKPOINTS).is_dir():
-        raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
+        raise UsageError(f"{output} holds no run to go on with; start it without --resume")
     if not resume and output.is_dir() and any(output.iterdir()):
-        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
+        raise UsageError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
     if not resume:
         return None
     newest = newest_whole(output / CHECKPOINTS, record, run_dir=output, say=say)
@@ -209,7 +206,7 @@ def check_resumed(start: Start, record_name: str, record: Mapping[str, Any], say
     """Check that the checkpoint belongs to this run, if there is one.
 
     Raises:
-        TrainingError: model, data or settings differ.
+        UsageError: model, data or settings differ.
     """
     if start.checkpoint:
         before = read_json(start.checkpoint / record_name)
@@ -285,7 +282,7 @@ def fit(
     Args:
         trained_on: the record of the trained model, which is written beside it.
     Raises:
-        TrainingError: a loss is not finite, or the disk fails.
+        UsageError: a loss is not finite, or the disk fails.
     """
     weights = list(trainer.model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -295,7 +292,7 @@ def fit(
             trainer.train(resume_from_checkpoint=str(start.checkpoint) if start.checkpoint else None)
             save_whole(trainer, start.tokenizer, output, record_name, record, trained_on)
     except OutputError as error:
-        raise TrainingError(f"{error}; {what_is_left(output, record_name)}") from error
+        raise UsageError(f"{error}; {what_is_left(output, record_name)}") from error
 
 
 def what_is_left(output: Path, record_name: str) -> str:

@@ -16,12 +16,12 @@ from typing import Any
 
 from agentgrpo.chat.replies import Encoded
 from agentgrpo.chat.template import ChatTemplate
+from agentgrpo.checks import UsageError
 from agentgrpo.flags import dashed
 from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
 from agentgrpo.model_size import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.training_run import TrainingError
 from dbbench_adapter.engines import open_backend
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.datatypes import DataConfig
@@ -96,7 +96,7 @@ def train(run: Run, say: Say = print) -> None:
     """Train, save, and print the result and the next commands.
 
     Raises:
-        TrainingError: a loss is not finite, or the disk fails.
+        UsageError: a loss is not finite, or the disk fails.
     """
     cfg, start = run.cfg, run.start
     with failures_of_the_disk(cfg.output_dir):
@@ -208,14 +208,14 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
     for name, (flag, sources) in FLAGS_OF.items():
         if name in cfg.model_fields_set and cfg.source not in sources:
             known = " or ".join(sources.values())
-            raise TrainingError(f"{flag} belongs to {known}, this one is {cfg.data_name}; leave it out")
+            raise UsageError(f"{flag} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
         found = read_messages(Path(cfg.data_name), cfg.max_samples)
         rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)
         found.trained_on = trained_further(read_trained_on(cfg.model_path), rows)
         return found
     if cfg.source == "environment" and cfg.tasks is None:
-        raise TrainingError(
+        raise UsageError(
             f"{cfg.data_name} needs --train-file, rows that hold references: `question` and `query` with --database, a "
             "column `reference` with an environment of your own (doc/own_environment.md)"
         )
@@ -273,7 +273,7 @@ def describe_data(
     """Print how much there is to train on, and what was left out.
 
     Raises:
-        TrainingError: there is nothing to train on.
+        UsageError: there is nothing to train on.
     """
     left_out = found.left_out + Counter({f"longer than --max-length {max_length}": len(found.kept) - len(encoded)})
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none"
@@ -282,7 +282,7 @@ def describe_data(
     if found.split:
         say(found.split)
     if not encoded:
-        raise TrainingError(f"{cfg.data_name} gave nothing to train on; left out: {reasons}; give other data")
+        raise UsageError(f"{cfg.data_name} gave nothing to train on; left out: {reasons}; give other data")
     tokens, said = sum(len(one.ids) for one in encoded), sum(sum(one.mask) for one in encoded)
     say(f"{len(encoded)} conversations of {cfg.data_name}, {tokens:,} tokens, {said:,} of them learnt")
     say(f"left out: {reasons}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from agentgrpo.checks import UsageError
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
@@ -12,7 +13,7 @@ from dbbench_adapter.engines import named_database
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import weights_of
-from sql_agent.startup.preflight import USUAL_STORE, UsageError
+from sql_agent.startup.preflight import USUAL_STORE
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

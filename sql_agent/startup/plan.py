@@ -5,9 +5,11 @@ Leaves out memory that depends on the rows (activations, logits) and on vLLM; do
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentgrpo.disk_space import DiskNeed, describe_disk, disk_warning, folder_bytes
+from agentgrpo.checks import UsageError, require
+from agentgrpo.disk_space import DiskNeed, describe_disk, folder_bytes
 from agentgrpo.model_size import count_weights
 from agentgrpo.nearest import did_you_mean
 from sql_agent.config import TrainConfig
@@ -20,7 +22,7 @@ from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.startup.data import describe_kinds, drawn
-from sql_agent.startup.preflight import UsageError, protocol_of
+from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.time_left import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
@@ -132,8 +134,7 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     if weights is not None:
         lines += [describe_learning_rate(cfg, weights), *_sizes(cfg, weights)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
-        if warning := check_disk(cfg, weights):
-            lines.append(warning)
+        check_disk(cfg, weights, lines.append)
     lines.append(
         f"written to {cfg.run_dir}: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/"
     )
@@ -177,16 +178,15 @@ def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:
     return DiskNeed(checkpoint, at_once, TOKEN_BYTES * tokens * lines, min(there, (at_once - 1) * checkpoint))
 
 
-def check_disk(cfg: TrainConfig, weights: int | None) -> str | None:
-    """Return a warning if the run may fill the disk; None if not, or if the model's size is not known.
+def check_disk(cfg: TrainConfig, weights: int | None, say: Callable[[str], None] = print) -> None:
+    """Warn if the run may fill the disk; a model of unknown size is not looked at.
 
     Raises:
         OutputError: not even one checkpoint fits.
     """
-    if weights is None:
-        return None
     remedy = (
         "keep fewer (--set trainer.keep_checkpoints=1), save none (trainer.save_every=0), or train an adapter "
         "(lora.rank=16), whose checkpoints are half as large"
     )
-    return disk_warning(cfg.run_dir, disk_need(cfg, weights), remedy)
+    if weights is not None:
+        require(say, folder=cfg.run_dir, disk_need=disk_need(cfg, weights), disk_remedy=remedy)

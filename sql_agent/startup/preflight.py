@@ -1,8 +1,7 @@
-"""Checks variables, GPUs, store, reward model, database and the policy's folder before a run starts.
+"""Checks of a training run's settings and servers (`agentgrpo.checks.CHECKS`), and what fills in those left open.
 
-Every check is cheap. It raises a ValueError that says what to do, or prints a warning if the run can start anyway.
-`use_cpu`, `with_store`, `find_model`, `with_model_here` and `protocol_of` fill in settings that were left open. Leaves
-out the run's folder (`sql_agent.startup.run_dir`).
+Leaves out the run's folder (`sql_agent.startup.run_dir`), the machine and the tasks (`sql_agent.startup.machine`,
+`sql_agent.startup.readable`).
 """
 
 from __future__ import annotations
@@ -13,166 +12,42 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.checks import Finding, Problem, UsageError, require
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
-from agentgrpo.outputs import check_output
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.config import TrainConfig
+from sql_agent.config import StoreConfig, TrainConfig
 from sql_agent.environments.base import Split, make_environment
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.names import ENVIRONMENTS, functions
 
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
-
-
-class UsageError(ValueError):
-    """Says that something is wrong that the user can correct; the message says how."""
-
-
 ROLES = ("algorithm", "runner", "both")
 UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 """The values of AGL_MANAGED_STORE that agent-lightning knows (agentlightning/env_var.py)."""
 
 
-def check_environment() -> None:
+def check_variables(variables: Mapping[str, str]) -> None:
     """Check the environment variables of agent-lightning.
 
     Raises:
         UsageError: a variable has a value that agent-lightning does not know.
     """
-    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    role = variables.get("AGL_CURRENT_ROLE", "both")
     if role not in ROLES:
         raise UsageError(f"AGL_CURRENT_ROLE is {role!r}, expected {', '.join(ROLES)}; or unset it")
-    managed = os.environ.get("AGL_MANAGED_STORE", "1")
+    managed = variables.get("AGL_MANAGED_STORE", "1")
     if managed.strip().lower() not in (*UNMANAGED, *MANAGED):
         raise UsageError(f"AGL_MANAGED_STORE is {managed!r}, expected 0 (the store is kept outside) or 1; or unset it")
 
 
-def check_run_dir(run_dir: Path) -> None:
-    """Check that a run can write to its folder.
-
-    Raises:
-        ValueError: it is a file, or nothing can be written there.
-    """
-    if run_dir.exists() and not run_dir.is_dir():
-        raise UsageError(f"--run-dir {run_dir} is a file, expected a folder; name another --run-dir")
-    check_output(run_dir / "run.json", "--run-dir", overwrite=True)
-
-
-def use_cpu(cfg: TrainConfig) -> bool:
-    """Return whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
-
-    Raises:
-        UsageError: there are fewer GPUs than the run wants.
-    """
-    gpus = 0 if cfg.engine.device == "cpu" else count_gpus()
-    if cfg.engine.device == "gpu" and not gpus:
-        raise UsageError(
-            "engine.device is gpu, but nvidia-smi finds none; use --device cpu, or look at CUDA_VISIBLE_DEVICES"
-        )
-    if cfg.engine.n_gpus > max(gpus, 1):
-        there = f"{gpus} can be used here" if gpus else "this run is on a CPU, with one worker"
-        raise UsageError(f"engine.n_gpus is {cfg.engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
-    return not gpus
-
-
-def count_gpus() -> int:
-    """Return the number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
-    known = sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
-
-
-def with_store(cfg: TrainConfig) -> TrainConfig:
-    """Fill in, and print, the usual address if the store is external and no address was given."""
-    if cfg.store.address is not None or store_is_managed():
-        return cfg
-    print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
-    return cfg.model_copy(update={"store": cfg.store.model_copy(update={"address": USUAL_STORE})})
-
-
 def store_is_managed() -> bool:
     return os.environ.get("AGL_MANAGED_STORE", "1").strip().lower() not in UNMANAGED
-
-
-def check_store(cfg: TrainConfig) -> None:
-    """Check that an external store answers, that the environment asks for one, and that no other run uses it.
-
-    Raises:
-        UsageError: a check fails; the message names the setting or the command that helps.
-    """
-    role = os.environ.get("AGL_CURRENT_ROLE", "both")
-    if cfg.store.address is None:
-        check_port(cfg.store.port)
-        return
-    if store_is_managed():
-        raise UsageError(
-            "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
-            "of its own beside it; write AGL_MANAGED_STORE=0 before the command"
-        )
-    import psutil
-    import requests
-
-    from sql_agent.lightning.runner import TRAINER_GONE_S, TRAINER_WORKER
-    from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
-    from sql_agent.store_server import BoundedStore
-
-    asked: dict[str, Any] = {"timeout": 5, "headers": authorization(STORE_TOKEN)}
-    try:
-        health = requests.get(f"{cfg.store.address}/v1/agl/health", **asked)
-        health.raise_for_status()
-        trainer = requests.get(f"{cfg.store.address}/v1/agl/workers/{TRAINER_WORKER}", **asked)
-    except requests.RequestException as error:
-        port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
-        raise UsageError(
-            f"no agent-lightning store answers at {cfg.store.address} ({type(error).__name__}); "
-            f"start one with `{program_command('agl', 'store', '--host', '127.0.0.1', '--port', port)}`"
-        ) from None
-    if trainer.status_code == 401:
-        raise UsageError(
-            f"the store at {cfg.store.address} asks for a token: set {STORE_TOKEN} to what it was started with"
-        )
-    worker = trainer.json() if trainer.ok else None
-    beat = (worker or {}).get("last_heartbeat_time") or 0.0
-    stats = (worker or {}).get("heartbeat_stats") or {}
-    here = stats.get("host") == socket.gethostname()
-    alive = psutil.pid_exists(stats["pid"]) if here else time.time() - beat < TRAINER_GONE_S
-    if role != "runner" and stats.get("state") == "running" and alive:
-        raise UsageError(
-            f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
-            "start another store on another port"
-        )
-    statistics = requests.get(f"{cfg.store.address}/v1/agl/statistics", **asked)
-    if role != "runner" and statistics.ok and statistics.json().get("name") != BoundedStore.__name__:
-        port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
-        print(
-            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and it "
-            "answers every client, even web pages; a store that is started with "
-            f"`{python_command('sql_agent.store_server', '--port', port)}` frees what has been read and answers no "
-            "page, and no other user "
-            f"if {STORE_TOKEN} is set there and here"
-        )
-
-
-def check_reward_model(cfg: TrainConfig) -> None:
-    """Check that the reward model answers, if one is configured.
-
-    Raises:
-        ValueError: it does not; the message names the command that starts a scoring service.
-    """
-    if cfg.reward_model.url is not None:
-        import asyncio
-
-        from sql_agent.rollouts.scoring import check_scorer
-
-        asyncio.run(check_scorer(cfg.reward_model))
 
 
 def check_judged(cfg: TrainConfig) -> None:
@@ -212,39 +87,73 @@ def check_own_tasks(cfg: TrainConfig) -> Split | None:
     return make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
 
 
-def check_functions(cfg: TrainConfig) -> None:
-    """Check that reward functions exist and take the rollout's record.
+def check_store(store: StoreConfig) -> Finding | None:
+    """Check that an external store answers, that the environment asks for one, and that no other run uses it.
 
     Raises:
-        ValueError: one does not; the message names file, line and remedy.
+        UsageError: a check fails; the message names the setting or the command that helps.
     """
-    from sql_agent.reward_functions.load import load_functions
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    if store.address is None:
+        _check_port(store.port)
+        return None
+    if store_is_managed():
+        raise UsageError(
+            "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
+            "of its own beside it; write AGL_MANAGED_STORE=0 before the command"
+        )
+    import psutil
+    import requests
 
-    load_functions(cfg)
+    from sql_agent.lightning.runner import TRAINER_GONE_S, TRAINER_WORKER
+    from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
+    from sql_agent.store_server import BoundedStore
 
-
-def check_llm_judge(cfg: TrainConfig) -> None:
-    """Check that the LLM as judge gives a score, if one is configured and this command plays rollouts.
-
-    Raises:
-        ValueError: it does not; the message says why and what to do.
-    """
-    if cfg.judge.url is not None and os.environ.get("AGL_CURRENT_ROLE") != "algorithm":
-        import asyncio
-
-        from sql_agent.reward_functions.judge import check_judge
-
-        asyncio.run(check_judge(cfg.judge))
+    port = store.address.rsplit(":", 1)[-1].strip("/")
+    asked: dict[str, Any] = {"timeout": 5, "headers": authorization(STORE_TOKEN)}
+    try:
+        health = requests.get(f"{store.address}/v1/agl/health", **asked)
+        health.raise_for_status()
+        trainer = requests.get(f"{store.address}/v1/agl/workers/{TRAINER_WORKER}", **asked)
+    except requests.RequestException as error:
+        raise UsageError(
+            f"no agent-lightning store answers at {store.address} ({type(error).__name__}); "
+            f"start one with `{program_command('agl', 'store', '--host', '127.0.0.1', '--port', port)}`"
+        ) from None
+    if trainer.status_code == 401:
+        raise UsageError(
+            f"the store at {store.address} asks for a token: set {STORE_TOKEN} to what it was started with"
+        )
+    worker = trainer.json() if trainer.ok else None
+    beat = (worker or {}).get("last_heartbeat_time") or 0.0
+    stats = (worker or {}).get("heartbeat_stats") or {}
+    here = stats.get("host") == socket.gethostname()
+    alive = psutil.pid_exists(stats["pid"]) if here else time.time() - beat < TRAINER_GONE_S
+    if role != "runner" and stats.get("state") == "running" and alive:
+        raise UsageError(
+            f"the store at {store.address} belongs to run {stats.get('run_id')}, which is still going; "
+            "start another store on another port"
+        )
+    statistics = requests.get(f"{store.address}/v1/agl/statistics", **asked)
+    if role == "runner" or not statistics.ok or statistics.json().get("name") == BoundedStore.__name__:
+        return Finding(store.address)
+    what = (
+        f"the store at {store.address} keeps every span of every rollout, so it grows with each step, and it answers "
+        "every client, even web pages"
+    )
+    remedy = (
+        f"a store that is started with `{python_command('sql_agent.store_server', '--port', port)}` frees what has "
+        f"been read and answers no page, and no other user if {STORE_TOKEN} is set there and here"
+    )
+    return Finding(store.address, (Problem(what, remedy, blocks=False),))
 
 
 def check_episodes(cfg: TrainConfig) -> None:
-    """Check that episodes can be opened on this machine, if this command plays rollouts.
+    """Check that episodes can be opened on this machine.
 
     Raises:
         UsageError: they cannot; the message says why and what to do.
     """
-    if os.environ.get("AGL_CURRENT_ROLE") == "algorithm":
-        return
     from dbbench_adapter.engines import BackendUnavailable
 
     try:
@@ -254,7 +163,7 @@ def check_episodes(cfg: TrainConfig) -> None:
         raise UsageError(f"{setting}: {error}") from None
 
 
-def check_port(port: int) -> None:
+def _check_port(port: int) -> None:
     """Check that the port of the run's own store is free; 0 takes a free one."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
@@ -262,6 +171,44 @@ def check_port(port: int) -> None:
         raise UsageError(
             f"port {port} is taken ({error.strerror}); choose another with --set store.port=N, 0 takes a free one"
         ) from None
+
+
+# What the settings leave open -----------------------------------------------------------------------------------------
+
+
+def use_cpu(cfg: TrainConfig) -> bool:
+    """Return whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
+
+    Raises:
+        UsageError: there are fewer GPUs than the run wants.
+    """
+    gpus = 0 if cfg.engine.device == "cpu" else count_gpus()
+    if cfg.engine.device == "gpu" and not gpus:
+        raise UsageError(
+            "engine.device is gpu, but nvidia-smi finds none; use --device cpu, or look at CUDA_VISIBLE_DEVICES"
+        )
+    if cfg.engine.n_gpus > max(gpus, 1):
+        there = f"{gpus} can be used here" if gpus else "this run is on a CPU, with one worker"
+        raise UsageError(f"engine.n_gpus is {cfg.engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
+    return not gpus
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    known = sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
+
+
+def with_store(cfg: TrainConfig) -> TrainConfig:
+    """Fill in, and print, the usual address if the store is external and no address was given."""
+    if cfg.store.address is not None or store_is_managed():
+        return cfg
+    print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
+    return cfg.model_copy(update={"store": cfg.store.model_copy(update={"address": USUAL_STORE})})
 
 
 def find_model(model: Path) -> Path:
@@ -296,26 +243,17 @@ def with_model_here(cfg: TrainConfig) -> TrainConfig:
     model = find_model_here(cfg.model or TINY_POLICY)
     if model is None or not model.is_dir():  # the run fetches it, or makes it
         return cfg
-    check_model(model, protocol_of(cfg), cfg.engine.tensor_parallel_size)
+    require_model(cfg, model)
     return cfg.model_copy(update={"model": model})
 
 
-def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -> None:
-    """Check that the model can be trained with this protocol; problems that do not prevent it are printed.
+def require_model(cfg: TrainConfig, model: Path) -> None:
+    """Check that the run can train the model.
 
     Raises:
-        UsageError: it cannot; the message lists every problem, including GPUs that cannot share the model evenly.
+        UsageError: it cannot; the message lists every problem, or the GPUs that cannot share the model evenly.
     """
-    from sql_agent.model_check import check_model_dir, check_tensor_parallel
-
-    problems = check_model_dir(model, protocol)
-    blocking = [problem for problem in problems if problem.blocks] or list(
-        check_tensor_parallel(model, tensor_parallel)
-    )
-    if blocking:
-        raise UsageError("\n".join(map(str, blocking)))
-    for problem in problems:
-        print(f"warning: {problem}")
+    require(model=model, protocol=protocol_of(cfg), tensor_parallel=cfg.engine.tensor_parallel_size)
 
 
 def protocol_of(cfg: TrainConfig) -> ProtocolName:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
 from agentgrpo.json_text import parse_json
 from agentgrpo.own_files import find
@@ -20,7 +21,7 @@ from sql_agent.environments.named import named
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.names import ENVIRONMENTS, label
 from sql_agent.reward_functions.load import load_functions
-from sql_agent.startup.preflight import UsageError, find_model
+from sql_agent.startup.preflight import find_model
 from sql_agent.verl_side.checkpoints import newest_whole
 
 RESUMED = ("data", "lora", "seed")

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.checks import UsageError
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import written
 from agentgrpo.passwords import masked
-from sql_agent.startup.preflight import UsageError
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, step_of
 from sql_agent.verl_side.tracking import earlier_steps
 

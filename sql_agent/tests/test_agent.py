@@ -1,4 +1,4 @@
-"""`sql_agent.agent`: every end of a rollout and every rule of the protocol, against a scripted endpoint over HTTP."""
+"""`play.served`: every end of a rollout and every rule of the protocol, against a scripted endpoint over HTTP."""
 
 import json
 import time
@@ -9,9 +9,9 @@ import pytest
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.protocols import PROTOCOLS
-from sql_agent.agent import AgentConfig, run_rollout
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.oracle import app, call, calls, recite, serve
+from sql_agent.play.served import AgentConfig, run_rollout
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price")), (("Plum", "5"), ("Pear", "4")))
 CHEAPEST = Task(
@@ -193,14 +193,14 @@ async def test_a_request_refused_for_malformed_calls_ends_as_malformed(play):
 
 
 async def test_an_endpoint_that_fails_is_not_the_policys_doing(play, monkeypatch):
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 0)
     record = await play(calls(sql(LOOK)), say("out of memory", status=500))
     assert (record.stop_reason, record.score) == ("model_unavailable", Score(None, "model_unavailable"))
     assert "out of memory" in record.error
 
 
 async def test_no_endpoint_at_all(backend, monkeypatch):
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 0)
     with serve(app(recite([calls(commit())]))) as url:
         pass  # gone again, its port free
     environment = DbBench("fc", backend=backend)

@@ -14,7 +14,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.chat.template import ChatTemplateError
-from agentgrpo.training_run import TrainingError
+from agentgrpo.checks import UsageError
 from reward_model.datatypes import Preference
 from reward_model.tests.conftest import assistant, counting_pairs, make_base, user
 from sql_agent.dpo.config import DpoConfig
@@ -106,7 +106,7 @@ def test_pairs_with_a_long_side_are_left_out_and_too_long_ones_alone_are_an_erro
     short = counting_pairs(2)
     limit = max(encode_pairs(tokenizer, short, "a", max_length=400), key=lambda pair: pair.longer).longer
     assert len(encode_pairs(tokenizer, [*short, WITH_TOOLS], "a", max_length=limit)) == 2
-    with pytest.raises(TrainingError, match=r"all 1 pairs of a are longer than --max-length 50; the shortest has \d+ "):
+    with pytest.raises(UsageError, match=r"all 1 pairs of a are longer than --max-length 50; the shortest has \d+ "):
         encode_pairs(tokenizer, [WITH_TOOLS], "a", max_length=50)
 
 

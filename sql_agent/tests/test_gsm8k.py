@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.agent import run_rollout
 from sql_agent.commands.check_env import main as check_env
 from sql_agent.config import load_config
 from sql_agent.datatypes import AgentConfig, DataConfig
@@ -26,6 +25,7 @@ from sql_agent.gsm8k.generator import generate_problems
 from sql_agent.gsm8k.problems import final_answer, load_problems, read_problems
 from sql_agent.gsm8k.stories import STORIES
 from sql_agent.oracle import app, call, calls, recite, serve
+from sql_agent.play.served import run_rollout
 
 HENS = {
     "id": "p-0",

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.routing import Route
 
+from agentgrpo.checks import require
 from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
@@ -21,12 +22,11 @@ from sql_agent.reward_functions import RewardRecord, RewardUnavailable
 from sql_agent.reward_functions import judge as judge_module
 from sql_agent.reward_functions.judge import FORM, LlmJudge, judge_function, read_score
 from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.startup.preflight import check_llm_judge
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.tests.records import make_record
 from sql_agent.tests.test_summed_rewards import start
-from sql_agent.train_sql_agent import main
+from sql_agent.train_sql_agent import main, servers_of
 
 ROOT = Path(__file__).parents[2]
 SECRET = "5ecret-key"
@@ -306,10 +306,10 @@ def test_a_run_is_refused_while_the_judge_gives_no_score(tmp_path, monkeypatch):
     with server.serve() as url:
         cfg = resolve(parse_args(flags(tmp_path, url)))
         with pytest.raises(ValueError, match=r"gives no score \(judge_refused\): .* 404: which model.*JUDGE_API_KEY"):
-            check_llm_judge(cfg)
-        check_llm_judge(cfg)
+            require(judge=servers_of(cfg)["judge"])
+        require(judge=servers_of(cfg)["judge"])
         monkeypatch.setenv("AGL_CURRENT_ROLE", "algorithm")  # asks nobody: it plays nothing
-        check_llm_judge(cfg)
+        assert "judge" not in servers_of(cfg)
     assert len(server.bodies) == 2
     assert not (tmp_path / "run").exists()
 

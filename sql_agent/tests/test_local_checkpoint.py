@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from agentgrpo.signed import NotOursError, fault_of_ours
+from agentgrpo.checks import UsageError
+from agentgrpo.signed import NotOursError, why_not_loadable
 from sql_agent.local.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import load_policy
-from sql_agent.local.run_folder import RunFolder, RunFolderError
+from sql_agent.local.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_torn_checkpoint_is_passed_over_by_name(run, tmp_path, damage, caplog)
         victim.unlink()
     else:
         victim.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
-    assert fault_of_ours(tmp_path / "step_000002", MANIFEST, run_dir=tmp_path) is not None
+    assert why_not_loadable(tmp_path / "step_000002", MANIFEST, run_dir=tmp_path) is not None
     assert newest_checkpoint(tmp_path) == tmp_path / "step_000001"
     assert "step_000002 is not whole" in caplog.text
 
@@ -93,20 +94,20 @@ def config(folder, **changes) -> GreedyGrpoConfig:
 
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(RunFolderError, match="not empty; go on with its run by --resume, or name another"):
+    with pytest.raises(UsageError, match="not empty; go on with its run by --resume, or name another"):
         RunFolder(tmp_path, config(tmp_path), resumed=False)
 
 
 def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path):
     RunFolder(tmp_path / "run", config(tmp_path), resumed=False).begin()
     RunFolder(tmp_path / "run", config(tmp_path, save_every=5), resumed=True, free=["save_every"])
-    with pytest.raises(RunFolderError, match="started with group_size = 4, now it is 8"):
+    with pytest.raises(UsageError, match="started with group_size = 4, now it is 8"):
         RunFolder(tmp_path / "run", config(tmp_path, group_size=8), resumed=True)
     freed = config(tmp_path, optim=OptimConfig(learning_rate=1e-7, micro_batch_tokens=64))
     RunFolder(tmp_path / "run", freed, resumed=True)
-    with pytest.raises(RunFolderError, match=r"started with optim.weight_decay = 0.01, now it is 0.5"):
+    with pytest.raises(UsageError, match=r"started with optim.weight_decay = 0.01, now it is 0.5"):
         RunFolder(tmp_path / "run", config(tmp_path, optim=OptimConfig(weight_decay=0.5)), resumed=True)
-    with pytest.raises(RunFolderError, match="holds no run"):
+    with pytest.raises(UsageError, match="holds no run"):
         RunFolder(tmp_path / "elsewhere", config(tmp_path), resumed=True)
 
 

@@ -153,9 +153,7 @@ class Broken:
     def open(self, task, limits):
         if self._where == "open":
             self._fail()
-        return SimpleNamespace(
-            done=False, status="running", malformed_calls=0, close=lambda: None, call_tool=self._fail
-        )
+        return SimpleNamespace(malformed_calls=0, close=lambda: None, answer=self._fail)
 
     def judge(self, _episode):
         return self._fail()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentgrpo.checks import UsageError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
@@ -14,7 +15,6 @@ from dbbench_adapter.tasks.single_skill import num_others, skills_of
 from sql_agent.credit.reinforce import take_baseline
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.datatypes import GREEDY, LocalRollout, Progress, UnjudgedError
-from sql_agent.local.run_folder import RunFolderError
 from sql_agent.local.single_skill import SessionFolder, SingleSkill
 from sql_agent.local.single_skill_config import ExperimentConfig, TaskConfig
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
@@ -238,7 +238,7 @@ def test_a_resumed_run_meets_the_tasks_that_were_still_to_come(tmp_path):
 def test_a_resumed_run_may_change_its_callback_and_nothing_else(tmp_path):
     SessionFolder(tmp_path, settings(), resumed=False).begin()
     SessionFolder(tmp_path, settings(training_callback={"stop_after_episodes": 80}), resumed=True)
-    with pytest.raises(RunFolderError, match="was started with seed = 0, now it is 1"):
+    with pytest.raises(UsageError, match="was started with seed = 0, now it is 1"):
         SessionFolder(tmp_path, settings().model_copy(update={"seed": 1}), resumed=True)
 
 

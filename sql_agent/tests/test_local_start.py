@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from agentgrpo.checks import UsageError
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import UnjudgedError
-from sql_agent.local.model_files import StartError, check_device, check_model
+from sql_agent.local.model_files import check_device, whole_model
 from sql_agent.local.start import failures_in_words, start_policy
 
 
@@ -27,24 +28,24 @@ def adapter(folder, base: str, weights: bool = True):
 
 
 def test_a_model_and_an_adapter_on_it_are_fine(random_policy_folder, tmp_path):
-    check_model(str(random_policy_folder))
-    check_model(str(adapter(tmp_path / "a", str(random_policy_folder))))
+    whole_model(str(random_policy_folder))
+    whole_model(str(adapter(tmp_path / "a", str(random_policy_folder))))
 
 
 def test_an_adapter_that_cannot_be_used_is_named(random_policy_folder, tmp_path):
-    with pytest.raises(StartError, match=r"a is no whole adapter: expected adapter_model.safetensors, undamaged"):
-        check_model(str(adapter(tmp_path / "a", str(random_policy_folder), weights=False)))
+    with pytest.raises(UsageError, match=r"a is no whole adapter: expected adapter_model.safetensors, undamaged"):
+        whole_model(str(adapter(tmp_path / "a", str(random_policy_folder), weights=False)))
     torn = adapter(tmp_path / "b", str(random_policy_folder))
     (torn / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(StartError, match=r"b is no whole adapter.*; copy it again"):
-        check_model(str(torn))
-    with pytest.raises(StartError, match=r"the adapter in .*c needs its base: gone/model is no folder"):
-        check_model(str(adapter(tmp_path / "c", "gone/model")))
-    with pytest.raises(StartError, match=r"the adapter in .*d names itself as its base"):
-        check_model(str(adapter(tmp_path / "d", str(tmp_path / "d"))))
+    with pytest.raises(UsageError, match=r"b is no whole adapter.*; copy it again"):
+        whole_model(str(torn))
+    with pytest.raises(UsageError, match=r"the adapter in .*c needs its base: gone/model is no folder"):
+        whole_model(str(adapter(tmp_path / "c", "gone/model")))
+    with pytest.raises(UsageError, match=r"the adapter in .*d names itself as its base"):
+        whole_model(str(adapter(tmp_path / "d", str(tmp_path / "d"))))
     (tmp_path / "d" / "adapter_config.json").write_text("[]")
-    with pytest.raises(StartError, match="holds a list, expected an object"):
-        check_model(str(tmp_path / "d"))
+    with pytest.raises(UsageError, match="holds a list, expected an object"):
+        whole_model(str(tmp_path / "d"))
 
 
 def in_cache(cache, id: str, folder):
@@ -61,12 +62,12 @@ def test_a_model_in_the_cache_keeps_its_id_and_an_adapter_there_becomes_its_fold
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     in_cache(tmp_path, "org/policy", random_policy_folder)
-    assert check_model("org/policy") == "org/policy"  # the name that adapters on it have for it
+    assert whole_model("org/policy") == "org/policy"  # the name that adapters on it have for it
     found = in_cache(tmp_path, "org/adapter", adapter(tmp_path / "a", "org/policy"))
-    assert check_model("org/adapter") == str(found)
+    assert whole_model("org/adapter") == str(found)
     (found / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/elsewhere"}))
-    with pytest.raises(StartError, match=r"needs its base: org/elsewhere is no folder.*; fetch it with `.*elsewhere`"):
-        check_model("org/adapter")  # whatever the hub has: the user did not name the base
+    with pytest.raises(UsageError, match=r"needs its base: org/elsewhere is no folder.*; fetch it with `.*elsewhere`"):
+        whole_model("org/adapter")  # whatever the hub has: the user did not name the base
 
 
 def test_a_policy_is_loaded_by_the_id_of_a_model_and_of_an_adapter(random_policy_folder, tmp_path, monkeypatch):
@@ -85,7 +86,7 @@ def test_a_policy_is_loaded_by_the_id_of_a_model_and_of_an_adapter(random_policy
     [("cuda", False, "torch sees no GPU here"), ("cpu", True, "--load-in-4bit needs a GPU")],
 )
 def test_a_device_that_is_not_there_is_named(device, four_bit, words):
-    with pytest.raises(StartError, match=words):
+    with pytest.raises(UsageError, match=words):
         check_device(device, load_in_4bit=four_bit, has_gpu=False)
 
 

@@ -10,9 +10,7 @@ import pytest
 from agentgrpo.chat.messages import num_tool_calls
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.read_only import connect
-from sql_agent.agent import run_rollout
 from sql_agent.datatypes import AgentConfig, DataConfig, Reward, ScorerResult
-from sql_agent.environments.check import check
 from sql_agent.medical.database import read_schema
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
 from sql_agent.medical.environment import Medical
@@ -21,6 +19,8 @@ from sql_agent.medical.pairs import KINDS, make_pairs
 from sql_agent.medical.questions import make_questions
 from sql_agent.medical.words import NOTICE
 from sql_agent.oracle import app, call, calls, recite, serve
+from sql_agent.play.check import check
+from sql_agent.play.served import run_rollout
 from sql_agent.rewards import REWARDS, reward
 
 
@@ -242,6 +242,6 @@ async def test_the_answer_may_be_the_last_reply_that_is_allowed(play):
 
 
 async def test_an_endpoint_that_fails_is_lost_and_not_unjudged(play, monkeypatch):
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 0)
     record = await play(say("out of memory", status=500))
     assert record.score == Score(None, "model_unavailable")

@@ -9,12 +9,12 @@ import pytest
 import trl
 from transformers import AutoTokenizer
 
+from agentgrpo.checks import Problem
 from agentgrpo.forked import forked
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.tests.conftest import make_base
 from sql_agent.model_check import (
     OF_ONE_MODEL,
-    Problem,
     chat_template,
     check_model_dir,
     check_tensor_parallel,
@@ -234,8 +234,8 @@ def test_templates_of_other_names_and_of_a_processor_are_named(model: Path):
     (model / "chat_template.jinja").unlink()
     (model / "chat_template.json").write_text(json.dumps({"chat_template": HERMES}))
     what = f"{model} has a chat_template.json, which transformers reads for models of images and not for tokenizers"
-    mend = f"write its text `chat_template` to {model}/chat_template.jinja, or take another model"
-    assert check_model_dir(model) == [Problem(what, mend)]
+    remedy = f"write its text `chat_template` to {model}/chat_template.jinja, or take another model"
+    assert check_model_dir(model) == [Problem(what, remedy)]
     (model / "tokenizer_config.json").write_text(listed(rag=HERMES)["tokenizer_config.json"])
     what = (
         f"{model} has chat templates named rag, and for prompts with tools transformers takes `tool_use` or `default`"
@@ -279,9 +279,9 @@ def test_a_protocol_of_plain_text_needs_no_tools(model: Path, protocol):
 
 def test_a_protocol_of_plain_text_needs_a_template_that_writes_its_messages(model: Path):
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    mend = f"write one that can to {model}/chat_template.jinja, or take a model that has one"
+    remedy = f"write one that can to {model}/chat_template.jinja, or take a model that has one"
     what = f"the chat template of {model} leaves out the user's messages and the replies"
-    assert check_model_dir(model, "text") == [Problem(what, mend)]
+    assert check_model_dir(model, "text") == [Problem(what, remedy)]
 
 
 def test_turns_that_nothing_ends_cannot_be_trained_whole(model: Path):

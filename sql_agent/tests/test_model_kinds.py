@@ -8,12 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from agentgrpo.checks import UsageError, examine, require
 from agentgrpo.hub import ModelNotFoundError, model_folder
 from agentgrpo.model_kinds import other_kind
-from sql_agent.commands import doctor
-from sql_agent.local.model_files import StartError, check_model
-from sql_agent.startup import preflight
-from sql_agent.startup.preflight import UsageError
 
 ORIGINAL = "take the folder of the model that it was made from, with config.json and *.safetensors"
 
@@ -125,19 +122,20 @@ def test_a_command_can_be_pasted_wherever_the_script_is(tmp_path):
 
 
 def refused_by_doctor(path: Path) -> str:
-    return "; ".join(map(str, doctor.check_model(path, "fc").problems))
+    [(_, finding)] = examine(model=path, protocol="fc")
+    return "; ".join(map(str, finding.problems))
 
 
 def refused_by_training(path: Path) -> str:
-    with pytest.raises(UsageError) as refused:
-        preflight.check_model(path, "fc")
+    with pytest.raises((UsageError, ModelNotFoundError)) as refused:
+        require(model=path, protocol="fc")
     return str(refused.value)
 
 
 def refused_by_local_training(path: Path) -> str:
     """SFT, DPO, the local trainers and the terminal ask the same."""
-    with pytest.raises(StartError) as refused:
-        check_model(str(path))
+    with pytest.raises(UsageError) as refused:
+        require(policy=str(path))
     return str(refused.value)
 
 
@@ -203,7 +201,7 @@ def test_an_adapter_is_no_whole_model_and_says_how_it_becomes_one(random_policy_
     (path / "config.json").write_text("{}")  # some trainers save the config of the base too
     for refused in COMMANDS[:2]:
         assert f"{path} holds an adapter, expected a whole model; merge it by `" in refused(path)
-    check_model(str(path))  # the local trainers go on from one
+    require(policy=str(path))  # the local trainers go on from one
 
 
 @pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"])

@@ -9,9 +9,9 @@ import pytest
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
-from sql_agent.commands.doctor import check_database
 from sql_agent.datatypes import DataConfig
 from sql_agent.interactive.user_database import read_database
+from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
 
@@ -78,7 +78,7 @@ def test_the_other_tables_are_played_and_the_left_out_one_is_said(tmp_path, caps
     assert "(All?): no query solution: a table is sorted by a collation that only the program which wrote it" in printed
     finding = check_database(path, rows)
     assert "left out: label (no query solution; the collation own is another program's) of a" in finding.found
-    assert finding.problems[0].mend.startswith("leave the questions out") and not finding.problems[0].blocks
+    assert finding.problems[0].remedy.startswith("leave the questions out") and not finding.problems[0].blocks
 
 
 def test_a_table_that_computes_by_another_programs_function_is_left_out_and_named(tmp_path):
@@ -197,7 +197,7 @@ def test_questions_about_what_a_newer_sqlite_defined_are_left_out_and_named(newe
     [problem] = finding.problems
     assert "2 references fail" in problem.what and not problem.blocks
     assert f'boat cannot be changed: trigger sold: near "GUESS": {OF_ANOTHER}' in problem.what
-    assert problem.mend.startswith("leave the questions out")
+    assert problem.remedy.startswith("leave the questions out")
 
 
 @pytest.mark.parametrize("opened", [DatabaseFiles.open, DatabaseFiles.open_view])
@@ -335,4 +335,4 @@ def test_a_long_cell_is_named_with_the_limit_and_its_row(tmp_path, more, query, 
             "(MAX_VALUE_BYTES in dbbench_adapter/engines/sqlite/user_database.py); ask about other rows or columns, or "
             "shorten it in a copy of the file"
         )
-    assert check_database(path, rows).problems[0].mend.startswith("leave the questions out")
+    assert check_database(path, rows).problems[0].remedy.startswith("leave the questions out")

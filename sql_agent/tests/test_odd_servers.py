@@ -12,7 +12,6 @@ from openai import APITimeoutError, AsyncOpenAI, InternalServerError
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.engines import open_backend
-from sql_agent.agent import AgentConfig, run_rollout
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.evaluate import main
 from sql_agent.model_address.request_guard import RUN_TOKEN
@@ -21,6 +20,7 @@ from sql_agent.model_address.signed_address import RolloutSampling, signed_prefi
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.own_agents.evaluation import SERVER, policy_served
+from sql_agent.play.served import AgentConfig, run_rollout
 from sql_agent.tests.odd_server import (
     CALLS,
     CONTENTS,
@@ -67,7 +67,7 @@ def backend():
 @pytest.fixture
 def play(backend, monkeypatch):
     """Plays the question against a server that answers each request with `answer(request)`."""
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 0)
 
     async def play(answer):
         with serving(answer) as url:
@@ -130,7 +130,7 @@ async def test_a_rollout_whose_reply_cannot_be_read_is_lost_with_the_reason(play
 
 
 async def test_a_reply_that_cannot_be_read_is_asked_for_again(play, monkeypatch):
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 1)
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 1)
     answers = iter([UNREADABLE["an_error"], reply(COMMIT)])
     assert (await play(lambda request: next(answers))).score.value == 1.0
 
@@ -151,7 +151,7 @@ def submit(sql, **changes):
 
 
 def test_an_evaluation_goes_on_after_a_reply_that_cannot_be_read(tmp_path, ferries, capsys, monkeypatch):
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 0)
     rows = [{"question": f"How many, {n}?", "query": COUNT} for n in range(8)]
     broken = reply({"tool_calls": [{"id": "a", "function": {"arguments": "{}"}}]})
 
@@ -482,7 +482,7 @@ PARSERS = ["llama.cpp", "llama.cpp_text", "Ollama", "Groq", "a_router"]
 @pytest.mark.parametrize("unread", UNREAD, ids=PARSERS)
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_call_that_the_server_cannot_parse_ends_its_rollout_as_malformed(play, monkeypatch, unread, first):
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 2)  # the policy gets no second try either
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 2)  # the policy gets no second try either
     asked = []
 
     def answer(request):
@@ -506,7 +506,7 @@ def test_an_own_agent_is_told_that_its_call_could_not_be_parsed(tmp_path, unread
 
 
 async def test_a_turn_has_one_deadline_whatever_arrives(backend, monkeypatch):
-    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    monkeypatch.setattr("sql_agent.play.served.MAX_RETRIES", 0)
     with dripping() as url:
         played = await run_rollout(
             QUESTION, environment=DbBench("fc", backend=backend), base_url=url, model="m",

@@ -16,9 +16,9 @@ from starlette.routing import Route
 from transformers import AutoTokenizer
 
 from agentgrpo.chat.template import ChatTemplate
+from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
-from sql_agent.commands import doctor
 from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Split
@@ -27,7 +27,7 @@ from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
 from sql_agent.prompts.served import ServedTokenizer
 from sql_agent.startup.plan import choose_tasks, with_prompts
-from sql_agent.startup.preflight import UsageError
+from sql_agent.startup.readable import check_prompts
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of, wait_for
 from sql_agent.text_to_sql.datatypes import Question
@@ -269,7 +269,7 @@ def test_every_command_plays_the_same_tokens(random_policy_folder, wide, tmp_pat
     assert tuned == ids
     grpo, talk = local(random_policy_folder, wide, limit)
     assert grpo == talk == ids
-    finding = doctor.check_prompts(random_policy_folder, wide[0], wide[1], limit)
+    finding = check_prompts(wide[1], random_policy_folder, wide[0], limit)
     lengths = f"{min(map(len, ids)):,} to {max(map(len, ids)):,} tokens"
     assert f"first prompts: {lengths}" in finding.found and any(lengths in line for line in said)
     assert finding.problems[0].what.startswith("the schema of store is cut in 22 of 22 first prompts; left out: ")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import install_command
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config, load_config
@@ -21,7 +22,7 @@ from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.spans import read_outcome
 from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.startup.preflight import UsageError, check_judged
+from sql_agent.startup.preflight import check_judged
 from sql_agent.tests.records import make_record
 from sql_agent.train_sql_agent import main
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import Reward, RewardModelConfig, ScorerResult, StopReason
+from dbbench_adapter.interaction import Stop
+from sql_agent.datatypes import Reward, RewardModelConfig, ScorerResult
 from sql_agent.names import PRESETS
 from sql_agent.rewards import NO_ANSWER, NO_JUDGE, REWARDS, RewardPreset, reward, without_score
 from sql_agent.tests.records import make_record
@@ -21,7 +22,7 @@ def record(stop_reason, score, last="It is 4."):
 RIGHT, WRONG = Score(1.0, "match"), Score(0.0, "wrong_answer")
 UNJUDGED = Score(None, NO_JUDGE)
 SHAPING = RewardModelConfig(weight=0.2, center=1.0, scale=2.0)
-STOPS = st.sampled_from([stop for stop in get_args(StopReason)])
+STOPS = st.sampled_from([stop for stop in get_args(Stop)])
 
 
 @pytest.mark.parametrize(("stop_reason", "score", "agentbench", "agent_peft", "rllm"), [

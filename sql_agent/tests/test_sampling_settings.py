@@ -39,7 +39,7 @@ def test_a_chat_request_samples_from_the_whole_distribution_whatever_the_folder_
         generation_config=rollout.engine_kwargs.vllm.get("generation_config", "auto"),
         override_generation_config=vLLMHttpServer._get_override_generation_config(SimpleNamespace(config=rollout)),
     )
-    request = ChatCompletionRequest(  # what `sql_agent.agent` sends
+    request = ChatCompletionRequest(  # what `sql_agent.play.served` sends
         messages=[{"role": "user", "content": "?"}], temperature=cfg.agent.temperature, top_p=cfg.agent.top_p
     )
     sampling = request.to_sampling_params(16, model.get_diff_sampling_param())

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agentgrpo.checks import UsageError
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, ScorerResult
@@ -15,7 +16,6 @@ from sql_agent.rollouts.metrics import batch_metrics
 from sql_agent.rollouts.run_context import trajectory_line
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
 from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.startup.preflight import UsageError
 from sql_agent.startup.resume import check_resume, own_files
 from sql_agent.tests.conftest import checkpoint_of, forget_own_files
 from sql_agent.tests.records import make_record, make_result

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
+from agentgrpo.checks import examine
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import named_database
 from dbbench_adapter.tests.engine_worlds import WRITTEN
 from sql_agent.commands import doctor
 from sql_agent.commands import sft as train_sft
-from sql_agent.commands.doctor import check_database
 from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
+from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
@@ -192,8 +193,10 @@ def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(shop_account
     assert found.found.startswith("MariaDB ") and found.found.endswith(
         ", 4 tables and views, an account that may only read; 2 questions"
     )
-    assert "1 references fail" in found.problems[0].what and "MySQL's SQL, one SELECT" in found.problems[0].mend
-    refused_account = check_database(named_database(shop_account("ALL ON my_shop.*")), None)
+    assert "1 references fail" in found.problems[0].what and "MySQL's SQL, one SELECT" in found.problems[0].remedy
+    [(_, refused_account)] = examine(
+        database=named_database(shop_account("ALL ON my_shop.*")), tasks=None, splits=False
+    )
     assert "ALL PRIVILEGES on `my_shop`.*" in refused_account.problems[0].what
-    gone = check_database(named_database("mysql://a:pw1@127.0.0.1:1/d"), None)
+    [(_, gone)] = examine(database=named_database("mysql://a:pw1@127.0.0.1:1/d"), tasks=None, splits=False)
     assert "mysql://a:***@127.0.0.1:1/d" in gone.problems[0].what and "pw1" not in str(gone)

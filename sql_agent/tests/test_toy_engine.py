@@ -8,10 +8,10 @@ import pytest
 from dbbench_adapter import engines
 from dbbench_adapter.engines import open_backend, open_databases
 from dbbench_adapter.tests.toy_engine import CSV
-from sql_agent.commands.doctor import check_database
 from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
+from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
 
 
@@ -40,7 +40,7 @@ def test_the_doctor_reads_its_schema_and_runs_references(place, tmp_path):
     tasks = written(tmp_path, {"question": "a", "query": "SELECT name FROM boat"}, {"question": "b", "query": "SELECT"})
     found = check_database(place, tasks)
     assert found.found == "1 CSV files; 2 questions"
-    assert found.problems[0].mend == f"correct them in {tasks}; a reference is CSV's SQL, one SELECT"
+    assert found.problems[0].remedy == f"correct them in {tasks}; a reference is CSV's SQL, one SELECT"
 
 
 def test_a_rollout_is_prompted_played_and_judged(place, tmp_path):

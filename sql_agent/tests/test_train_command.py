@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.agl_without_litellm import agl
+from agentgrpo.checks import UsageError, require
 from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from sql_agent import upstream_patches as patches
@@ -23,7 +24,7 @@ from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.startup.preflight import UsageError, check_model, use_cpu
+from sql_agent.startup.preflight import use_cpu
 from sql_agent.startup.run_dir import write_start
 from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main
@@ -102,7 +103,7 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
 
 def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):
     with pytest.raises(UsageError, match="is 3, which does not divide the 2 attention heads, 32 feed-forward rows"):
-        check_model(random_policy_folder, "fc", 3)
+        require(model=random_policy_folder, tensor_parallel=3)
 
 
 def test_a_library_that_is_not_the_one_we_change_is_refused_before_anything_loads(capsys, tmp_path, monkeypatch):

@@ -128,7 +128,7 @@ class TextToSql(Environment):
     def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
         open_one = self.databases.open_view if task.changes else self.databases.open
         database = open_one(task.db_id, statement_timeout_s=limits.statement_timeout_s)
-        return TextToSqlEpisode(task, database, self.max_replies(limits), submission_timeout_s=JUDGED_S)
+        return TextToSqlEpisode(task, database, submission_timeout_s=JUDGED_S)
 
     def judge(self, episode: TextToSqlEpisode) -> Score:
         """Compare the results of the submitted query and the reference, or what both have left behind.

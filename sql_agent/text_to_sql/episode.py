@@ -10,7 +10,7 @@ from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
-from dbbench_adapter.protocols import Message, Status
+from dbbench_adapter.interaction import CallingEpisode, Message
 from sql_agent.environments.episode import tool
 from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
@@ -74,8 +74,8 @@ def solution(question: Question, engine: Engine) -> list[Message]:
     return [calls(call(name, {"sql": sql}, f"call_{number}")) for number, (name, sql) in enumerate(asked)]
 
 
-class TextToSqlEpisode:
-    """Implements `sql_agent.environments.base.CallingEpisode`.
+class TextToSqlEpisode(CallingEpisode):
+    """Plays an episode in which a reply without a call ends it without an answer.
 
     Args:
         database: a `ChangingSession` if the task changes data; what is submitted is run there.
@@ -86,23 +86,16 @@ class TextToSqlEpisode:
         self,
         question: Question,
         database: Session,
-        max_rounds: int,
         *,
         submission_timeout_s: float,
     ) -> None:
-        self.question, self.database, self.max_rounds = question, database, max_rounds
+        self.question, self.database = question, database
         self._submission_timeout_s = submission_timeout_s
-        self.malformed_calls = 0
-        self.status: Status = "running"
         self.submitted: str | None = None
         self.result: Result | None = None
         """What the database said about `submitted`; of a query after the judge has run it."""
         self.changes: Changes | None = None
         """What the episode has changed, after it was judged."""
-
-    @property
-    def done(self) -> bool:
-        return self.status != "running"
 
     def call_tool(self, name: str, arguments: Any) -> str:
         if name not in ("execute_sql", "submit_sql"):
@@ -124,11 +117,6 @@ class TextToSqlEpisode:
             return ""
         self.result = self.database.run(sql)
         return format_result(self.result)  # of a typed question a person reads the rows
-
-    def without_call(self, reply: str) -> list[Message]:
-        """End the episode without an answer, since the reply has no call."""
-        self.status = "completed"
-        return []
 
     def close(self) -> None:
         self.database.close()

@@ -85,7 +85,7 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
     """
     faults = []
     for checkpoint in checkpoints(folder):
-        fault = signed.fault_of_ours(checkpoint, MANIFEST, run_dir=folder.parent)
+        fault = signed.why_not_loadable(checkpoint, MANIFEST, run_dir=folder.parent)
         if fault is None:
             return checkpoint
         say(f"checkpoint {checkpoint} is skipped: {fault}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sql_agent.commands.check_env import main
-from sql_agent.environments.plays import random_calls
+from sql_agent.play.scripted import random_calls
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_environment"
 GAME = '''

@@ -9,40 +9,41 @@ from pathlib import Path
 
 import pytest
 
+from agentgrpo.checks import Finding, Problem, examine, report, show
 from sql_agent.commands import doctor
-from sql_agent.commands.doctor import Finding, report
-from sql_agent.model_check import Problem
+from sql_agent.startup import machine
+from sql_agent.startup.readable import check_database, check_model
 
 SETUP_AND_LOOK = "bash scripts/setup.sh && .venv/bin/agentgrpo doctor"
 SETUP_AGAIN = f"rm -f .venv/.setup-stamp && {SETUP_AND_LOOK}"
 
 
 def test_python_3_11_passes():
-    assert doctor.check_python((3, 11, 7), "/usr/bin/python") == Finding("Python", "3.11.7 (/usr/bin/python)")
+    assert machine.check_python((3, 11, 7), "/usr/bin/python") == Finding("3.11.7 (/usr/bin/python)")
 
 
 def test_another_python_is_a_problem():
     problem = Problem("expected Python 3.11", SETUP_AND_LOOK)
-    assert doctor.check_python((3, 12, 1), "python3") == Finding("Python", "3.12.1 (python3)", (problem,))
+    assert machine.check_python((3, 12, 1), "python3") == Finding("3.12.1 (python3)", (problem,))
 
 
 def test_pins_are_read_without_comments_extras_or_ranges():
     text = "# a comment==1\ntorch==2.13.0+cpu\npyright[nodejs]==1.1.414\nloose>=3\npy-spy==0.4.3  # why\n"
-    assert doctor.read_pins(text) == {"torch": "2.13.0+cpu", "pyright": "1.1.414", "py-spy": "0.4.3"}
+    assert machine.read_pins(text) == {"torch": "2.13.0+cpu", "pyright": "1.1.414", "py-spy": "0.4.3"}
 
 
 def test_packages_as_pinned_pass():
     pins = {"torch": "2.13.0+cpu", "verl": "0.9.1"}
-    found = doctor.check_packages(pins, {**pins, "something-else": "1"}, mend="mend it")
-    assert found == Finding("packages", "2 as pinned")
+    found = machine.check_packages(pins, {**pins, "something-else": "1"}, remedy="mend it")
+    assert found == Finding("2 as pinned")
 
 
 def test_a_wrong_and_a_missing_package_are_named():
     pins = {"torch": "2.13.0+cpu", "transformers": "5.10.4", "verl": "0.9.1"}
     installed = {"torch": "2.13.0+cpu", "transformers": "5.11.0"}
     what = "transformers 5.10.4 is pinned, 5.11.0 is installed; verl 0.9.1 is pinned, none is installed"
-    assert doctor.check_packages(pins, installed, mend="mend it") == Finding(
-        "packages", "2 of 3 differ", (Problem(what, "mend it"),)
+    assert machine.check_packages(pins, installed, remedy="mend it") == Finding(
+        "2 of 3 differ", (Problem(what, "mend it"),)
     )
 
 
@@ -50,29 +51,29 @@ def test_another_version_of_a_package_that_is_no_engine_and_a_missing_tool_stop_
     pins = {"certifi": "2026.1", "httpx": "1.0", "ruff": "0.17", "torch": "2.13.0+cpu"}
     what = "certifi 2026.1 is pinned, 2026.2 is installed; ruff 0.17 is pinned, none is installed"
     moved = {"certifi": "2026.2", "httpx": "1.0", "torch": "2.13.0+cpu"}
-    assert doctor.check_packages(pins, moved, mend="mend it") == Finding(
-        "packages", "2 of 4 differ", (Problem(what, "mend it", blocks=False),)
+    assert machine.check_packages(pins, moved, remedy="mend it") == Finding(
+        "2 of 4 differ", (Problem(what, "mend it", blocks=False),)
     )
     gone = "httpx 1.0 is pinned, none is installed"
-    assert doctor.check_packages(pins, {"certifi": "2026.2", "torch": "2.13.0+cpu"}, mend="mend it") == Finding(
-        "packages", "3 of 4 differ", (Problem(gone, "mend it"), Problem(what, "mend it", blocks=False))
+    assert machine.check_packages(pins, {"certifi": "2026.2", "torch": "2.13.0+cpu"}, remedy="mend it") == Finding(
+        "3 of 4 differ", (Problem(gone, "mend it"), Problem(what, "mend it", blocks=False))
     )
 
 
 def test_every_engine_and_tool_is_pinned():
-    pins, _ = doctor.wanted_packages({})
-    assert {*doctor.ENGINES, *doctor.TOOLS} <= set(pins)
+    pins, _ = machine.wanted_packages({})
+    assert {*machine.ENGINES, *machine.TOOLS} <= set(pins)
 
 
 def test_of_many_wrong_packages_five_are_named():
     pins = {f"p{i}": "1" for i in range(7)}
-    (problem,) = doctor.check_packages(pins, {}, mend="mend it").problems
+    (problem,) = machine.check_packages(pins, {}, remedy="mend it").problems
     named = "; ".join(f"p{i} 1 is pinned, none is installed" for i in range(5))
     assert problem == Problem(f"{named}; and 2 more", "mend it")
 
 
 @pytest.mark.parametrize(
-    ("installed", "torch", "vllm", "mend"),
+    ("installed", "torch", "vllm", "remedy"),
     [
         pytest.param({}, "2.13.0+cpu", "0.28.0+cpu", SETUP_AGAIN, id="nothing_installed_means_the_cpu_set"),
         pytest.param({"vllm": "0.28.0+cpu"}, "2.13.0+cpu", "0.28.0+cpu", SETUP_AGAIN, id="cpu"),
@@ -86,22 +87,21 @@ def test_of_many_wrong_packages_five_are_named():
         ),
     ],
 )
-def test_the_pins_follow_the_kind_of_environment(installed: dict[str, str], torch: str, vllm: str, mend: str):
-    pins, line = doctor.wanted_packages(installed)
-    assert (pins["torch"], pins["vllm"], line) == (torch, vllm, mend)
+def test_the_pins_follow_the_kind_of_environment(installed: dict[str, str], torch: str, vllm: str, remedy: str):
+    pins, line = machine.wanted_packages(installed)
+    assert (pins["torch"], pins["vllm"], line) == (torch, vllm, remedy)
 
 
 @pytest.mark.parametrize(
-    ("machine", "flags", "cores", "expected"),
+    ("architecture", "flags", "cores", "expected"),
     [
-        pytest.param("x86_64", {"avx2"}, 2, Finding("CPU", "2 cores, x86_64, AVX2"), id="avx2_is_enough"),
-        pytest.param("x86_64", {"avx2", "avx512f"}, 8, Finding("CPU", "8 cores, x86_64, AVX2, AVX-512"), id="avx512"),
+        pytest.param("x86_64", {"avx2"}, 2, Finding("2 cores, x86_64, AVX2"), id="avx2_is_enough"),
+        pytest.param("x86_64", {"avx2", "avx512f"}, 8, Finding("8 cores, x86_64, AVX2, AVX-512"), id="avx512"),
         pytest.param(
             "x86_64",
             {"sse4_2"},
             2,
             Finding(
-                "CPU",
                 "2 cores, x86_64, no AVX2",
                 (Problem("vLLM's CPU build needs AVX2", "take a machine from 2015 or later"),),
             ),
@@ -112,7 +112,6 @@ def test_the_pins_follow_the_kind_of_environment(installed: dict[str, str], torc
             {"avx2"},
             1,
             Finding(
-                "CPU",
                 "1 core, x86_64, AVX2",
                 (Problem("one core works, but slowly", "give the machine or container two cores", blocks=False),),
             ),
@@ -123,7 +122,6 @@ def test_the_pins_follow_the_kind_of_environment(installed: dict[str, str], torc
             {"asimd"},
             4,
             Finding(
-                "CPU",
                 "4 cores, aarch64, no AVX2",
                 (Problem("only x86_64 was tried", "expect to adapt requirements.txt", blocks=False),),
             ),
@@ -131,21 +129,21 @@ def test_the_pins_follow_the_kind_of_environment(installed: dict[str, str], torc
         ),
     ],
 )
-def test_cpu(machine: str, flags: set[str], cores: int, expected: Finding):
-    assert doctor.check_cpu(machine, flags, cores) == expected
+def test_cpu(architecture: str, flags: set[str], cores: int, expected: Finding):
+    assert machine.check_cpu(architecture, flags, cores) == expected
 
 
 def test_too_little_memory_is_a_problem():
     problem = Problem("a run needs 8 GiB", "end other programs (ps aux --sort=-rss | head) or add memory")
-    assert doctor.check_memory(7.94) == Finding("memory", "7.9 GiB available", (problem,))
-    assert doctor.check_memory(8.0) == Finding("memory", "8.0 GiB available")
+    assert machine.check_memory(7.94) == Finding("7.9 GiB available", (problem,))
+    assert machine.check_memory(8.0) == Finding("8.0 GiB available")
 
 
 def test_a_free_port_passes():
     with socket.socket() as finder:
         finder.bind(("127.0.0.1", 0))
         port = finder.getsockname()[1]
-    assert doctor.check_port(port) == Finding("store port", f"{port} is free")
+    assert machine.check_port(port) == Finding(f"{port} is free")
 
 
 @pytest.fixture
@@ -157,26 +155,28 @@ def busy_port():
 
 
 def test_a_port_in_use_is_a_problem(busy_port: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "store_answers", lambda port: False)
-    mend = f"see who has it with `ss -ltnp 'sport = :{busy_port}'`, or take another: `agl store --port {busy_port + 1}`"
-    assert doctor.check_port(busy_port) == Finding(
-        "store port", f"{busy_port}: Address already in use", (Problem("no store can listen there", mend),)
+    monkeypatch.setattr(machine, "store_answers", lambda port: False)
+    remedy = (
+        f"see who has it with `ss -ltnp 'sport = :{busy_port}'`, or take another: `agl store --port {busy_port + 1}`"
+    )
+    assert machine.check_port(busy_port) == Finding(
+        f"{busy_port}: Address already in use", (Problem("no store can listen there", remedy),)
     )
 
 
 def test_a_port_that_nobody_asked_for_stops_no_run(busy_port: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "store_answers", lambda port: False)
-    (problem,) = doctor.check_port(busy_port, asked=False).problems
+    monkeypatch.setattr(machine, "store_answers", lambda port: False)
+    (problem,) = machine.check_port(busy_port, asked=False).problems
     assert (problem.blocks, problem.what) == (
         False, "no store can listen there; a run that keeps its own store takes another port"
     )  # fmt: skip
 
 
 def test_a_store_on_the_port_is_a_warning(busy_port: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "store_answers", lambda port: port == busy_port)
+    monkeypatch.setattr(machine, "store_answers", lambda port: port == busy_port)
     use = f"use it: AGL_MANAGED_STORE=0 and --external-store-address http://127.0.0.1:{busy_port}; or end it"
-    assert doctor.check_port(busy_port) == Finding(
-        "store port", f"{busy_port}: a store answers", (Problem("it may be another run's", use, blocks=False),)
+    assert machine.check_port(busy_port) == Finding(
+        f"{busy_port}: a store answers", (Problem("it may be another run's", use, blocks=False),)
     )
 
 
@@ -188,18 +188,18 @@ def test_a_store_on_the_port_is_a_warning(busy_port: int, monkeypatch: pytest.Mo
     ],
 )
 def test_without_mariadb_a_run_can_start_all_the_same(mariadbd: str | None, install_db: str | None, missing: str):
-    mend = "sudo apt-get install -y --no-install-recommends mariadb-server"
-    problem = Problem("--backend mariadb will not work, SQLite will", mend, blocks=False)
-    assert doctor.check_databases(mariadbd, install_db) == Finding(
-        "databases", f"SQLite {doctor.sqlite3.sqlite_version}, {missing}", (problem,)
+    remedy = "sudo apt-get install -y --no-install-recommends mariadb-server"
+    problem = Problem("--backend mariadb will not work, SQLite will", remedy, blocks=False)
+    assert machine.check_databases(mariadbd, install_db) == Finding(
+        f"SQLite {machine.sqlite3.sqlite_version}, {missing}", (problem,)
     )
 
 
 def test_the_report_reads_without_colours():
     findings = [
-        Finding("Python", "3.11.7"),
-        Finding("databases", "SQLite", (Problem("no server", "apt-get [it]", blocks=False),)),
-        Finding("memory", "1.0 GiB available", (Problem("a run needs 8 GiB", "add memory"),)),
+        ("Python", Finding("3.11.7")),
+        ("databases", Finding("SQLite", (Problem("no server", "apt-get [it]", blocks=False),))),
+        ("memory", Finding("1.0 GiB available", (Problem("a run needs 8 GiB", "add memory"),))),
     ]
     assert [text for text, _ in report(findings)] == [
         "ok       Python      3.11.7",
@@ -214,8 +214,8 @@ def test_the_report_reads_without_colours():
 
 
 def test_brackets_reach_the_terminal(capsys: pytest.CaptureFixture[str]):
-    doctor.show([("install pyright[nodejs]", "red")])
-    assert capsys.readouterr().out == "install pyright[nodejs]\n"
+    assert show([("packages", Finding("install pyright[nodejs]"))]) == 0
+    assert capsys.readouterr().out == "ok       packages    install pyright[nodejs]\na run can start\n"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_brackets_reach_the_terminal(capsys: pytest.CaptureFixture[str]):
 def test_the_exit_status_says_whether_a_run_can_start(
     problems: tuple[Problem, ...], status: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(doctor, "examine", lambda *_: [Finding("thing", "found", problems)])
+    monkeypatch.setattr(doctor, "examine", lambda **_: [("thing", Finding("found", problems))])
     assert doctor.main([]) == status
 
 
@@ -242,7 +242,7 @@ def test_a_model_may_be_named_by_its_id_on_the_hub(tmp_path: Path, monkeypatch: 
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (snapshot / name).write_text("{}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found = doctor.check_model(Path("org/small"), "fc")
+    found = check_model(Path("org/small"), "fc")
     assert found.found == str(snapshot)
     assert f"{snapshot} has no chat template" in " ".join(problem.what for problem in found.problems)
 
@@ -288,27 +288,25 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
     with closing(sqlite3.connect(database)) as connection:
         connection.executescript("CREATE TABLE fish (name TEXT); CREATE VIEW v AS SELECT 1 AS one;")
     seen = "1 SQLite, 2 tables and views, 0.0 MiB"
-    assert doctor.check_database(database, None) == Finding("database", seen)
+    assert check_database(database, None) == Finding(seen)
 
     def found(*queries: str) -> Finding:
         tasks.write_text(json.dumps([{"question": "?", "query": query} for query in queries]))
-        return doctor.check_database(database, tasks)
+        return check_database(database, tasks)
 
-    assert found("SELECT name FROM fish") == Finding("database", f"{seen}; 1 questions")
-    assert found("DELETE FROM fish; INSERT INTO fish VALUES ('eel')") == Finding("database", f"{seen}; 1 questions")
+    assert found("SELECT name FROM fish") == Finding(f"{seen}; 1 questions")
+    assert found("DELETE FROM fish; INSERT INTO fish VALUES ('eel')") == Finding(f"{seen}; 1 questions")
     what = "1 references fail and their questions will be left out: q-2 (?): no such column: nam"
-    mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT or what changes data"
-    problem = Problem(what, mend, blocks=False)
-    assert found("SELECT name FROM fish", "SELECT nam FROM fish") == Finding(
-        "database", f"{seen}; 2 questions", (problem,)
-    )
-    assert doctor.blocks(found("SELECT nam FROM fish"))  # nothing is left
+    remedy = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT or what changes data"
+    problem = Problem(what, remedy, blocks=False)
+    assert found("SELECT name FROM fish", "SELECT nam FROM fish") == Finding(f"{seen}; 2 questions", (problem,))
+    assert found("SELECT nam FROM fish").blocks  # nothing is left
     found("SELECT name FROM fish")
-    [problem] = doctor.check_database(database, tasks, splits=True).problems
-    assert problem.blocks
-    assert problem.what.startswith("1 question(s) with 1 different reference(s) are too few to hold some out")
-    [problem] = doctor.check_database(tasks, None).problems
-    assert problem.what.startswith(f"{tasks} is no SQLite database")
+    [(_, refused)] = examine(database=database, tasks=tasks, splits=True)
+    assert refused.blocks
+    assert refused.problems[0].what.startswith("1 question(s) with 1 different reference(s) are too few to hold some")
+    [(_, refused)] = examine(database=tasks, tasks=None, splits=False)
+    assert refused.problems[0].what.startswith(f"{tasks} is no SQLite database")
 
 
 def test_of_a_wheel_it_says_which_extras_are_whole():
@@ -322,6 +320,6 @@ def test_of_a_wheel_it_says_which_extras_are_whole():
     ]
     local, train = {"torch": "2.13", "trl": "1.16.0"}, {"torch": "2.13", "verl": "0.9.1", "vllm": "0.28"}
     found = "agentgrpo[local] is whole; agentgrpo[train] lacks verl, vllm"
-    assert doctor.check_extras(local, required) == Finding("packages", found)
+    assert machine.check_extras(local, required) == Finding(found)
     found = "agentgrpo[train] is whole; agentgrpo[local] lacks trl"
-    assert doctor.check_extras(train, required) == Finding("packages", found)
+    assert machine.check_extras(train, required) == Finding(found)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agentgrpo.checks import Finding
 from agentgrpo.printed_commands import program_command
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.tasks.single_skill import read_single_skill
@@ -93,11 +94,12 @@ def prepared(capsys, *overrides: str) -> tuple[int, str]:
 @pytest.fixture
 def light(monkeypatch):
     """Without torch, and whatever is installed."""
-    from sql_agent.commands import doctor
+    from sql_agent.local import model_files
+    from sql_agent.startup import machine
 
     monkeypatch.setattr(run_experiment, "gpu_gib", lambda: None)
-    monkeypatch.setattr(doctor, "check_packages", lambda *_: doctor.Finding("packages", "as pinned"))
-    monkeypatch.setattr(run_experiment, "check_model", lambda path: None)
+    monkeypatch.setattr(machine, "check_packages", lambda *_: Finding("as pinned"))
+    monkeypatch.setattr(model_files, "whole_model", lambda path: path)
 
 
 def test_what_is_there_is_said_line_by_line(light, capsys, tmp_path):

@@ -168,7 +168,7 @@ def test_flags_that_cannot_be_meant_are_named(arguments, words, capsys):
     ],
 )
 def test_what_is_not_there_is_said_before_the_model_is_read(arguments, words, monkeypatch):
-    monkeypatch.setattr("sql_agent.commands.interactive.check_model", lambda path: None)
+    monkeypatch.setattr("sql_agent.commands.interactive.require", lambda **_: None)
     with pytest.raises(SystemExit, match=words):
         main(["--model_path", "nowhere", *arguments])
 
@@ -177,7 +177,7 @@ def test_task_n_of_a_file_is_its_row_n(tmp_path, monkeypatch):
     rows = [{"question": f"Question {n}?", "answer": f"#### {n}"} for n in range(10)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     talked = []
-    monkeypatch.setattr("sql_agent.commands.interactive.check_model", lambda path: None)
+    monkeypatch.setattr("sql_agent.commands.interactive.require", lambda **_: None)
     monkeypatch.setattr("sql_agent.commands.interactive._converse", lambda cfg, subject, show: talked.append(subject))
     main(["--model_path", "x", "--task", "gsm8k", "--data", str(tmp_path / "own.jsonl")])
     assert [problem.question for problem in talked[0].tasks] == [row["question"] for row in rows]
@@ -194,7 +194,7 @@ def test_task_n_of_a_file_is_its_row_n(tmp_path, monkeypatch):
 def test_an_adapter_says_what_it_was_trained_on_unless_a_flag_does(tmp_path, monkeypatch, flags, env, protocol):
     write_trained_on(tmp_path, TrainedOn(env="gsm8k"))
     talked = []
-    monkeypatch.setattr("sql_agent.commands.interactive.check_model", lambda path: None)
+    monkeypatch.setattr("sql_agent.commands.interactive.require", lambda **_: None)
     monkeypatch.setattr("sql_agent.commands.interactive._converse", lambda cfg, subject, show: talked.append(cfg))
     main(["--model_path", str(tmp_path), *flags])
     assert [(cfg.env, cfg.protocol) for cfg in talked] == [(env, protocol)]
@@ -231,7 +231,7 @@ def test_a_database_is_closed_when_ctrl_c_comes_twice(random_policy_folder, monk
     )
     opened, open_episode = [], DbBench.open
     monkeypatch.setattr(DbBench, "open", lambda *given: opened.append(open_episode(*given)) or opened[-1])
-    monkeypatch.setattr("sql_agent.commands.interactive.check_model", lambda path: None)
+    monkeypatch.setattr("sql_agent.commands.interactive.require", lambda **_: None)
     monkeypatch.setattr("sql_agent.local.start.start_policy", lambda *_, **__: policy)
     monkeypatch.setattr("builtins.input", lambda prompt: ":task 1")
     with pytest.raises(SystemExit, match="130"):

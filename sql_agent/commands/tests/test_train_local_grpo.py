@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands import local as train_local_grpo
 from sql_agent.commands.local import main, next_command
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.config import LocalGrpoConfig, ModelConfig
-from sql_agent.local.run_folder import RunFolder, RunFolderError
+from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.tasks import entered
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
@@ -115,7 +116,7 @@ def test_a_run_is_resumed_with_the_environment_file_it_began_with(shop, monkeypa
     cfg = LocalGrpoConfig(model=ModelConfig(model_path="x"), env=f"{mine}:Silent", run_dir=shop / "run")
     other, same = (f"mine.py with sha256 {hashlib.sha256(text.encode()).hexdigest()}" for text in ("other", MINE))
     RunFolder(cfg.run_dir, cfg, resumed=False, own_files={"env": other}).begin()
-    with pytest.raises(RunFolderError, match=rf"started with own_files\.env = {other}, now it is {same}"):
+    with pytest.raises(UsageError, match=rf"started with own_files\.env = {other}, now it is {same}"):
         train_local_grpo.run(cfg, resumed=True)
     (cfg.run_dir / "config.json").write_text((cfg.run_dir / "config.json").read_text().replace(other, same))
     with pytest.raises(StartedError):

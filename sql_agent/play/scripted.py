@@ -10,16 +10,15 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy
 
-from dbbench_adapter.datatypes import Score
-from dbbench_adapter.engines import BackendUnavailable, TableError
-from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import OWN_REWARD, AgentConfig
-from sql_agent.environments.base import Environment, EpisodeLostError, with_observation
+from dbbench_adapter.interaction import ENDS, Message
+from sql_agent.datatypes import AgentConfig, success_of
+from sql_agent.environments.base import Environment
+from sql_agent.play.state import Play
 
 MOST_REPLIES = 8
 LONG = 100_000
@@ -29,20 +28,38 @@ ODD_ARGUMENTS = ("", "null", "[]", '"a text"', "{", "{}", '{"a": 1}', "[" * LONG
 ODD_VALUES: tuple[Any, ...] = (None, True, 0, -1, 10**30, 1.5, "", "1", "\ud800", "' OR 1=1 --", [], {}, [[None]])
 
 
-@dataclass
-class Played:
-    """Holds the course and the result of one play."""
+class ScriptedPlay(Play):
+    """Plays the replies of a script.
 
-    play: str
-    task_id: str
-    answers: list[str] = field(default_factory=list)
-    """The first prompt with the observation of `reset`, then every result in order."""
-    called: list[str] = field(default_factory=list)
-    score: Score | None = None
-    lost: str | None = None
-    """The reason for which the rollout would be lost; `error` has the traceback."""
-    error: str = ""
-    slowest_s: float = 0.0
+    Args:
+        name: what kind of script it is.
+    """
+
+    def __init__(self, name: str, task: Any, environment: Environment) -> None:
+        super().__init__(task, environment, AgentConfig())
+        self.name = name
+        self.num_prompt = len(self.messages)
+        """Messages of the first prompt."""
+        self.slowest_s = 0.0
+        """How long the slowest answer took."""
+
+    @property
+    def answers(self) -> list[str]:
+        """Return the first prompt with the observation of `reset`, then every result in order."""
+        if self._episode is None:
+            return []
+        prompt, *after = self.messages[self.num_prompt - 1 :]
+        return [str(message["content"]) for message in (prompt, *after) if message["role"] != "assistant"]
+
+    @property
+    def called(self) -> list[str]:
+        calls = (call["function"] for message in self.messages for call in message.get("tool_calls") or ())
+        return [f"{call['name']}({call['arguments'][:200]}{'…' * (len(call['arguments']) > 200)})" for call in calls]
+
+    @property
+    def lost(self) -> str | None:
+        """Return the reason for which the rollout is lost; `error` has the traceback."""
+        return self.score.reason if self.score and self.stop and ENDS[self.stop] == "lost" else None
 
     @property
     def value(self) -> float | None:
@@ -51,67 +68,58 @@ class Played:
 
     @property
     def success(self) -> float | None:
-        if self.score is None or self.score.value is None:
-            return None
-        return self.score.parts.get("correctness") if self.score.reason == OWN_REWARD else float(self.value == 1.0)
+        return success_of(self.score) if self.score else None
+
+    def next_answer(self) -> Message | None:
+        started = time.perf_counter()
+        answer = super().next_answer()
+        self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
+        return answer
+
+    def steps(self, replies: Sequence[Message], around: AbstractContextManager[None]) -> Iterator[None]:
+        """Play the replies up to the end of the rollout, and judge it; it yields after each reply.
+
+        Args:
+            around: entered whenever the environment's code runs.
+        """
+        try:
+            with around, self.losing():
+                self.open()
+            for reply in replies:
+                if self.stop is not None:
+                    break
+                with around:
+                    self.step(reply)
+                yield
+            with around, self.losing():
+                self.judge()
+        finally:
+            self.close()
 
 
-def play(environment: Environment, task: Any, name: str, replies: Sequence[Message]) -> Played:
+def play(
+    environment: Environment,
+    task: Any,
+    name: str,
+    replies: Sequence[Message],
+    around: AbstractContextManager[None] | None = None,
+) -> ScriptedPlay:
     """Play one whole episode."""
-    played = Played(name, task.id)
-    for _ in _steps(environment, task, replies, played):
+    played = ScriptedPlay(name, task, environment)
+    for _ in played.steps(replies, around or nullcontext()):
         pass
     return played
 
 
-def play_together(environment: Environment, tasks: Sequence[Any], replies: Sequence[Sequence[Message]]) -> list[Played]:
+def play_together(
+    environment: Environment, tasks: Sequence[Any], replies: Sequence[Sequence[Message]]
+) -> list[ScriptedPlay]:
     """Play several episodes at once, a reply of each in turn."""
-    played = [Played("together", task.id) for task in tasks]
-    going = [_steps(environment, t, r, p) for t, r, p in zip(tasks, replies, played, strict=True)]
+    played = [ScriptedPlay("together", task, environment) for task in tasks]
+    going = [each.steps(script, Lots()) for each, script in zip(played, replies, strict=True)]
     while going:
         going = [each for each in going if next(each, "ended") is None]
     return played
-
-
-def _steps(environment: Environment, task: Any, replies: Sequence[Message], played: Played) -> Iterator[None]:
-    lots, episode = Lots(), None
-    try:
-        with lots:
-            episode = environment.open(task, AgentConfig())
-        shown = with_observation(environment.messages(task), episode)[-1]["content"]
-        played.answers.append(str(shown))
-        for reply in replies[: environment.max_replies(AgentConfig())]:
-            if episode.done:
-                break
-            with lots:
-                _answer(environment, episode, reply, played)
-            yield
-        with lots:
-            played.score = environment.judge(episode)
-    except EpisodeLostError as lost:
-        played.lost, played.error = lost.reason, str(lost)
-    except (BackendUnavailable, TableError) as failure:
-        played.lost, played.error = type(failure).__name__, str(failure)
-    finally:
-        if episode is not None:
-            episode.close()
-
-
-def _answer(environment: Environment, episode: Any, reply: Message, played: Played) -> None:
-    if not environment.tools:
-        played.answers += [str(m["content"]) for m in episode.step(reply.get("content") or "")]
-        return
-    if not reply.get("tool_calls"):
-        played.answers += [str(m["content"]) for m in episode.without_call(reply.get("content") or "")]
-        return
-    for call in reply["tool_calls"]:
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        played.called.append(f"{name}({arguments[:200]}{'…' if len(arguments) > 200 else ''})")
-        started = time.perf_counter()
-        played.answers.append(episode.call_tool(name, arguments))
-        played.slowest_s = max(played.slowest_s, time.perf_counter() - started)
-        if episode.done:
-            return
 
 
 class Lots:

@@ -1,9 +1,7 @@
 """Plays one task of an environment with openai-agents' Runner, against any OpenAI-compatible endpoint.
 
-The environment's episodes keep the rules. If it offers tools, the Runner calls them. Each reply counts as one turn, and
-the episode answers a bad call or a reply without a call (DB-Bench's `fc` continues after both and ends with
-`commit_final_answer`). Without tools (DB-Bench's `text` and `lab`) the conversation is plain chat. Leaves out rewards,
-retries of whole rollouts, and everything about training.
+The environment's episodes keep the rules. If it offers tools, the Runner calls them; without tools (DB-Bench's `text`
+and `lab`) the conversation is plain chat. Each reply counts as one turn. Everything about training is left out.
 """
 
 from __future__ import annotations
@@ -11,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar, cast
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import openai.resources  # noqa: F401  otherwise the client's first call imports it, which takes half a second
 from agents import (
@@ -38,22 +36,11 @@ from agents.tool_context import ToolContext
 from openai import APIError, APIStatusError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from dbbench_adapter.datatypes import Score
-from dbbench_adapter.engines import BackendUnavailable, TableError
-from dbbench_adapter.protocols import Status
-from sql_agent.comparison import Comparison
-from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
-from sql_agent.environments.base import (
-    CallingEpisode,
-    EnvironmentTask,
-    Episode,
-    EpisodeLostError,
-    Playable,
-    WritingEpisode,
-    with_observation,
-)
+from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord
+from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, Playable
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
+from sql_agent.play.state import Call, Play
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -61,13 +48,6 @@ set_tracing_disabled(True)  # otherwise openai-agents uploads every run to its v
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Call = Literal["no call", "a model call", "a database call"]
-_DEADLINES: dict[Call, str] = {
-    "no call": "rollout_deadline",
-    "a model call": "model_deadline",
-    "a database call": "db_deadline",
-}
-"""Reasons of rollouts that are lost at their deadline, by the call that was open then."""
 
 
 async def run_rollout(
@@ -102,65 +82,23 @@ async def run_rollout(
         (`table_error`); the rollout ended before the first reply (`no_reply`); the environment has no judge
         (`no_judge`); the environment's code raised or hung (stop reason `environment_error`, with its own reason).
     """
-    started = time.perf_counter()
-    rollout = _Rollout(task, environment, config, on_reply)
-    error: str | None = None
-    comparison: Comparison | None = None
-    stop: StopReason
+    rollout = _Served(task, environment, config, on_reply)
     try:
-        try:
-            async with asyncio.timeout(config.rollout_timeout_s):
-                await rollout.blocking(rollout.open)
-                client = _client(base_url, api_key)
-                policy = _PolicyModel(model, client, rollout, config, extra_body, seed, max_response_tokens)
-                stop = await (_play if environment.tools else _converse)(rollout, policy)
-        except TimeoutError:
-            stop = "timeout"
-            error = f"its rollout_timeout_s={config.rollout_timeout_s:g} passed with {rollout.waits_for} open"
-        except (APIError, ModelBehaviorError, ModelRefusalError, UnicodeEncodeError) as failure:
-            stop, error = _name_failure(failure, rollout), f"{type(failure).__name__}: {failure}"
-        score = await _score(rollout, stop)
-        comparison = await _compared(rollout, score)
-    except BackendUnavailable as failure:
-        stop, score, error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
-    except TableError as failure:
-        stop, score, error = "table_error", Score(None, "table_error"), str(failure)
-    except EpisodeLostError as failure:
-        stop, score, error = "environment_error", Score(None, failure.reason), str(failure)
+        with rollout.losing():
+            try:
+                async with asyncio.timeout(config.rollout_timeout_s):
+                    await rollout.blocking(rollout.open)
+                    client = _client(base_url, api_key)
+                    await _play(rollout, _PolicyModel(model, client, rollout, extra_body, seed, max_response_tokens))
+            except TimeoutError:
+                rollout.lose_late(rollout.waits_for, config.rollout_timeout_s)
+            except (APIError, ModelBehaviorError, ModelRefusalError, UnicodeEncodeError) as failure:
+                rollout.fail(failure)
+            await rollout.blocking(rollout.judge)
+            await rollout.blocking(rollout.compare)
     finally:
-        await rollout.close()
-    return RolloutRecord(
-        task_id=task.id,
-        kind=task.kind,
-        stop_reason=stop,
-        score=score,
-        num_turns=rollout.num_turns,
-        malformed_calls=rollout.malformed_calls,
-        messages=rollout.messages,
-        prompt_tokens=rollout.prompt_tokens,
-        completion_tokens=rollout.completion_tokens,
-        seconds=time.perf_counter() - started,
-        error=error,
-        tools=list(environment.tools),
-        comparison=comparison,
-    )
-
-
-def unplayed(task: EnvironmentTask, stop: StopReason, error: str) -> RolloutRecord:
-    """Return the record of a rollout that could not begin."""
-    return RolloutRecord(
-        task_id=task.id,
-        kind=task.kind,
-        stop_reason=stop,
-        score=Score(None, stop),
-        num_turns=0,
-        malformed_calls=0,
-        messages=[],
-        prompt_tokens=0,
-        completion_tokens=0,
-        seconds=0.0,
-        error=error,
-    )
+        await rollout.close_in_thread()
+    return rollout.record()
 
 
 def size_thread_pool(rollouts: int) -> None:
@@ -175,8 +113,8 @@ class _CutReply(AgentsException):
     """Says that a reply reached its token limit, or that the context is full."""
 
 
-class _Rollout:
-    """Holds the state of one rollout: its episode, conversation and counts. The Runner carries it as its context."""
+class _Served(Play):
+    """Plays one rollout against a model server. The Runner carries it as its context."""
 
     def __init__(
         self,
@@ -185,33 +123,14 @@ class _Rollout:
         config: AgentConfig,
         on_reply: Callable[[ChatCompletion], None] | None,
     ) -> None:
-        self._task, self._config = task, config
-        self.environment = environment
-        self.messages = environment.messages(task)
-        self.episode: Episode | None = None
-        self.num_turns = self.prompt_tokens = self.completion_tokens = 0
+        super().__init__(task, environment, config)
         self._on_reply = on_reply
-        self._calls: list[Any] = []  # of the last reply, not yet handled, in its order
-        self._results: dict[str, str] = {}
         self._running: asyncio.Future[Any] | None = None
         self.waits_for: Call = "no call"
         """The call that is open; it stays set when a deadline interrupts it."""
 
-    def open(self) -> None:
-        self.episode = episode = self.environment.open(self._task, self._config)
-        self.messages = with_observation(self.messages, episode)
-
-    @property
-    def done(self) -> bool:
-        return self.episode is not None and self.episode.done
-
-    @property
-    def malformed_calls(self) -> int:
-        return self.episode.malformed_calls if self.episode is not None else 0
-
     def take_reply(self, completion: ChatCompletion) -> None:
         """Count the reply as a turn and keep it unchanged, so that the next request contains it unchanged."""
-        self.num_turns += 1
         if self._on_reply is not None:
             self._on_reply(completion)
         if completion.usage is not None:
@@ -220,33 +139,45 @@ class _Rollout:
         reply = completion.choices[0].message
         if not self.environment.tools:
             reply.tool_calls = None  # no tools were offered
-        self._calls = [*(reply.tool_calls or [])]
-        self._results |= {call.id: "" for call in self._calls}
-        self.messages.append(_assistant_message(reply))
+        self.take(_assistant_message(reply), cut=completion.choices[0].finish_reason == "length")
         # the Runner cannot handle an empty reply and raises on a refusal; here both are replies without a call
         reply.content, reply.refusal = reply.content or "", None
 
+    async def answer(self) -> None:
+        """Give the last reply to the episode, in the reply's order; the Runner's would put unknown tools last."""
+        while self.unanswered:
+            # it is heard here, since what a thread brings after the deadline is no part of the rollout
+            self.hear(await self.blocking(self.next_answer))
+
     async def result_of(self, call_id: str) -> str:
-        """Return the result of one call.
+        """Return the result of one call; "" if it did not run, because the episode had ended."""
+        await self.answer()
+        results = (m["content"] for m in reversed(self.messages) if m.get("tool_call_id") == call_id)
+        return next(results, "")
 
-        The first request runs all calls of the reply in the reply's order, because the Runner's order would put unknown
-        tools last. After a commit nothing runs.
+    def fail(self, failure: Exception) -> None:
+        """End the rollout for a failed request.
+
+        A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template
+        may fail on arguments that are not an object), and so are a call that the endpoint could not parse and half a
+        surrogate pair in one, which no UTF-8 can hold; everything else is the endpoint's fault.
+
+        Raises:
+            EpisodeLostError: what the environment's tools returned is more than our servers read.
         """
-        while self._calls and not self.done:
-            await self._handle(self._calls.pop(0))
-        return self._results[call_id]
-
-    async def take_step(self) -> None:
-        """Pass the last reply to the episode as text, and append its answer."""
-        episode = cast(WritingEpisode, self.episode)
-        self.messages += await self.blocking(functools.partial(episode.step, self.messages[-1]["content"] or ""))
-
-    async def _handle(self, call: Any) -> None:
-        run = functools.partial(
-            cast(CallingEpisode, self.episode).call_tool, call.function.name, call.function.arguments
-        )
-        self._results[call.id] = await self.blocking(run)
-        self.messages.append({"role": "tool", "tool_call_id": call.id, "content": self._results[call.id]})
+        self.error = f"{type(failure).__name__}: {failure}"
+        refused = isinstance(failure, APIStatusError) and failure.status_code in REFUSED
+        code = failure.code if isinstance(failure, APIError) else None
+        if isinstance(failure, UnicodeEncodeError):  # without a reply the task's own text holds it
+            self.stop = "malformed" if self.num_turns else "environment_error"
+        elif refused and code == TOO_LARGE:
+            raise EpisodeLostError(TOO_LARGE, str(failure))
+        elif refused and code == CONTEXT_FULL:
+            self.stop = "max_tokens"
+        elif refused and (code == UNREAD_CALL or self.malformed_calls):
+            self.stop = "malformed"
+        else:
+            self.lose("model_unavailable", "model_unavailable", self.error)
 
     async def blocking(self, function: Callable[[], T]) -> T:
         """Run database work in a thread, one piece at a time.
@@ -265,10 +196,10 @@ class _Rollout:
         if self._running is not None and not self._running.done():
             await asyncio.wait([self._running])
 
-    async def close(self) -> None:
+    async def close_in_thread(self) -> None:
         await self._idle()
-        if self.episode is not None:
-            await asyncio.to_thread(self.episode.close)
+        if self._episode is not None:
+            await asyncio.to_thread(self.close)
 
 
 class _PolicyModel(OpenAIChatCompletionsModel):
@@ -283,14 +214,13 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         self,
         model: str,
         client: AsyncOpenAI,
-        rollout: _Rollout,
-        config: AgentConfig,
+        rollout: _Served,
         extra_body: Json | None,
         seed: int | None,
         max_response_tokens: int | None,
     ) -> None:
-        super().__init__(model=model, openai_client=client.with_options(timeout=config.turn_timeout_s))
-        self._rollout, self._config, self._extra_body = rollout, config, extra_body or {}
+        super().__init__(model=model, openai_client=client.with_options(timeout=rollout.limits.turn_timeout_s))
+        self._rollout, self._config, self._extra_body = rollout, rollout.limits, extra_body or {}
         self._max_response_tokens = max_response_tokens
         self._seeds = None if seed is None else random.Random(seed)
 
@@ -317,97 +247,21 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         return completion
 
 
-async def _play(rollout: _Rollout, model: _PolicyModel) -> StopReason:
-    """Let the Runner play until the episode has ended.
+async def _play(rollout: _Served, model: _PolicyModel) -> None:
+    """Let the Runner play until the rollout has ended.
 
     The Runner stops at a reply without a call. The episode may answer it; then the Runner is started again with the
     turns that are left.
     """
-    episode = cast(CallingEpisode, rollout.episode)
     agent = _agent(rollout.environment).clone(model=model)
     task = str(rollout.messages[-1]["content"])
-    while (turns_left := episode.max_rounds - rollout.num_turns) > 0:
+    while rollout.stop is None:
         try:
-            await Runner.run(agent, task, context=rollout, max_turns=turns_left, run_config=RUN_CONFIG)
-        except MaxTurnsExceeded:
-            break
-        except _CutReply:
-            return "max_tokens"
+            with suppress(MaxTurnsExceeded, _CutReply):
+                await Runner.run(agent, task, context=rollout, max_turns=rollout.turns_left, run_config=RUN_CONFIG)
         except UserError as failure:  # the Runner wraps an exception of a tool in it
             raise failure.__cause__ or failure from None
-        if not rollout.done:
-            rollout.messages += episode.without_call(str(rollout.messages[-1]["content"] or ""))
-        if rollout.done:
-            return _ENDS[episode.status]
-    return "max_turns"
-
-
-async def _converse(rollout: _Rollout, model: _PolicyModel) -> StopReason:
-    """Ask for one reply at a time, and let the episode read it, until the episode has ended."""
-    assert rollout.episode is not None
-    agent: Agent[_Rollout] = Agent(name="sql", model=model)
-    while not rollout.done:
-        try:
-            await Runner.run(agent, str(rollout.messages[-1]["content"]), context=rollout, run_config=RUN_CONFIG)
-        except _CutReply:
-            return "max_tokens"
-        await rollout.take_step()
-    return _ENDS[rollout.episode.status]
-
-
-_ENDS: dict[Status, StopReason] = {
-    "completed": "answered",
-    "task limit reached": "max_turns",
-    "task_limit_reached": "max_turns",
-    "agent validation failed": "malformed",
-    "agent_validation_failed": "malformed",
-    "task error": "malformed",
-    "task_environment_error": "malformed",
-}
-
-
-def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
-    """Return the stop reason of a failed request.
-
-    A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template may
-    fail on arguments that are not an object), and so are a call that the endpoint could not parse and half a surrogate
-    pair in one, which no UTF-8 can hold; everything else is the endpoint's fault.
-
-    Raises:
-        EpisodeLostError: what the environment's tools returned is more than our servers read.
-    """
-    if isinstance(failure, UnicodeEncodeError):  # without a reply the task's own text holds it
-        return "malformed" if rollout.num_turns else "environment_error"
-    if not isinstance(failure, APIStatusError) or failure.status_code not in REFUSED:
-        return "model_unavailable"
-    if failure.code == TOO_LARGE:
-        raise EpisodeLostError(TOO_LARGE, str(failure))
-    if failure.code == CONTEXT_FULL:
-        return "max_tokens"
-    return "malformed" if failure.code == UNREAD_CALL or rollout.malformed_calls else "model_unavailable"
-
-
-async def _score(rollout: _Rollout, stop: StopReason) -> Score:
-    """Return the verdict on the policy's result.
-
-    A rollout that reached its deadline has none, even if its answer is right, because the speed of the machine must not
-    decide what is trained on.
-    """
-    if stop == "timeout":
-        return Score(None, _DEADLINES[rollout.waits_for])
-    if stop == "model_unavailable":
-        return Score(None, stop)
-    episode = rollout.episode
-    unread = stop == "malformed"  # the endpoint had a first reply, with a call that it could not parse
-    if episode is None or (rollout.num_turns == 0 and not unread):  # the context was full before the first reply
-        return Score(None, "no_reply")
-    return await rollout.blocking(lambda: rollout.environment.judge(episode))
-
-
-async def _compared(rollout: _Rollout, score: Score) -> Comparison | None:
-    if score.value is None:
-        return None
-    return await rollout.blocking(lambda: rollout.environment.comparison(rollout.episode))
+        await rollout.answer()
 
 
 def _assistant_message(reply: ChatCompletionMessage) -> Json:
@@ -431,12 +285,12 @@ def _client(base_url: str, api_key: str) -> AsyncOpenAI:
     return clients[plain].with_options(base_url=base_url, api_key=api_key, max_retries=MAX_RETRIES)
 
 
-async def _call_tool(context: ToolContext[_Rollout], _arguments: str) -> str:
+async def _call_tool(context: ToolContext[_Served], _arguments: str) -> str:
     return await context.context.result_of(context.tool_call_id)
 
 
 @functools.lru_cache(maxsize=4)
-def _agent(environment: Playable) -> Agent[_Rollout]:
+def _agent(environment: Playable) -> Agent[_Served]:
     return Agent(
         name="sql",
         tools=[
@@ -450,7 +304,7 @@ def _agent(environment: Playable) -> Agent[_Rollout]:
             for tool in environment.tools
         ],
         tool_use_behavior=lambda context, _results: ToolsToFinalOutputResult(
-            is_final_output=context.context.done, final_output=""
+            is_final_output=context.context.stop is not None, final_output=""
         ),
     )
 

@@ -15,18 +15,19 @@ from typing import Any, Literal
 
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment
-from sql_agent.environments.plays import (
+from sql_agent.environments.rows import short
+from sql_agent.environments.worker import RaisedError
+from sql_agent.play.scripted import (
     NOTHING,
     TALK,
-    Played,
+    Lots,
+    ScriptedPlay,
     odd_calls,
     play,
     play_together,
     random_calls,
     words_of,
 )
-from sql_agent.environments.rows import short
-from sql_agent.environments.worker import RaisedError
 
 NO_EFFORT = ("nothing", "talk", "odd calls")
 PLAYS = (*NO_EFFORT, "random calls", "reference")
@@ -51,14 +52,14 @@ class Remark:
 
 @dataclass
 class Report:
-    played: list[Played] = field(default_factory=list)
+    played: list[ScriptedPlay] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
 
     def add(self, kind: Literal["problem", "note"], text: str) -> None:
         self.remarks.append(Remark(kind, text))
 
-    def of(self, *plays: str) -> list[Played]:
-        return [each for each in self.played if each.play in plays]
+    def of(self, *plays: str) -> list[ScriptedPlay]:
+        return [each for each in self.played if each.name in plays]
 
 
 def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
@@ -80,7 +81,7 @@ def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
                 if sum((each.lost or "").endswith("_deadline") for each in report.played) == MOST_HANGS:
                     continue  # each hanging play takes the whole timeout
                 at[0] = name
-                report.played.append(play(environment, task, name, replies))
+                report.played.append(play(environment, task, name, replies, Lots()))
     if not environment.judged:
         report.add(
             "note", "it gives neither a verdict nor a reward (`get_reward`): a run needs a reward from elsewhere"
@@ -115,13 +116,13 @@ def _repeat(make: Callable[[], Environment], tasks: Sequence[Any], report: Repor
         return environment.reference_replies(of) or random_calls(environment.tools, words, seed=0)
 
     with make() as environment:
-        first = play(environment, task, "repeat", script(environment, task))
+        first = play(environment, task, "repeat", script(environment, task), Lots())
     with make() as environment:
         replies, others = script(environment, task), script(environment, other)
-        afresh = play(environment, task, "repeat", replies)
+        afresh = play(environment, task, "repeat", replies, Lots())
         for each in (other, *tasks[:3]):
-            play(environment, each, "repeat", random_calls(environment.tools, ["a", "b"], seed=1))
-        used = play(environment, task, "repeat", replies)
+            play(environment, each, "repeat", random_calls(environment.tools, ["a", "b"], seed=1), Lots())
+        used = play(environment, task, "repeat", replies, Lots())
         beside = play_together(environment, [task, other], [replies, others])[0]
     for again, words in (
         (afresh, "on a new object, so something outside of it (a global, a class attribute, a file) remembers the "
@@ -136,13 +137,13 @@ def _repeat(make: Callable[[], Environment], tasks: Sequence[Any], report: Repor
             return
 
 
-def _difference(first: Played, again: Played) -> str:
+def _difference(first: ScriptedPlay, again: ScriptedPlay) -> str:
     for position, (before, after) in enumerate(zip(first.answers, again.answers, strict=False)):
         if before != after:
             what = f"after {first.called[position - 1]}" if 0 < position <= len(first.called) else "in the first prompt"
             return f"{what}: {short(before)!r}, then {short(after)!r}"
     if (first.score, first.lost) != (again.score, again.lost):
-        return f"verdict: {first.score or first.lost}, then {again.score or again.lost}"
+        return f"verdict: {first.lost or first.score}, then {again.lost or again.score}"
     return "" if len(first.answers) == len(again.answers) else "one of them ended earlier"
 
 
@@ -150,7 +151,7 @@ def _lost(report: Report) -> None:
     for reason, count in Counter(each.lost for each in report.played if each.lost).items():
         one = next(each for each in report.played if each.lost == reason)
         after = f"; the last call was {one.called[-1]}" if one.called else ""
-        report.add("problem", f"{count} plays were lost under {reason} (task {one.task_id!r}{after})\n{one.error}")
+        report.add("problem", f"{count} plays were lost under {reason} (task {one.task.id!r}{after})\n{one.error}")
 
 
 def _raised(raised: Sequence[tuple[str, RaisedError]], report: Report) -> None:
@@ -177,12 +178,12 @@ def _effort(report: Report) -> None:
         if solved:
             most = name == "random calls" and len(solved) <= len(plays) / 4
             kind: Literal["problem", "note"] = "note" if most else "problem"
-            report.add(kind, f"{name} solved {len(solved)} of {len(plays)}, for example task {solved[0].task_id!r}")
+            report.add(kind, f"{name} solved {len(solved)} of {len(plays)}, for example task {solved[0].task.id!r}")
     best = max((each.value for each in report.of("reference", "random calls") if each.value is not None), default=None)
     idle = [each for each in report.of("nothing", "talk") if each.value is not None]
     paid = [each for each in idle if each.value and each.value > 0 and each.success != 1.0]
     if paid:
-        report.add("problem", f"{paid[0].play} is worth {paid[0].value:g} on {len(paid)} of {len(idle)} plays")
+        report.add("problem", f"{paid[0].name} is worth {paid[0].value:g} on {len(paid)} of {len(idle)} plays")
     means = {name: _mean(report.of(name)) for name in PLAYS}
     acting, resting = means["random calls"], means["nothing"]
     if acting is not None and resting is not None and resting > acting:
@@ -191,13 +192,13 @@ def _effort(report: Report) -> None:
     unsolved = [each for each in report.of("reference") if each.success == 0.0]
     if unsolved:
         report.add("problem", f"the reference does not solve {len(unsolved)} of {len(report.of('reference'))} tasks, "
-                              f"for example {unsolved[0].task_id!r}: {unsolved[0].score}")  # fmt: skip
+                              f"for example {unsolved[0].task.id!r}: {unsolved[0].score}")  # fmt: skip
     if best is not None and all(each.value == best for each in report.played if each.value is not None):
         report.add("note", f"every play was worth {best:g}: nothing here shows that a task can be solved; a column "
                            "`reference` with the calls of a solution would")  # fmt: skip
 
 
-def _mean(plays: Sequence[Played]) -> float | None:
+def _mean(plays: Sequence[ScriptedPlay]) -> float | None:
     values = [each.value for each in plays if each.value is not None]
     return sum(values) / len(values) if values else None
 
@@ -206,15 +207,15 @@ def _long_or_slow(report: Report) -> None:
     longest = max(((len(answer), each) for each in report.played for answer in each.answers[1:]), key=lambda p: p[0],
                   default=None)  # fmt: skip
     if longest and longest[0] > LONG_RESULT:
-        report.add("note", f"a result has {longest[0]:,} characters ({longest[1].play}, task {longest[1].task_id!r}); "
+        report.add("note", f"a result has {longest[0]:,} characters ({longest[1].name}, task {longest[1].task.id!r}); "
                            "cut it in the tool, or it fills the row of data.max_response_tokens")  # fmt: skip
     slowest = max(report.played, key=lambda each: each.slowest_s)
     if slowest.slowest_s > SLOW_S:
-        report.add("note", f"a call took {slowest.slowest_s:.1f} s (task {slowest.task_id!r})")
+        report.add("note", f"a call took {slowest.slowest_s:.1f} s (task {slowest.task.id!r})")
 
 
 def _answers_in_prompts(report: Report, tasks: Sequence[Any]) -> None:
-    shown = {each.task_id: each.answers[0] for each in report.played if each.answers}
+    shown = {each.task.id: each.answers[0] for each in report.played if each.answers}
     found: dict[str, list[str]] = {}
     for task in tasks:
         for name, value in getattr(task, "row", {}).items():

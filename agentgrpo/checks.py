@@ -1,0 +1,159 @@
+"""The checks that commands make before anything expensive: one table, from which each takes what it is about to use.
+
+A command says what it is about to use (`model=...`, `store=...`). Every check runs whose needs are all among it, in the
+table's order, cheap before expensive: `require` ends the command at the first problem that keeps a run from starting,
+`examine` collects everything for a report. A check is imported when it is made, so the report works where packages are
+broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from agentgrpo.printed_commands import remedy_of
+
+
+class UsageError(ValueError):
+    """Something is wrong that the user can correct; the message says how."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    what: str
+    remedy: str
+    blocks: bool = True
+    """False if a run can start anyway."""
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    found: str
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def blocks(self) -> bool:
+        return any(problem.blocks for problem in self.problems)
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    needs: tuple[str, ...]
+    """What a command has to be about to use for the check to be made; the check's arguments, in order."""
+    cost: str
+    run: str
+    """`module:function`. What it returns is shown if it is a `Finding`; a ValueError is a problem too."""
+
+    def make(self, use: dict[str, Any]) -> Finding | None:
+        module, _, name = self.run.partition(":")
+        found = getattr(import_module(module), name)(*(use[need] for need in self.needs))
+        found = asyncio.run(found) if inspect.iscoroutine(found) else found
+        return found if isinstance(found, Finding) else None
+
+
+_RUN, _MACHINE, _READ = (f"sql_agent.startup.{name}" for name in ("preflight", "machine", "readable"))
+_NO_TIME = "no time"
+_PAGES = "doc/own_database.md and doc/training.md have the forms of databases, questions and tasks"
+CHECKS = (
+    Check("variables", ("variables",), _NO_TIME, f"{_RUN}:check_variables"),
+    Check("Python", ("python", "executable"), _NO_TIME, f"{_MACHINE}:check_python"),
+    Check("packages", ("installed",), "0.1 s", f"{_MACHINE}:check_installed"),
+    Check("CPU", ("architecture", "cpu_flags", "cores"), _NO_TIME, f"{_MACHINE}:check_cpu"),
+    Check("memory", ("memory_gib",), _NO_TIME, f"{_MACHINE}:check_memory"),
+    Check("store port", ("port", "port_asked"), "2 s at most", f"{_MACHINE}:check_port"),
+    Check("databases", ("mariadbd", "mariadb_install_db"), _NO_TIME, f"{_MACHINE}:check_databases"),
+    Check("run folder", ("run_dir",), _NO_TIME, "agentgrpo.outputs:check_run_dir"),
+    Check("judged", ("rewards",), _NO_TIME, f"{_RUN}:check_judged"),
+    Check("reward functions", ("rewards",), "an import", "sql_agent.reward_functions.load:load_functions"),
+    Check("upstream code", ("on_cpu",), "0.5 s", "sql_agent.upstream_patches:check_installed"),
+    Check("store", ("store",), "15 s at most", f"{_RUN}:check_store"),
+    Check("reward model", ("scorer",), "a score", "sql_agent.rollouts.scoring:check_scorer"),
+    Check("LLM judge", ("judge",), "a score, 60 s at most", "sql_agent.reward_functions.judge:check_judge"),
+    Check("episodes", ("episodes",), "a server's start", f"{_RUN}:check_episodes"),
+    Check("database", ("backend",), "a server's start", "sql_agent.commands.single_skill:check_database"),
+    Check("device", ("experiment_model",), "torch's import", "sql_agent.commands.single_skill:find_device"),
+    Check("device", ("device", "load_in_4bit", "has_gpu"), _NO_TIME, "sql_agent.local.model_files:check_device"),
+    Check("model", ("scoring_model",), _NO_TIME, "reward_model.inference_api:check_scoring_model"),
+    Check("model", ("base_model",), _NO_TIME, "agentgrpo.model_kinds:check_kind"),
+    Check("model", ("policy",), "1 s; a fetch of an id", "sql_agent.local.model_files:check_policy"),
+    Check("model", ("model", "protocol"), "2 s", f"{_READ}:check_model"),
+    Check("GPUs", ("model", "tensor_parallel"), _NO_TIME, f"{_READ}:check_shared"),
+    Check("data", ("experiment",), "they are made", "sql_agent.commands.single_skill:check_data"),
+    Check("database", ("database", "tasks", "splits"), "every reference is run", f"{_READ}:check_database"),
+    Check("prompts", ("tasks", "model", "database", "max_prompt_tokens"), "1 s a 100 tasks", f"{_READ}:check_prompts"),
+    Check("tasks", ("env", "tasks_of", "train_file", "val_file"), "they are read", f"{_READ}:check_tasks"),
+    Check("disk", ("folder", "disk_need", "disk_remedy"), _NO_TIME, "agentgrpo.disk_space:check_disk"),
+)
+"""Cheap checks come before expensive ones, and what others build on before these."""
+
+
+def _of(use: dict[str, Any]) -> Iterator[Check]:
+    return (check for check in CHECKS if set(check.needs) <= set(use))
+
+
+def require(say: Callable[[str], object] = print, /, **use: Any) -> None:
+    """Make the checks that belong to what a command is about to use, and say what does not keep it from starting.
+
+    Raises:
+        UsageError: there is a problem; all problems of the first check that has any are named, one a line.
+        ValueError: any other one that a check raises.
+    """
+    for check in _of(use):
+        problems = found.problems if (found := check.make(use)) else ()
+        if blocking := [str(problem) for problem in problems if problem.blocks]:
+            raise UsageError("\n".join(blocking))
+        for problem in problems:
+            say(f"warning: {problem}")
+
+
+def examine(**use: Any) -> list[tuple[str, Finding]]:
+    """Make the same checks for a report: names and findings. An error is a problem, with the remedy after its `; `."""
+    found: list[tuple[str, Finding]] = []
+    for check in _of(use):
+        try:
+            finding = check.make(use)
+        except ValueError as error:
+            what, _, remedy = str(error).partition("; ")
+            finding = Finding(str(use[check.needs[0]]), (Problem(what, remedy or _PAGES),))
+        except ImportError as error:  # a report is asked for where packages are broken, too
+            remedy = remedy_of((error.name or "").partition(".")[0])
+            finding = Finding(str(use[check.needs[0]]), (Problem(f"a package cannot be imported ({error})", remedy),))
+        found += [(check.name, finding)] if finding else []
+    return found
+
+
+def report(findings: Sequence[tuple[str, Finding]]) -> list[tuple[str, str]]:
+    """Return a report's lines, each with its colour, which adds no meaning."""
+    lines = []
+    for name, finding in findings:
+        state, colour = "ok", "green"
+        if finding.problems:
+            state, colour = ("problem", "red") if finding.blocks else ("warning", "yellow")
+        lines.append((f"{state:8} {name:11} {finding.found}", colour))
+        for problem in finding.problems:
+            lines += [(f"{'':20} {problem.what}", colour), (f"{'':20} -> {problem.remedy}", "bold")]
+    blocking = sum(finding.blocks for _, finding in findings)
+    lines.append((f"{blocking} to mend before a run can start", "red") if blocking else ("a run can start", "green"))
+    return lines
+
+
+def show(findings: Sequence[tuple[str, Finding]]) -> int:
+    """Print a report; return 1 if a problem keeps a run from starting, else 0."""
+    lines = report(findings)
+    try:
+        from rich.console import Console
+    except ImportError:  # the packages may be broken
+        print("\n".join(text for text, _ in lines))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for text, colour in lines:
+            console.print(text, style=colour, markup=False)
+    return int(any(finding.blocks for _, finding in findings))

@@ -1,0 +1,125 @@
+"""Defines where a reply meets the world: the environment's side of a rollout, and the ends that a rollout can have.
+
+Who writes the replies, and what an end is worth, is left out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Literal
+
+Message = dict[str, Any]
+"""A message in chat-completions form."""
+
+Stop = Literal[
+    "answered",
+    "malformed",
+    "max_turns",
+    "max_tokens",
+    "timeout",
+    "model_unavailable",
+    "db_unavailable",
+    "table_error",
+    "environment_error",
+]
+"""How a rollout ended."""
+
+ENDS: dict[Stop, Literal["scored", "truncated", "lost"]] = {
+    "answered": "scored",
+    "malformed": "scored",
+    "max_turns": "truncated",
+    "max_tokens": "truncated",
+    "timeout": "lost",
+    "model_unavailable": "lost",
+    "db_unavailable": "lost",
+    "table_error": "lost",
+    "environment_error": "lost",
+}
+"""What an end means for the rollout's row: the judge scores what the policy did itself; it also scores what the policy
+had done when a limit truncated it; the policy did not cause the other ends, so these rollouts have no verdict."""
+
+Status = Literal[
+    "running",
+    "completed",
+    "agent validation failed",
+    "task limit reached",
+    "task error",
+    "unknown",
+    "agent_validation_failed",
+    "task_limit_reached",
+    "task_environment_error",
+]
+"""The outcome of an episode in the words of the original: AgentBench uses blanks, LifelongAgentBench underscores."""
+
+STOPS: dict[Status, Stop | None] = {
+    "running": None,
+    "completed": "answered",
+    "task limit reached": "max_turns",
+    "task_limit_reached": "max_turns",
+    "agent validation failed": "malformed",
+    "agent_validation_failed": "malformed",
+    "task error": "malformed",
+    "task_environment_error": "malformed",
+    "unknown": "malformed",
+}
+
+
+class Episode(ABC):
+    """Plays the environment's side of a rollout. Every method may block; one thread at a time may use it."""
+
+    status: Status = "running"
+    malformed_calls: int = 0
+    """The number of replies, or of calls in a reply, that could not be read."""
+
+    @abstractmethod
+    def answer(self, reply: Message) -> Iterator[Message]:
+        """Give a reply to the world and yield the messages that answer it.
+
+        Each message is yielded before the next call runs, so that those before a failure or a deadline are known.
+
+        Args:
+            reply: the policy's message, with `content` and, if it calls tools, `tool_calls`.
+        """
+
+    @property
+    def done(self) -> bool:
+        return self.status != "running"
+
+    @property
+    def stop(self) -> Stop | None:
+        """Return how the episode ended; None if it goes on."""
+        return STOPS[self.status]
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class CallingEpisode(Episode):
+    """Plays an episode whose policy calls tools."""
+
+    def answer(self, reply: Message) -> Iterator[Message]:
+        """Run the calls in the reply's order, up to the one that ends the episode, whose result is yielded too."""
+        calls = reply.get("tool_calls")
+        if not calls:
+            yield from self.without_call(reply.get("content") or "")
+            return
+        for call in calls if isinstance(calls, list) else [calls]:
+            if not isinstance(call, dict):
+                self.status = "task error"
+                return
+            function = call.get("function")
+            function = function if isinstance(function, dict) else {"arguments": None}
+            content = self.call_tool(str(function.get("name", "")), function.get("arguments", "{}"))
+            yield {"role": "tool", "tool_call_id": call.get("id", ""), "content": content}
+            if self.done:
+                return
+
+    @abstractmethod
+    def call_tool(self, name: str, arguments: Any) -> str:
+        """Answer one call; a malformed call is answered with an error message and counted."""
+
+    def without_call(self, reply: str) -> list[Message]:
+        """Answer a reply without a call, which ends the episode."""
+        self.status = "completed"
+        return []

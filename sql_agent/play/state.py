@@ -1,0 +1,157 @@
+"""Steps one rollout from its first prompt to a named end and a verdict: replies, answers to them, limits, losses.
+
+Three players write the replies: a model server (`served`), a policy in this process (`sql_agent.local.rollouts`), and a
+script (`scripted`). Rewards and retries of whole rollouts are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from dbbench_adapter.datatypes import Score
+from dbbench_adapter.engines import BackendUnavailable, TableError
+from dbbench_adapter.interaction import Episode, Message, Stop
+from sql_agent.comparison import Comparison
+from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.environments.base import EpisodeLostError, Playable, with_observation
+
+Call = Literal["no call", "a model call", "a database call"]
+_DEADLINES: dict[Call, str] = {
+    "no call": "rollout_deadline",
+    "a model call": "model_deadline",
+    "a database call": "db_deadline",
+}
+"""Reasons of rollouts that are lost at their deadline, by the call that was open then."""
+
+
+class Play:
+    """Plays one task.
+
+    Args:
+        limits: turns and the statement timeout; who writes the replies keeps the limit of their tokens.
+    """
+
+    def __init__(self, task: Any, environment: Playable, limits: AgentConfig) -> None:
+        self._started = time.perf_counter()
+        self.task, self.environment, self.limits = task, environment, limits
+        self.messages = environment.messages(task)
+        self.num_turns = self.prompt_tokens = self.completion_tokens = 0
+        self.stop: Stop | None = None
+        self.score: Score | None = None
+        self.error: str | None = None
+        self._episode: Episode | None = None
+        self._answers: Iterator[Message] | None = None
+        self._max_turns = environment.max_replies(limits)
+        self._comparison: Comparison | None = None
+
+    def open(self) -> None:
+        """Open the episode, whose observation ends the first prompt. It may block."""
+        self._episode = episode = self.environment.open(self.task, self.limits)
+        self.messages = with_observation(self.messages, episode)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the rollout has been played."""
+        return time.perf_counter() - self._started
+
+    @property
+    def turns_left(self) -> int:
+        return self._max_turns - self.num_turns
+
+    @property
+    def malformed_calls(self) -> int:
+        return self._episode.malformed_calls if self._episode is not None else 0
+
+    def take(self, reply: Message, *, cut: bool) -> None:
+        """Append a reply; one that was cut at its token limit is not answered and ends the rollout."""
+        assert self._episode is not None
+        self.num_turns += 1
+        self.messages.append(reply)
+        if cut:
+            self.stop = "max_tokens"
+        else:
+            self._answers = self._episode.answer(reply)
+
+    @property
+    def unanswered(self) -> bool:
+        """Return whether the world may have more to say about the last reply."""
+        return self._answers is not None
+
+    def next_answer(self) -> Message | None:
+        """Return the world's next answer to the last reply; None if there is none left. It may block."""
+        assert self._answers is not None
+        return next(self._answers, None)
+
+    def hear(self, answer: Message | None) -> None:
+        """Append an answer. After the last one the rollout goes on, if neither the episode nor its turns have ended."""
+        if answer is not None:
+            self.messages.append(answer)
+            return
+        assert self._episode is not None
+        self._answers = None
+        self.stop = self._episode.stop or (None if self.turns_left > 0 else "max_turns")
+
+    def step(self, reply: Message, *, cut: bool = False) -> None:
+        """Take a reply and hear all answers to it. It may block."""
+        with self.losing():
+            self.take(reply, cut=cut)
+            while self.unanswered:
+                self.hear(self.next_answer())
+
+    def lose(self, stop: Stop, reason: str, error: str) -> None:
+        """End the rollout without a verdict, because of something that the policy did not cause."""
+        self.stop, self.score, self.error = stop, Score(None, reason), error
+
+    def lose_late(self, call: Call, timeout_s: float) -> None:
+        """Lose the rollout at its deadline, since the machine's speed must not decide what is trained on."""
+        self.lose("timeout", _DEADLINES[call], f"its rollout_timeout_s={timeout_s:g} passed with {call} open")
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Lose the rollout if its environment or database fails."""
+        try:
+            yield
+        except BackendUnavailable as failure:
+            self.lose("db_unavailable", "db_unavailable", str(failure))
+        except TableError as failure:
+            self.lose("table_error", "table_error", str(failure))
+        except EpisodeLostError as failure:
+            self.lose("environment_error", failure.reason, str(failure))
+
+    def judge(self) -> None:
+        """Judge what the policy left behind, unless the rollout is lost. It may block."""
+        if self.score is not None:
+            return
+        # a model server may name the first reply malformed; otherwise the context was full before the first reply
+        replied = self.num_turns > 0 or self.stop == "malformed"
+        self.score = self.environment.judge(self._episode) if replied else Score(None, "no_reply")
+
+    def compare(self) -> None:
+        """Keep what the judge compared, if it returned a number. It may block."""
+        if self.score is not None and self.score.value is not None:
+            self._comparison = self.environment.comparison(self._episode)
+
+    def close(self) -> None:
+        if self._episode is not None:
+            self._episode.close()
+
+    def record(self) -> RolloutRecord:
+        assert self.stop is not None and self.score is not None
+        return RolloutRecord(
+            task_id=self.task.id,
+            kind=self.task.kind,
+            stop_reason=self.stop,
+            score=self.score,
+            num_turns=self.num_turns,
+            malformed_calls=self.malformed_calls,
+            messages=self.messages,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            seconds=self.seconds,
+            error=self.error,
+            tools=list(self.environment.tools),
+            comparison=self._comparison,
+        )
