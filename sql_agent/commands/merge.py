@@ -332,7 +332,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.adapter = args.adapter and model_folder(args.adapter)
         path = args.adapter or args.checkpoint
         if not path.is_dir():
-            raise UsageError(f"{path} is no folder; give a run directory, a checkpoint or an adapter{did_you_mean(path)}")
+            raise UsageError(
+                f"{path} is no folder; give a run directory, a checkpoint or an adapter{did_you_mean(path)}"
+            )
         opened = open_adapter(args.adapter, args.base) if args.adapter else open_checkpoint(args.checkpoint, print)
         merge(opened, args.output, print)
     except (ValueError, OSError) as error:

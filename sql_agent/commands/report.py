@@ -71,7 +71,11 @@ def evaluate_command(cfg: TrainConfig, name: str) -> str | None:
     data, env = cfg.data, cfg.env
     tasks = data.val_file or data.train_file
     rewards = cfg.rollout.weights if env.agent else {}
-    if tasks is None or JUDGE in rewards or (data.val_file is None and data.held_out_fraction != DataConfig().held_out_fraction):
+    if (
+        tasks is None
+        or JUDGE in rewards
+        or (data.val_file is None and data.held_out_fraction != DataConfig().held_out_fraction)
+    ):
         return None
     given = {
         "env": None if env.agent or env.type in ("dbbench", "text2sql") else env.type,

@@ -146,4 +146,5 @@ def _questions(pair: Pair) -> str:
     }
     rows = side_by_side(*same_tasks(*(found[0] for found in last)))
     rows = [row | {"result": words.get(row["result"], row["result"])} for row in rows]
-    return questions_table(pair.second, rows, pair.names, "The last validation of each run; the last column says which was right.")
+    sentence = "The last validation of each run; the last column says which was right."
+    return questions_table(pair.second, rows, pair.names, sentence)

@@ -61,9 +61,9 @@ def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end
     assert [line.partition("] ")[2][:10] or line for line in said[:-2]] == [
         "step 1/3  ",
         "step 2/3  ",
-        "nothing was learnt from the rewards of this step: no group had spread, which means that all rewards of a group "
-        "are equal and no rollout is better than another; doc/troubleshooting.md says what to change, under `Success "
-        "does not rise`",
+        "nothing was learnt from the rewards of this step: no group had spread, which means that all rewards of a "
+        "group are equal and no rollout is better than another; doc/troubleshooting.md says what to change, under "
+        "`Success does not rise`",
         "step 3/3  ",
         "done",
         "in 2 of 3 train steps no group had spread, so nothing was learnt from them; doc/troubleshooting.md says what "
