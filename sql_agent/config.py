@@ -18,7 +18,7 @@ from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec, masked
 from agentgrpo.settings import Settings, merged, parse_yaml, read_settings
 from dbbench_adapter.engines import DatabaseSpec
-from sql_agent.credit.tables import EstimatorName, LossName
+from sql_agent.credit.tables import EstimatorName, MainLossName
 from sql_agent.datatypes import (
     AgentConfig,
     DataConfig,
@@ -164,8 +164,10 @@ class OptimConfig(Settings):
 
 
 class LossConfig(Settings):
-    name: LossName = "grpo"
-    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`."""
+    name: MainLossName = "grpo"
+    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`; or one of
+    verl's: gspo, cispo, sapo, geo_mean, gpg, dppo_tv, dppo_kl, clip_cov, kl_cov, dro.
+    verl: actor_rollout_ref.actor.policy_loss.loss_mode"""
     estimator: EstimatorName = "grpo"
     """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
     `sql_agent.credit.tables`."""

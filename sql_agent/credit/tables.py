@@ -8,6 +8,7 @@ same name. A class is imported when one is made, so that importing this is insta
 from __future__ import annotations
 
 import importlib
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -28,6 +29,11 @@ LOSSES = {
 }
 VERLS = {"grpo": "vanilla"}
 """Losses that verl computes by its own function, with its name; the plugin registers the others with verl."""
+VERLS_ONLY = dict.fromkeys(
+    ("gspo", "cispo", "sapo", "geo_mean", "gpg", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov", "dro"),
+    "verl.trainer.ppo.core_algos",
+)
+"""Losses of verl's that only the main job has, under verl's names."""
 
 
 def _known(table: Mapping[str, str]) -> AfterValidator:
@@ -42,6 +48,7 @@ def _known(table: Mapping[str, str]) -> AfterValidator:
 
 EstimatorName = Annotated[str, _known(ESTIMATORS)]
 LossName = Annotated[str, _known(LOSSES)]
+MainLossName = Annotated[str, _known(ChainMap(LOSSES, VERLS_ONLY))]
 
 
 def made(row: str, settings: Any) -> Any:

@@ -13,7 +13,7 @@ from agentgrpo.settings import Settings
 from sql_agent.config import load_config
 from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio, token_weights, weighted_loss
 from sql_agent.credit.spread import Group, judged
-from sql_agent.credit.tables import ESTIMATORS, LOSSES, made
+from sql_agent.credit.tables import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, made
 from sql_agent.local.config import LossConfig
 from sql_agent.local.trainer import estimator_of
 from sql_agent.rollouts.dynamic_sampling import credit_group
@@ -62,16 +62,28 @@ def test_a_rollout_of_the_main_job_gets_its_advantage():
     assert [result.advantage for result in group] == [0.75, -0.75, 0.0]
 
 
-@pytest.mark.parametrize(("name", "verls"), [("grpo", "vanilla"), ("reinforce", "reinforce"), ("cispo", "cispo")])
+@pytest.mark.parametrize(
+    ("name", "verls"), [("grpo", "vanilla"), ("reinforce", "reinforce"), ("cispo", "cispo"), ("gspo", "gspo")]
+)
 def test_verl_takes_its_own_clipped_loss_and_otherwise_ours(name, verls, tmp_path):
     cfg = load_config(None, [f"loss.name={name}", "optim.learning_rate=1e-4"])
     tree = to_verl(cfg, Files(tmp_path, tmp_path, tmp_path), cpu=False)
     assert tree["actor_rollout_ref"]["actor"]["policy_loss"] == {"loss_mode": verls}
 
 
+def test_local_training_has_no_loss_that_only_verl_computes():
+    with pytest.raises(ValueError, match="unknown name 'gspo'; known: "):
+        LossConfig(name="gspo")
+
+
+def test_every_loss_of_verls_can_be_named():
+    core = pytest.importorskip("verl.trainer.ppo.core_algos")
+    assert {*VERLS.values(), *VERLS_ONLY} == core.POLICY_LOSS_REGISTRY.keys() - {"bypass_mode", "reinforce"}
+
+
 @pytest.mark.parametrize("setting", ["loss.name=grop", "loss.estimator=grop"])
 def test_a_misspelt_row_is_refused_with_the_known_ones(setting):
-    with pytest.raises(ValueError, match=r"unknown name 'grop'; known: .*grpo, reinforce.*; did you mean grpo"):
+    with pytest.raises(ValueError, match=r"unknown name 'grop'; known: .*grpo, .*reinforce.*; did you mean grpo"):
         load_config(None, [setting])
 
 

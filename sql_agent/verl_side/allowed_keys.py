@@ -42,7 +42,6 @@ ALLOWED_KEYS = {
     "actor_rollout_ref.actor.policy_loss.clip_cov_ub": _CORE,
     "actor_rollout_ref.actor.policy_loss.dro_beta": _CORE,
     "actor_rollout_ref.actor.policy_loss.kl_cov_ratio": _CORE,
-    "actor_rollout_ref.actor.policy_loss.loss_mode": _LOSSES,
     "actor_rollout_ref.actor.policy_loss.ppo_kl_coef": _CORE,
     "actor_rollout_ref.actor.ppo_epochs": _TRAINER,
     "actor_rollout_ref.actor.shuffle": _TRAINER,
