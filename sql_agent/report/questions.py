@@ -61,7 +61,7 @@ def _result(before: Row | None, after: Row | None, single: bool) -> str:
     rows = (before,) if single else (before, after)
     results = [None if row is None else solved(row) for row in rows]
     if None in results:
-        return _by_reward([row and reward_of(row) for row in rows])
+        return _by_reward([None if row is None else reward_of(row) for row in rows])
     if single:
         return "right" if results[0] else "wrong"
     return _WORDS[bool(results[0]), bool(results[1])]
