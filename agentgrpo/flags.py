@@ -1,14 +1,17 @@
 """Parses the flags of every command alike.
 
 Dashes and underscores in a flag's name are the same. A flag may have earlier names, which work and are not shown. The
-message about an unknown flag or value says which one is most like it, and passwords of database addresses are masked.
+message about an unknown flag or value says which one is most like it or, of a usual name elsewhere, which one means it
+here (`USUAL`). Passwords of database addresses are masked.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 from agentgrpo.nearest import did_you_mean
@@ -27,6 +30,33 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
+_EPOCHS = ("--num-epochs", "trainer.steps=N")
+_BATCH = ("--batch-size", "data.train_batch_size")
+_RATE, _KL = ("--learning-rate", "optim.learning_rate"), ("--kl-coef", "loss.kl_coef")
+_RESPONSE = ("--max-tokens", "data.max_response_tokens")
+USUAL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("epochs", "num-epochs", "num-train-epochs", "total-epochs"), _EPOCHS),
+    "max-steps": ("trainer.steps", "--num-epochs"),
+    **dict.fromkeys(("lr", "learning-rate"), _RATE),
+    **dict.fromkeys(("batch-size", "train-batch-size", "per-device-train-batch-size"), _BATCH),
+    "num-generations": ("--group-size", "rollout.group_size"),
+    **dict.fromkeys(("max-new-tokens", "max-tokens"), ("--max-tokens", "agent.max_tokens")),
+    **dict.fromkeys(("max-completion-length", "max-response-length"), _RESPONSE),
+    "max-prompt-length": ("--max-prompt-tokens", "data.max_prompt_tokens"),
+    "max-seq-length": ("--max-length",),
+    **dict.fromkeys(("beta", "kl-coef"), _KL),
+    **dict.fromkeys(("save-steps", "save-freq"), ("--save-every", "trainer.save_every")),
+    "eval-steps": ("trainer.val_every",),
+    "lora-r": ("--lora-rank",),
+    "use-peft": ("--lora",),
+    "output-dir": ("--run-dir",),
+    "model-name-or-path": ("--model",),
+    "dataset-name": ("--dataset", "--train-file"),
+    "train-files": ("--train-file",),
+}
+"""Names that TRL, transformers and verl use, each with ours: the first one that a command has, a flag or a setting of
+its `--set`. None of them is taken for ours; only the message about it says which one is meant."""
+
 DEVICES = "{auto,cpu,gpu}"
 """The values of `--device` that help shows; cuda is the same as gpu."""
 
@@ -40,6 +70,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.earlier_names: dict[str, str] = {}
         """Earlier names of flags, each with the name that is shown."""
+        self.settings: Mapping[str, str] = {}
+        """Settings that `--set` takes, by their own names and verl's."""
         super().__init__(*args, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]
@@ -55,10 +87,38 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         end = given.index("--") if "--" in given else len(given)
-        return super().parse_known_args([*map(self._shown, given[:end]), *given[end:]], namespace)
+        shown = [self._shown(word, after) for word, after in zip_longest(given[:end], given[1:end], fillvalue="")]
+        return super().parse_known_args([*shown, *given[end:]], namespace)
 
-    def _shown(self, word: str) -> str:
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; a setting that stands alone, as for Hydra, is answered with the way to give it."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parts = [word.partition("=") for word in unknown]
+            ours = [self._ours(name, value) for name, equals, value in parts if equals]
+            written = " ".join(dict.fromkeys(each for each in ours if each))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; write {written}' if written else ''}")
+        return found
+
+    def _ours(self, name: str, value: str) -> str | None:
+        """Return what a name is called here, a flag or `--set NAME=VALUE`; None if that is not known."""
+        name = dashed(name.lstrip("-+"))
+        last = name.rpartition(".")[2]
+        settings = {dashed(known): setting for known, setting in self.settings.items()}
+        for each in USUAL.get(last, ()) if name not in settings else ():
+            if each in self._option_string_actions:
+                return each
+            if each.partition("=")[0] in self.settings:
+                return f"--set {each}" if "=" in each else f"--set {each}={value or 'VALUE'}"
+        meant = {setting for known, setting in settings.items() if known == name or known.rpartition(".")[2] == last}
+        found = settings.get(name) or (meant.pop() if len(meant) == 1 else None)
+        return found and f"--set {found}={value or 'VALUE'}"
+
+    def _shown(self, word: str, after: str) -> str:
         """Return a word of the command line with the name that is shown, if it is a flag.
+
+        Args:
+            after: the next word, "" if there is none.
 
         A flag that does not exist ends the command, before argparse asks for one that is missing.
         """
@@ -71,7 +131,10 @@ class Parser(argparse.ArgumentParser):
             meant = {shown for earlier, shown in self.earlier_names.items() if earlier.startswith(name)}
             if len(meant) != 1:
                 meaning = {**{option: option for option in options}, **self.earlier_names}
-                self.error(f"unrecognized arguments: {word.partition('=')[0]}{did_you_mean(name, meaning)}")
+                given = value if equals else "" if after.startswith("--") else after
+                ours = self._ours(name, given)
+                meant_by = f"; did you mean {ours}?" if ours else did_you_mean(name, meaning)
+                self.error(f"unrecognized arguments: {word.partition('=')[0]}{meant_by}")
             name = meant.pop()
         return name + equals + value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from string import digits
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -26,6 +27,21 @@ def nearest_path(path: Path) -> Path | None:
     return parent / found if found else None
 
 
+def numbered_beside(path: Path) -> tuple[Path, list[str]]:
+    """Return the folder in which a part of a missing path is looked for, and what it has under other numbers.
+
+    For `checkpoints/global_step_12/actor` it is `checkpoints` with `global_step_3`, `global_step_6`.
+    """
+    while path != path.parent and not path.parent.is_dir():
+        path = path.parent
+    stem = path.name.rstrip(digits)
+    if stem == path.name or path.exists():
+        return path.parent, []
+    names = (each.name for each in path.parent.iterdir())
+    numbered = [name for name in names if name != stem and name.rstrip(digits) == stem]
+    return path.parent, sorted(numbered, key=lambda name: int(name.removeprefix(stem)))
+
+
 def did_you_mean(name: str | Path, known: Iterable[str] = ()) -> str:
     """Return the end of a message about an unknown name; "" if nothing known is like it.
 
@@ -33,6 +49,10 @@ def did_you_mean(name: str | Path, known: Iterable[str] = ()) -> str:
         name: a name, or the path of something that does not exist.
         known: the names; a mapping gives for each the name to propose.
     """
+    if isinstance(name, Path):
+        folder, others = numbered_beside(name)
+        if others:
+            return f"; {folder} has {', '.join(others)}"
     found = nearest_path(name) if isinstance(name, Path) else nearest(name, known)
     if found in (None, name):
         return ""

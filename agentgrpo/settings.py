@@ -84,6 +84,8 @@ def _describe(fault: Any, settings: type[BaseModel]) -> str:
 
 def did_you_mean_setting(name: str, settings: type[BaseModel]) -> str:
     """Return the end of a message about an unknown setting, which may be right but stand in another group."""
+    if setting := dict(verl_keys(settings)).get(name):
+        return f"; did you mean {setting}?"
     known, last = list(names_of(settings)), name.rpartition(".")[2]
     elsewhere = [each for each in known if each.rpartition(".")[2] == last]
     return f"; did you mean {elsewhere[0]}?" if len(elsewhere) == 1 else did_you_mean(name, known)
@@ -95,3 +97,13 @@ def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield prefix + (field.serialization_alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from names_of(field.annotation, f"{prefix}{name}.")
+
+
+def verl_keys(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (verl's key, our setting) for every setting whose description names verl's key."""
+    for name, field in settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from verl_keys(field.annotation, f"{prefix}{name}.")
+        elif keys := re.search(r"\bverl:\s+(.*)", " ".join((field.description or "").split())):
+            for key in keys[1].split(", "):
+                yield key, prefix + name

@@ -27,11 +27,12 @@ from sql_agent.datatypes import (
     RewardModelConfig,
     address,
 )
+from sql_agent.learning_rates import BILLION
 from sql_agent.names import ENVIRONMENTS, FUNCTION, JUDGE, PRESETS, check_name, functions, label
 
 MOST_CALLS = 512
 """Connections that may begin together at a server of a run (`agentgrpo.http_protocol.MAX_NEW_UNKNOWN`)."""
-SMALL = Path(__file__).with_name("configs") / "small.yaml"
+SMALL, PRETRAINED = (Path(__file__).with_name("configs") / f"{name}.yaml" for name in ("small", "pretrained"))
 
 
 class EnvConfig(Settings):
@@ -602,16 +603,30 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
     return TrainConfig.model_validate(merged(read_settings(SMALL), tree) if _is_small(tree.get("model")) else tree)
 
 
-def _is_small(model: Any) -> bool:
-    """Return whether a model folder has fewer than `LARGE` float32 weights; without a model the small policy is made.
+def settings_file(weights: int | None) -> Path | None:
+    """Return the shipped settings for a model of a size: `SMALL` is read without being asked for, `PRETRAINED` is to be
+    given as --config; None: the defaults, or the size is not known."""
+    if not weights or weights >= BILLION:
+        return None
+    return SMALL if weights < LARGE else PRETRAINED
 
-    The size of the files decides, so that nothing is imported.
+
+def config_flag(weights: int | None) -> list[str]:
+    """Return the flag that a training command takes for a model of a size, [] for none."""
+    return ["--config", str(PRETRAINED)] if settings_file(weights) == PRETRAINED else []
+
+
+def _is_small(model: Any) -> bool:
+    """Return whether a model takes `SMALL`; without a model the small policy is made.
+
+    The size of the files decides, as that of float32 weights, so that nothing is imported.
     """
     if model is None:
         return True
     folder = Path(str(model))
     whole = (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
-    return whole and 0 < sum(file.stat().st_size for file in folder.glob("*.safetensors")) < 4 * LARGE
+    size_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return whole and settings_file(size_bytes // 4) == SMALL
 
 
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from agentgrpo.flags import Parser
+from agentgrpo.flags import USUAL, Parser
+from agentgrpo.settings import did_you_mean_setting, names_of
+from sql_agent.config import TrainConfig
+from sql_agent.local.config import LocalGrpoConfig
+from sql_agent.local.flags import flags_of
+from sql_agent.sft.config import SftConfig
+from sql_agent.startup.flags import parse_args
 
 
 def parser() -> Parser:
@@ -69,3 +75,56 @@ def test_a_misspelt_flag_is_named_before_one_that_is_missing(capsys):
     with pytest.raises(SystemExit):
         needs.parse_args(["--modle", "x"])
     assert capsys.readouterr().err.endswith("unrecognized arguments: --modle; did you mean --model?\n")
+
+
+# names that are usual elsewhere ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trainer.total_training_steps=3"], "trainer.total_training_steps=3; write --set trainer.steps=3"),
+        (["a.b=1", "trainer.steps=3", "+trainer.test_freq=2"],
+         "a.b=1 trainer.steps=3 +trainer.test_freq=2; write --set trainer.steps=3 --set trainer.val_every=2"),
+        (["a.b=1"], "a.b=1"),
+        (["--max_steps", "3"], "--max_steps; did you mean --set trainer.steps=3?"),
+        (["--num-train-epochs", "1"], "--num-train-epochs; did you mean --set trainer.steps=N?"),
+        (["--lr", "5e-4"], "--lr; did you mean --set optim.learning_rate=5e-4?"),
+        (["--learning-rate=5e-4"], "--learning-rate; did you mean --set optim.learning_rate=5e-4?"),
+        (["--batch-size", "--ci"], "--batch-size; did you mean --set data.train_batch_size=VALUE?"),
+        (["--weight-decay", "0.1"], "--weight-decay; did you mean --set optim.weight_decay=0.1?"),
+        (["--output_dir", "out"], "--output_dir; did you mean --run-dir?"),
+    ],
+)  # fmt: skip
+def test_the_main_job_answers_verls_and_trls_names_with_its_setting(capsys, words, said):
+    with pytest.raises(SystemExit):
+        parse_args(words)
+    assert capsys.readouterr().err.splitlines()[-1].partition("unrecognized arguments: ")[2] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lr", "5e-4"], "--lr; did you mean --learning-rate?"),
+        (["--num-train-epochs", "1"], "--num-train-epochs; did you mean --num-epochs?"),
+        (["--per_device_train_batch_size", "4"], "--per_device_train_batch_size; did you mean --batch-size?"),
+        (["optim.learning_rate=1"], "optim.learning_rate=1; write --learning-rate"),  # it has no --set
+    ],
+)
+def test_a_command_without_settings_answers_them_with_its_flag(capsys, words, said):
+    made = Parser()
+    for name in ("--learning-rate", "--num-epochs", "--batch-size"):
+        made.add_argument(name)
+    with pytest.raises(SystemExit):
+        made.parse_args(words)
+    assert capsys.readouterr().err.splitlines()[-1].partition("unrecognized arguments: ")[2] == said
+
+
+def test_every_name_that_is_proposed_is_one_of_ours():
+    flags = {f"--{flag.names[0]}" for config in (SftConfig, LocalGrpoConfig) for flag in flags_of(config)}
+    known = {*flags, "--lora", *names_of(TrainConfig)}
+    assert {each.partition("=")[0] for ours in USUAL.values() for each in ours} - known == set()
+
+
+def test_verls_name_under_set_is_answered_with_ours():
+    assert did_you_mean_setting("trainer.total_training_steps", TrainConfig) == "; did you mean trainer.steps?"

@@ -22,6 +22,17 @@ def test_a_mapping_gives_the_name_to_propose():
     assert did_you_mean("zzz", {"model-path": "model"}) == ""
 
 
+def test_where_only_the_number_of_a_folder_is_wrong_those_that_exist_are_listed(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    for name in ("global_step_9", "global_step_12", "global_step_3", "latest"):
+        (checkpoints / name / "actor").mkdir(parents=True)
+    missing = checkpoints / "global_step_15" / "actor" / "huggingface"
+    assert did_you_mean(missing) == f"; {checkpoints} has global_step_3, global_step_9, global_step_12"
+    assert did_you_mean(checkpoints / "global_step_12" / "actors") == (
+        f"; did you mean {checkpoints / 'global_step_12' / 'actor'}?"
+    )
+
+
 def test_a_path_is_looked_for_beside_itself_and_beside_its_folder(tmp_path):
     (tmp_path / "models" / "tiny-sql").mkdir(parents=True)
     whole = f"; did you mean {tmp_path / 'models' / 'tiny-sql'}?"

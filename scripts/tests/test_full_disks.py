@@ -133,7 +133,9 @@ def test_a_report_of_binary_files_is_refused_with_their_name(tmp_path, name, con
 def test_what_is_printed_to_be_pasted_is_one_word_a_path(tmp_path):
     output = Path("out puts/it's; here")
     for source in ("dbbench", "gsm8k:my data.jsonl", "rows.jsonl"):
-        for command in next_commands(SftConfig(model_path="m", dataset=source, output_dir=output), is_adapter=True):
+        for command in next_commands(
+            SftConfig(model_path="m", dataset=source, output_dir=output), None, is_adapter=True
+        ):
             words = shlex.split(command)
             assert words[words.index("--model") + 1] == str(output)
             assert "my" not in words

@@ -288,6 +288,7 @@ def test_what_a_model_learnt_is_known_after_training_further_and_merging(
         f"{first}: 16 to learn, 4 held out (the same ones that training and evaluate hold out; --val-file names others)"
         in said
     )
+    assert "warning: 4 held-out tasks: no change can be clear (McNemar's exact test, p < 0.05), which takes 6" in said
     assert json.loads((tuned / "sft.json").read_text())["data"]["tasks"] == {
         "command": "agentgrpo sft", "tasks": "first.json", "learnt": 16, "held_out": 4, "held_out_tasks": None,
         "listed": True,

@@ -1,5 +1,7 @@
 """The report as a person meets it: a real browser opens the page, clicks, and is as narrow as a phone."""
 
+import json
+
 import pytest
 
 from scripts.tests.browser import CHROMIUM, MISSING, browser
@@ -18,7 +20,12 @@ def runs(tmp_path_factory):
     make_run(folder / "one", steps=1)
     make_run(folder / "once", after=None)
     make_run(folder / "better", after=[AFTER[0], "SELECT name FROM customer WHERE town IS NULL", *AFTER[2:]])
-    for name in ("two", "one", "once"):
+    make_run(folder / "agent", settings=["env.type=agent", "env.agent=my_agent.py:agent", "llm_proxy=true"])
+    for file in (folder / "agent/trajectories").glob("val_*"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rewarded = [row | {"score": {"value": None, "reason": "no_judge"}, "comparison": None} for row in rows]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rewarded))
+    for name in ("two", "one", "once", "agent"):
         assert main([str(folder / name)]) == 0
     assert main([str(folder / "two"), str(folder / "better")]) == 0
     return folder
@@ -65,6 +72,22 @@ def test_each_held_out_question_stands_before_and_after(runs, page):
     ]  # fmt: skip
     assert page.run("document.title") == "Run two"
     assert page.run("document.querySelectorAll('img').length") == 0
+
+
+def test_where_nobody_judges_each_question_has_its_reward_before_and_after(runs, page):
+    page.show(runs / "agent/report.html")
+    head, *rows = page.texts("#questions tr")
+    assert head.split("\t") == [
+        "question", "last reply before", "verdict", "last reply after 2 steps", "verdict", "result",
+    ]  # fmt: skip
+    changed = [line.split("\t")[2::2] + line.split("\t")[-1:] for line in (rows[0], rows[1], rows[-1])]
+    assert changed == [
+        ["reward 0", "reward 1", "higher reward"],
+        ["reward 1", "reward 0", "lower reward"],
+        ["reward 1", "reward 1", "same reward"],
+    ]
+    click(page, "[data-question=q-0]")
+    assert page.texts("#questions tr.details h3") == ["before: reward 0", "after 2 steps: reward 1"]
 
 
 def test_a_click_on_a_question_shows_reference_rows_and_the_databases_words(runs, page):

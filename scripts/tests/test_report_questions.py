@@ -39,6 +39,7 @@ def test_a_row_holds_question_and_both_answers_with_what_was_compared(run):
     assert failed["before"] == {
         "sql": "SELECT count(custmer) FROM customer",
         "right": False,
+        "reward": None,
         "verdict": "sql_error",
         "error": None,
         "comparison": {

@@ -25,14 +25,15 @@ from agentgrpo.checks import require
 from agentgrpo.commands import INTERRUPTED, interruptible
 from agentgrpo.disk_errors import in_words
 from agentgrpo.flags import Parser
-from agentgrpo.hub import model_folder
+from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from sql_agent.datatypes import DataConfig
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_libraries
+from sql_agent.model_check import TINY_POLICY
 from sql_agent.tiny_policy.make import make_if_default
-from sql_agent.trained_on import OwnEnvironmentError, environment_flags
+from sql_agent.trained_on import LearntError, OwnEnvironmentError, environment_flags, read_trained_on
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 GENERATED = 20
 """This many tasks are generated if no file is given."""
+LEARNT = "the model was trained on this task, so a right answer says nothing about new ones"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_flags(parser, InteractiveConfig, hidden=("gradient_checkpointing",))
     args = parser.parse_args(argv)
+    if args.model_path is not None and not may_be_id(args.model_path):
+        _check_there(Path(args.model_path))
     if args.env is None and args.model_path is not None:
         try:
             trained_on = environment_flags(Path(args.model_path))
@@ -67,6 +71,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(f"error: {in_words(error)}") from error
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def _check_there(model: Path) -> None:
+    """Check that a folder exists, before its record is asked for the environment; the small policy may be made yet.
+
+    Raises:
+        SystemExit: it does not.
+    """
+    if model.resolve() != TINY_POLICY:
+        try:
+            model_folder(model)
+        except ModelNotFoundError as error:
+            raise SystemExit(f"error: {error}") from None
 
 
 def run(cfg: InteractiveConfig) -> None:
@@ -141,14 +158,23 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
     show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
     for line in chat.fitted(_some_tasks(subject)).describe():
         show.note(line, "dim" if line.startswith("first prompts") else "yellow")
+    learnt = _learnt(cfg.model.model_path)
     show.note(":help lists the commands, Ctrl-C stops a reply, Ctrl-D ends", "dim")
     show.tables(subject.tables())
     try:
         while (text := _read(show)) is not None:
-            if not _handle(text, chat, subject, show):
+            if not _handle(text, chat, subject, show, learnt):
                 break
     finally:  # Ctrl-C twice in one question ends here too
         chat.new()
+
+
+def _learnt(model: str) -> "frozenset[str]":
+    """Return the fingerprints of the tasks that the model has learnt, as far as its record can be read."""
+    try:
+        return frozenset(read_trained_on(model).learnt)
+    except LearntError:
+        return frozenset()
 
 
 def _some_tasks(subject: "Subject") -> "Sequence[Any]":
@@ -161,8 +187,12 @@ def _some_tasks(subject: "Subject") -> "Sequence[Any]":
         return []
 
 
-def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> bool:
-    """Run the command or question in a line; return False if it ends the conversation."""
+def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript", learnt: "frozenset[str]") -> bool:
+    """Run the command or question in a line; return False if it ends the conversation.
+
+    Args:
+        learnt: fingerprints of the tasks that the model has learnt.
+    """
     from sql_agent.interactive.session import read_line
 
     try:
@@ -187,6 +217,8 @@ def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> 
                 subject.choose(task)
                 show.tables(subject.tables())
                 show.note(subject.question(task), "bold")
+                if subject.prompt_source().fingerprint(task) in learnt:
+                    show.note(LEARNT, "yellow")
                 _ask(task, chat, show)
             case None if line.rest:
                 _ask(subject.own(line.rest), chat, show)

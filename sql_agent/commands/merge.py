@@ -30,6 +30,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline, model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import ADAPTER_FILE
+from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import program_command, python_command
 from sql_agent.datatypes import AgentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
@@ -331,7 +332,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.adapter = args.adapter and model_folder(args.adapter)
         path = args.adapter or args.checkpoint
         if not path.is_dir():
-            raise UsageError(f"{path} is no folder; give a run directory, a checkpoint or an adapter")
+            raise UsageError(
+                f"{path} is no folder; give a run directory, a checkpoint or an adapter{did_you_mean(path)}"
+            )
         opened = open_adapter(args.adapter, args.base) if args.adapter else open_checkpoint(args.checkpoint, print)
         merge(opened, args.output, print)
     except (ValueError, OSError) as error:

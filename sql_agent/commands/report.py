@@ -13,9 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.flags import Parser
+from agentgrpo.flags import Parser, dashed
 from agentgrpo.outputs import written
-from agentgrpo.printed_commands import program_command
+from agentgrpo.printed_commands import agentgrpo_command, program_command
+from sql_agent.config import TrainConfig
+from sql_agent.datatypes import DataConfig
+from sql_agent.names import JUDGE, functions
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.page import render
@@ -28,11 +31,9 @@ POLL_S = 3.0
 def summary(run: Run) -> dict[str, str]:
     """Return the lines to print, as label and text."""
     lines = {}
-    points = run.held_out
-    if points:
-        lines[f"held-out success {points[0].when}"] = str(points[0])
-    if len(points) > 1:
-        lines[f"held-out success {points[-1].when}"] = str(points[-1])
+    name, points = run.measured
+    for point in (*points[:1], *points[1:][-1:]):
+        lines[f"{name} {point.when}"] = str(point)
     if found := run.change:
         lines["change"] = str(found)
     saved = run.checkpoints
@@ -43,19 +44,58 @@ def summary(run: Run) -> dict[str, str]:
     lines["trajectories"] = str(run.folder / "trajectories")
     lines["curve"] = str(run.folder / "curve.png")
     if saved:
-        lines["serve it"] = serve_command(saved[-1], run.facts)
+        name = run.folder.resolve().name
+        lines["serve it"] = serve_command(saved[-1], name, run.facts)
+        if measure := evaluate_command(run.config, name):
+            lines["measure it"] = measure
     return lines
 
 
-def serve_command(model: Path, facts: Mapping[str, Any]) -> str:
+def serve_command(model: Path, name: str, facts: Mapping[str, Any]) -> str:
     """Return the command that serves a model in the dtype in which the run sampled, so that it answers as it did there.
 
     Args:
+        name: the one under which it is served.
         facts: of run.json.
     """
     dtype = ("--dtype", facts["precision"]) if "precision" in facts else ()
-    serve = program_command("vllm", "serve", model, *SERVE, *dtype, "--host", "127.0.0.1")
+    serve = program_command("vllm", "serve", model, "--served-model-name", name, *SERVE, *dtype, "--host", "127.0.0.1")
     return f"VLLM_CPU_KVCACHE_SPACE=1 {serve} --enforce-eager" if facts.get("device") == "cpu" else serve
+
+
+def evaluate_command(cfg: TrainConfig, name: str) -> str | None:
+    """Return the command that measures the model so served on the run's held-out tasks.
+
+    None where `agentgrpo evaluate` has no flags for it: generated tasks, another share held out, a reward of an LLM.
+    """
+    data, env = cfg.data, cfg.env
+    tasks = data.val_file or data.train_file
+    rewards = cfg.rollout.weights if env.agent else {}
+    if (
+        tasks is None
+        or JUDGE in rewards
+        or (data.val_file is None and data.held_out_fraction != DataConfig().held_out_fraction)
+    ):
+        return None
+    given = {
+        "env": None if env.agent or env.type in ("dbbench", "text2sql") else env.type,
+        "agent": env.agent,
+        "database": env.database,
+        "tasks": tasks,
+        "split": None if data.val_file else "held-out",
+        "max-prompt-tokens": data.max_prompt_tokens,
+        "instructions": cfg.agent.instructions,
+    }
+    settings = {"backend": cfg.rollout, "judge": cfg.rollout, "protocol": cfg.agent, "max_tokens": cfg.agent}
+    for setting, group in settings.items():
+        value = getattr(group, setting)
+        if value != type(group).model_fields[setting].default:
+            given[dashed(setting)] = value
+    flags = [word for flag, value in given.items() if value is not None for word in (f"--{flag}", str(value))]
+    for reward in functions(rewards):
+        weight = rewards[reward]
+        flags += ["--reward", reward if weight == 1 else f"{reward}={weight:g}"]
+    return agentgrpo_command("evaluate", "--base-url", "http://127.0.0.1:8000/v1", "--model", name, *flags)
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentgrpo.model_size import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.datatypes import Preference
+from sql_agent.config import config_flag
 from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
 from sql_agent.dpo.trainer import RECORD, make_trainer
@@ -103,12 +105,16 @@ def train(run: Run, say: Say = print) -> None:
     fit(trainer, start, cfg.output_dir, RECORD, run.record, say, trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.pairs)} pairs of {cfg.dataset}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
-    for command in next_commands(cfg, is_adapter=not start.trains_all_weights):
+    for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
 
-def next_commands(cfg: DpoConfig, *, is_adapter: bool) -> list[str]:
-    """Return the commands that measure held-out success and go on with GRPO; vLLM and verl take whole models."""
+def next_commands(cfg: DpoConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
+    """Return the commands that measure held-out success and go on with GRPO; vLLM and verl take whole models.
+
+    Args:
+        weights: of the whole model; None: not known.
+    """
     output = cfg.output_dir
     merged = f"{output}-merged" if is_adapter else output
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--generation-config", "vllm")
@@ -118,5 +124,5 @@ def next_commands(cfg: DpoConfig, *, is_adapter: bool) -> list[str]:
         *([merge] if is_adapter else []),
         program_command("vllm", "serve", merged, "--served-model-name", "dpo", *flags, "--host", "127.0.0.1"),
         agentgrpo_command("evaluate", *served, "--tasks", "HELD_OUT_TASKS"),
-        agentgrpo_command("train", "--model", merged, "--train-file", "TASKS"),
+        agentgrpo_command("train", "--model", merged, "--train-file", "TASKS", *config_flag(weights)),
     ]

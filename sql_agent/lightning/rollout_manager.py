@@ -291,18 +291,19 @@ REPORT_S = 1.0
 
 
 class _ProgressReport:
-    """Tells the command how many rollouts of a batch are done, and how many of them are lost."""
+    """Tells the command how many rollouts of a batch are done, lost, and in place of groups without spread."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None], **batch: Any) -> None:
-        self._send, self._batch, self._sent, self._at = send, {"event": "rollouts", **batch}, (-1, -1, -1), 0.0
+        self._send, self._batch, self._sent, self._at = send, {"event": "rollouts", **batch}, (-1, -1, -1, -1), 0.0
 
     def send(self, results: Sequence[RolloutResult]) -> None:
         done = [result for result in results if result.settled or result.lost]
-        counts = len(done), len(results), sum(result.lost is not None for result in done)
+        redrawn = sum(result.draw > 0 for result in results)
+        counts = len(done), len(results), sum(result.lost is not None for result in done), redrawn
         soon = time.monotonic() < self._at + REPORT_S and len(done) < len(results)
         if counts != self._sent and not soon:
             self._sent, self._at = counts, time.monotonic()
-            self._send({**self._batch, **dict(zip(("done", "of", "lost"), counts, strict=True))})
+            self._send({**self._batch, **dict(zip(("done", "of", "lost", "redrawn"), counts, strict=True))})
 
 
 def read_tasks(parquet: str) -> list[Task]:

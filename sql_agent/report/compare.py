@@ -70,9 +70,9 @@ def summary(pair: Pair) -> list[tuple[str, str]]:
     """Return the lines to print, as label and text."""
     lines = []
     for name, run in pair.named:
-        points = run.held_out
+        measured, points = run.measured
         said = [f"{point} {point.when}" for point in [*points[:1], *points[1:][-1:]]]
-        lines.append((name, "held-out success " + ", ".join(said) if said else "no validation was made"))
+        lines.append((name, f"{measured} {', '.join(said)}" if said else "no validation was made"))
     return [*lines, ("between them", between(pair)), ("settings", _settings_line(pair))]
 
 
@@ -136,7 +136,7 @@ def _questions(pair: Pair) -> str:
     """Return the table of the tasks that both runs measured, at the last validation of each."""
     last = [validations(run.trajectories)[-1:] for _, run in pair.named]
     if not all(last):
-        return questions_table([], [], "There is no task to compare.")
+        return questions_table(pair.second, [], [], "There is no task to compare.")
     first, second = pair.names
     words = {
         "solved anew": f"{second} alone",
@@ -146,4 +146,5 @@ def _questions(pair: Pair) -> str:
     }
     rows = side_by_side(*same_tasks(*(found[0] for found in last)))
     rows = [row | {"result": words.get(row["result"], row["result"])} for row in rows]
-    return questions_table(rows, pair.names, "The last validation of each run; the last column says which was right.")
+    sentence = "The last validation of each run; the last column says which was right."
+    return questions_table(pair.second, rows, pair.names, sentence)

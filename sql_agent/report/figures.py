@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentgrpo.stats import wilson_interval
-from sql_agent.report.reading import Row, held_out
+from sql_agent.report.reading import Row, held_out, held_out_rewards
 
 Points = list[tuple[int, float]]
 """Pairs of train step and value."""
@@ -48,6 +48,8 @@ def rate(rows: Sequence[Row], per_step: Callable[[Row], float], needs: Sequence[
 def all_figures(rows: Sequence[Row]) -> list[Figure]:
     points = held_out(rows)
     learning = {"held-out success, greedy": [(p.step, p.success) for p in points]} if points else {}
+    if not points and (rewards := held_out_rewards(rows)):
+        learning["held-out reward, greedy"] = [(p.step, p.mean) for p in rewards]
     learning |= series(rows, {"success of sampled training rollouts": "rollout/success", "reward": "reward/mean"})
     seconds = ["time/rollout_s"]
     speed = {

@@ -17,7 +17,7 @@ from agentgrpo.passwords import masked
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
 from sql_agent.report.questions import messages, question, side_by_side, validations
-from sql_agent.report.reading import HeldOut, Row, Run, solved
+from sql_agent.report.reading import Row, Run, solved, when
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
@@ -31,7 +31,7 @@ def render(run: Run) -> str:
     figures = all_figures(run.metrics)
     drawn, empty = [each for each in figures if each.lines], [each for each in figures if not each.lines]
     parts = {
-        "TITLE": html.escape(f"Run {run.facts.get('run_id', '')}"),
+        "TITLE": html.escape(f"Run {run.folder.resolve().name}"),
         "RELOAD_S": str(RELOAD_S if run.state == "running" else 0),
         "HEADLINE": _paragraphs(headline(run)),
         "FACTS": draw_table([("", "")], facts(run)),
@@ -65,36 +65,41 @@ def questions_part(run: Run) -> str:
     """Return the table of held-out questions, or a sentence that says why there is none."""
     found = validations(run.trajectories)
     if not found:
-        why = "No validation was made" if not run.held_out else "The validations saved no trajectories"
-        return questions_table([], [], f"{why}: there is no question to show.")
-    titles = [HeldOut(row["train_step"], 0, 1).when for row in (next(iter(each.values())) for each in found)]
+        why = "The validations saved no trajectories" if run.measured[1] else "No validation was made"
+        return questions_table(run, [], [], f"{why}: there is no question to show.")
+    titles = [when(row["train_step"]) for row in (next(iter(each.values())) for each in found)]
     single = len(found) == 1
     rows = side_by_side(found[0], None if single else found[1])
     more = "There was one validation; a second one will stand beside it." if single else ""
-    return questions_table(rows, titles, more)
+    return questions_table(run, rows, titles, more)
 
 
-def questions_table(rows: Sequence[Row], titles: Sequence[str], sentence: str) -> str:
+def questions_table(run: Run, rows: Sequence[Row], titles: Sequence[str], sentence: str) -> str:
     """Return the table's place and its data, which `questions.js` draws.
 
     Args:
+        run: the one whose environment says what its answers are.
         titles: of the columns of answers.
     """
+    answer = "SQL or answer" if run.config.env.type in ("dbbench", "text2sql") else "last reply"
     return (
         f'<p>{html.escape(sentence)} <span id="questions-matching"></span></p><div id="questions-filters" '
         f'class="filters"></div><div id="questions"></div><script id="questions-data" type="application/json">'
         f'{as_data(list(rows))}</script><script id="questions-titles" type="application/json">'
-        f"{as_data(list(titles))}</script>"
+        f"{as_data({'answer': answer, 'titles': list(titles)})}</script>"
     )
 
 
 def headline(run: Run) -> list[str]:
-    points = run.held_out
+    measured, points = run.measured
     if not points:
         return ["No validation was made: there is no held-out success to show."]
+    name = measured.capitalize()
     if len(points) == 1:
-        return [f"Held-out success at step {points[0].step}: {points[0]}. A second validation will show what changed."]
-    said = [f"Held-out success: {points[0]} {points[0].when}, {points[-1]} {points[-1].when}."]
+        return [f"{name} at step {points[0].step}: {points[0]}. A second validation will show what changed."]
+    said = [f"{name}: {points[0]} {points[0].when}, {points[-1]} {points[-1].when}."]
+    if not run.held_out:
+        return said
     found = run.change
     text = f"{found}." if found else "no trajectories tell which tasks changed."
     return [*said, text[0].upper() + text[1:]]
@@ -107,6 +112,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     return [
         ("state", f"{run.state}, step {run.step} of {run.config.trainer.steps}; last news {last}"),
         ("command", shlex.join(masked(str(word), whole=True) for word in run.facts.get("argv", []))),
+        ("run id", str(run.facts.get("run_id", "unknown"))),
         ("commit", str(run.facts.get("commit", "unknown"))),
         ("started", _clock(run.facts.get("started_at", 0))),
         *(("started before", f"{_clock(each['started_at'])}, commit {each['commit']}") for each in earlier),

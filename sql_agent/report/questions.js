@@ -3,7 +3,7 @@
 // so a link shows the same. Everything that a policy wrote is set as text.
 const view = new URLSearchParams(location.hash.slice(1));
 const questions = JSON.parse(document.getElementById("questions-data").textContent);
-const titles = JSON.parse(document.getElementById("questions-titles").textContent);
+const { answer: answers, titles } = JSON.parse(document.getElementById("questions-titles").textContent);
 const unfolded = new Set(); // task ids whose details are shown
 
 function element(tag, className, text) {
@@ -76,16 +76,25 @@ function drawReference(grid, compared, returned) {
   if (compared.expected && !compared.state) drawRows(grid, compared.ordered ? "expected, in this order" : "expected", compared.expected, returned, "wanted");
 }
 
+// A reward stands where nobody judged.
+function isRewarded(answer) { return answer.right === null && answer.reward !== null; }
+function verdictOf(answer) {
+  if (isRewarded(answer)) return "reward " + Math.round(answer.reward * 1000) / 1000;
+  return answer.right === null ? "not judged" : answer.right ? "right" : "wrong";
+}
 function drawAnswer(line, answer) {
   const sql = element("td"), verdict = element("td", "change");
   if (!answer) { sql.append(element("span", "none", "not asked")); line.append(sql, verdict); return; }
   sql.append(answer.sql ? element("div", "sql", answer.sql) : element("span", "none", "nothing"));
-  const word = answer.right === null ? "not judged" : answer.right ? "right" : "wrong";
+  const word = verdictOf(answer);
   verdict.append(element("span", answer.right === null ? "none" : word, word));
-  if (!answer.right && answer.verdict) verdict.append(element("div", "none", answer.verdict));
+  if (!answer.right && answer.verdict && !isRewarded(answer)) verdict.append(element("div", "none", answer.verdict));
   line.append(sql, verdict);
 }
-function gain(row) { return row.result === "not judged" ? 0 : Number(row.after?.right) - Number(row.before?.right); }
+function gain(row) {
+  if (row.before?.right == null || row.after?.right == null) return (row.after?.reward ?? 0) - (row.before?.reward ?? 0);
+  return Number(row.after.right) - Number(row.before.right);
+}
 function drawUnfolded(row, columns) {
   const line = element("tr", "details"), cell = element("td"), inner = element("div", "in-view"), both = element("div", "compared");
   cell.colSpan = columns; // a wide table scrolls, what is unfolded stays in view
@@ -104,8 +113,8 @@ function drawUnfolded(row, columns) {
   return line;
 }
 function drawOne(answer, title) {
-  const box = element("div"), word = answer.right === null ? "not judged" : answer.right ? "right" : "wrong";
-  box.append(element("h3", answer.right === null ? "none" : word, `${title}: ${word}${answer.verdict && answer.verdict !== "match" ? ", " + answer.verdict : ""}`));
+  const box = element("div"), word = verdictOf(answer);
+  box.append(element("h3", answer.right === null ? "none" : word, `${title}: ${word}${answer.verdict && answer.verdict !== "match" && !isRewarded(answer) ? ", " + answer.verdict : ""}`));
   if (!answer.comparison?.submitted && answer.sql) drawText(box, "said last", answer.sql);
   if (answer.comparison) drawCompared(box, answer.comparison, answer.right, false);
   drawText(box, "error", answer.error);
@@ -118,7 +127,7 @@ function drawQuestions() {
   const rows = questions.filter(row => (!view.get("result") || row.result === view.get("result")) && (!find || JSON.stringify(row).toLowerCase().includes(JSON.stringify(find).slice(1, -1))));
   document.getElementById("questions-matching").textContent = `${rows.length} of ${counted(questions.length, "question")} shown; a click shows the reference and the rows.`;
   const table = element("table"), head = element("tr"), body = element("tbody");
-  for (const title of ["question", ...titles.flatMap(title => ["SQL or answer " + title, "verdict"]), ...(titles.length > 1 ? ["result"] : [])]) head.append(element("th", "", title));
+  for (const title of ["question", ...titles.flatMap(title => [`${answers} ${title}`, "verdict"]), ...(titles.length > 1 ? ["result"] : [])]) head.append(element("th", "", title));
   const top = element("thead");
   top.append(head);
   for (const row of rows) {

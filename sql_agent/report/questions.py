@@ -10,8 +10,11 @@ from sql_agent.report.reading import Row, solved
 
 Answers = Mapping[str, Row]
 """Trajectories of one validation by task id."""
-RESULTS = ("solved anew", "no longer solved", "still wrong", "not judged", "right both times", "wrong", "right")
-"""What became of a question, in the order of the table: first what a person looks for. The last two are those of a
+RESULTS = (
+    *("solved anew", "no longer solved", "still wrong", "higher reward", "lower reward", "same reward", "not judged"),
+    *("right both times", "wrong", "right", "rewarded"),
+)
+"""What became of a question, in the order of the table: first what a person looks for. The last three are those of a
 single validation."""
 _WORDS = {  # of a pair of results
     (False, True): "solved anew",
@@ -55,12 +58,27 @@ def _row(task: str, before: Row | None, after: Row | None, single: bool) -> Row:
 
 
 def _result(before: Row | None, after: Row | None, single: bool) -> str:
-    results = [None if row is None else solved(row) for row in ((before,) if single else (before, after))]
+    rows = (before,) if single else (before, after)
+    results = [None if row is None else solved(row) for row in rows]
     if None in results:
-        return "not judged"
+        return _by_reward([None if row is None else reward_of(row) for row in rows])
     if single:
         return "right" if results[0] else "wrong"
     return _WORDS[bool(results[0]), bool(results[1])]
+
+
+def _by_reward(rewards: Sequence[float | None]) -> str:
+    known = [reward for reward in rewards if reward is not None]
+    if len(known) < len(rewards):
+        return "not judged"
+    if len(known) == 1:
+        return "rewarded"
+    return "higher reward" if known[1] > known[0] else "lower reward" if known[1] < known[0] else "same reward"
+
+
+def reward_of(row: Row) -> float | None:
+    """Return the reward of a rollout that nobody judged; None for others."""
+    return row.get("reward") if solved(row) is None and not row.get("lost") else None
 
 
 def answer(row: Row) -> Row:
@@ -69,6 +87,7 @@ def answer(row: Row) -> Row:
     return {
         "sql": (compared or {}).get("submitted") or last_words(row),
         "right": solved(row),
+        "reward": reward_of(row),
         "verdict": row.get("lost") or (row.get("score") or {}).get("reason"),
         "error": row.get("error"),
         "comparison": compared,

@@ -39,7 +39,7 @@ class HeldOut:
 
     @property
     def when(self) -> str:
-        return f"after {self.step} step{'s' * (self.step != 1)}" if self.step else "before"
+        return when(self.step)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -49,6 +49,27 @@ class HeldOut:
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.success:.0%} ({low:.0%} to {high:.0%}, {self.solved} of {self.judged})"
+
+
+@dataclass(frozen=True)
+class HeldOutReward:
+    """Holds one validation where there is no judge: the mean reward of the greedy policy."""
+
+    step: int
+    mean: float
+    rollouts: int
+    """Those that have a reward."""
+
+    @property
+    def when(self) -> str:
+        return when(self.step)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} (mean of {self.rollouts})"
+
+
+def when(step: int) -> str:
+    return f"after {step} step{'s' * (step != 1)}" if step else "before"
 
 
 @dataclass(frozen=True)
@@ -98,6 +119,13 @@ class Run:
     def held_out(self) -> list[HeldOut]:
         """The validations, the one before training first."""
         return held_out(self.metrics)
+
+    @property
+    def measured(self) -> tuple[str, Sequence[HeldOut | HeldOutReward]]:
+        """Return what the validations measured, success or where there is no judge the reward, and their results."""
+        if points := self.held_out:
+            return "held-out success", points
+        return "held-out reward", held_out_rewards(self.metrics)
 
     @property
     def change(self) -> Change | None:
@@ -219,6 +247,16 @@ def held_out(rows: Sequence[Row]) -> list[HeldOut]:
         if judged := round(row.get("val/rollout/judged") or 0):
             found.append(HeldOut(row["train_step"], round(row["val/rollout/success"] * judged), judged))
     return found
+
+
+def held_out_rewards(rows: Sequence[Row]) -> list[HeldOutReward]:
+    return [
+        HeldOutReward(row["train_step"], row["val/reward/mean"], round(row["val/rollout/count"] * judged))
+        for row in rows
+        if "val/reward/mean" in row
+        and not row.get("val/rollout/judged")
+        and (judged := 1 - row.get("val/reward/unjudged_frac", 0.0))
+    ]
 
 
 def solved(row: Row) -> bool | None:

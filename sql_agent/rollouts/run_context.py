@@ -29,7 +29,7 @@ class RunContext:
     publish: Callable[[dict[str, Any]], str | None]
     """Passes on `{"model", "backends"}` of the model servers and returns the LLM proxy's address, None without one."""
     progress: Callable[[dict[str, Any]], None] = lambda _: None
-    """Receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost"}`."""
+    """Receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost", "redrawn"}`."""
     step_metrics: dict[str, float] = field(default_factory=dict)
     """Filled by the rollout manager, emptied by the metrics sink after each step."""
 

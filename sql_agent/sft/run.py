@@ -24,6 +24,7 @@ from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.engines import open_backend
 from dbbench_adapter.splits import draw_by_kind
+from sql_agent.config import config_flag
 from sql_agent.datatypes import DataConfig
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
@@ -54,6 +55,7 @@ from sql_agent.sft.fine_tuning import (
     stop_at_end_of_turn,
 )
 from sql_agent.sft.trainer import RECORD, make_trainer
+from sql_agent.startup.data import few_held_out, kinds_apart
 from sql_agent.trained_on import Source, TrainedOn, read_trained_on, trained_by, trained_further
 
 COMMAND = "agentgrpo sft"
@@ -109,7 +111,7 @@ def train(run: Run, say: Say = print) -> None:
     fit(trainer, start, cfg.output_dir, RECORD, run.record, say, run.trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
-    for command in next_commands(cfg, is_adapter=not start.trains_all_weights):
+    for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
 
@@ -131,8 +133,12 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
     return tokens
 
 
-def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
-    """Return the commands that talk with the model and train it further; the main job takes whole models."""
+def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
+    """Return the commands that talk with the model and train it further; the main job takes whole models.
+
+    Args:
+        weights: of the whole model; None: not known.
+    """
     output = cfg.output_dir
     model = ("--model", output)
     talk = agentgrpo_command("interactive", *model)
@@ -147,7 +153,7 @@ def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
         return [
             agentgrpo_command("local", *model, *rows, *flags),
             *([merge] if is_adapter else []),
-            agentgrpo_command("train", "--model", whole, *rows, *settings),
+            agentgrpo_command("train", "--model", whole, *rows, *config_flag(weights), *settings),
         ]
     how = () if cfg.protocol == "fc" else ("--protocol", cfg.protocol)
     train = agentgrpo_command("greedy-grpo", *model, *how, *rows, *flags)
@@ -232,7 +238,10 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
             found = reference_demonstrations(tasks, environment)
         found.left_out.update(split.left_out)
         found.trained_on = trained_by(COMMAND, cfg.model_path, environment, settings, data, tasks, split.val)
-        found.split = describe_split(cfg, data, len(tasks), split) if data.train_file else None
+        if data.train_file:
+            problems = [*kinds_apart(split.train, split.val), *few_held_out(len(split.val))] if split.val else []
+            said = [describe_split(cfg, data, len(tasks), split), *(f"warning: {problem}" for problem in problems)]
+            found.split = "\n".join(said)
     return found
 
 

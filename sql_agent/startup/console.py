@@ -38,6 +38,7 @@ class Console:
         self.cfg, self.started = cfg, psutil.Process().create_time()
         self._run_id, self._printed_at = run_id, time.monotonic()
         rows = earlier_steps(cfg.run_dir / "metrics.jsonl") if done else []
+        self._without_spread = sum(map(without_spread, rows))
         self._progress = Progress(cfg, rows, done, time.monotonic)
         self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._alarmed: set[str] = set()
@@ -59,6 +60,8 @@ class Console:
                 self._step(event["step"], event["metrics"])
             case "finished":
                 self._say("done")
+                if self._without_spread:
+                    self._print(f"{'':11}{nothing_learnt_in(self._without_spread, self.cfg.trainer.steps)}")
                 report = agentgrpo_command("report", self.cfg.run_dir)
                 self._print(f"rollouts: {self.cfg.run_dir}/trajectories; all of it on one page:\nnext: {report}")
             case "failed":
@@ -75,6 +78,10 @@ class Console:
         self._say(line)
         if "time/step_s" not in metrics and step < self.cfg.trainer.steps:  # the validation before training
             self._print(f"{'':11}{self._progress.ahead()}")
+        if without_spread(metrics):
+            self._without_spread += 1
+            if self._without_spread == 1:
+                self._print(f"{'':11}{NOTHING_LEARNT}")
         alarmed = {name for name in ALARMS if metrics.get(name, name in self._alarmed)}
         for name in alarmed - self._alarmed:
             self._say(f"ALARM: {ALARMS[name]}")
@@ -122,11 +129,28 @@ LINE = [
     ("policy/grad_norm", "grad {:.2f}"),
     ("val/rollout/success", "held-out success {:.1%}"),
 ]
+NO_SPREAD_PAGE = "doc/troubleshooting.md says what to change, under `Success does not rise`"
+NOTHING_LEARNT = (
+    "nothing was learnt from the rewards of this step: no group had spread, which means that all rewards of a group "
+    f"are equal and no rollout is better than another; {NO_SPREAD_PAGE}"
+)
+
+
+def nothing_learnt_in(count: int, steps: int) -> str:
+    return f"in {count} of {steps} train steps no group had spread, so nothing was learnt from them; {NO_SPREAD_PAGE}"
+
+
+def without_spread(metrics: dict[str, float]) -> bool:
+    """Return whether no group of a train step had two rewards that differ, so that no advantage is other than 0."""
+    equal, lone = (metrics.get(f"group/{name}_frac", 0.0) for name in ("zero_std", "lone"))
+    return equal > 0 and equal + lone > 1 - 1e-9
 
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     """Return the numbers of one step as a line; numbers that were not measured are left out."""
     parts = [form.format(metrics[name]) for name, form in LINE if name in metrics]
+    if "val/reward/mean" in metrics and "val/rollout/success" not in metrics:  # there is no judge
+        parts.append(f"held-out reward {metrics['val/reward/mean']:.2f}")
     if lost := metrics.get("reward/unjudged_frac", 0.0):
         parts.append(f"unjudged {lost:.0%}{_reasons(metrics)}")
     if unscored := metrics.get("reward_model/unscored_frac", 0.0):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentgrpo.checks import Problem
 from dbbench_adapter.splits import count_kinds, draw_by_kind
 from sql_agent.environments.base import Split
 
@@ -35,11 +36,32 @@ def describe_kinds(split: Split, held_out: int) -> list[str]:
         f"to train on, by kind: {format_counts(train)}",
         f"held out, by kind: {format_counts(val)}",
     ]
-    if unseen := [kind for kind in val if kind not in train]:
-        lines.append(f"warning: held out, but never trained on: {', '.join(unseen)}")
-    if unmeasured := [kind for kind in train if kind not in val]:
-        lines.append(f"warning: trained on, but not held out, so not measured: {', '.join(unmeasured)}")
-    return lines
+    return lines + [f"warning: {problem}" for problem in kinds_apart(split.train, split.val)]
+
+
+MORE = "give more tasks, or hold others out: --val-file FILE"
+CLEAR_FROM = 6
+"""Tasks solved anew, with none lost, from which McNemar's exact test has p < 0.05: 2 / 2^6 = 0.03."""
+
+
+def kinds_apart(train: Sequence[Any], val: Sequence[Any]) -> list[Problem]:
+    """Return a problem for kinds that are held out only, and one for kinds that are trained on only."""
+    here, there = count_kinds(train), count_kinds(val)
+    apart = {
+        "held out, but never trained on": [kind for kind in there if kind not in here],
+        "trained on, but not held out, so not measured": [kind for kind in here if kind not in there],
+    }
+    return [Problem(f"{what}: {', '.join(kinds)}", MORE, blocks=False) for what, kinds in apart.items() if kinds]
+
+
+def few_held_out(count: int) -> list[Problem]:
+    """Return a problem if a change has to be more than a third of the held-out tasks to be clear."""
+    if not 0 < count < 3 * CLEAR_FROM:
+        return []
+    can = f"a change is clear (McNemar's exact test, p < 0.05) from {CLEAR_FROM} solved anew with none lost"
+    if count < CLEAR_FROM:
+        can = f"no change can be clear (McNemar's exact test, p < 0.05), which takes {CLEAR_FROM} solved anew"
+    return [Problem(f"{count} held-out task{'s' * (count > 1)}: {can}", MORE, blocks=False)]
 
 
 def describe_out_of_reach(

@@ -9,6 +9,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
+from agentgrpo.settings import names_of, verl_keys
 from dbbench_adapter.engines import named_database
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.names import ENVIRONMENTS
@@ -21,6 +22,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         description="Train a SQL agent by GRPO over agent-lightning, vLLM and verl, or its instructions by APO.",
         epilog="Every setting of a config file can be given as --set group.name=value; --dry-run shows them all.",
     )
+    names = set(names_of(TrainConfig))
+    groups = {name.rpartition(".")[0] for name in names}
+    parser.settings = {name: name for name in sorted(names - groups)} | dict(verl_keys(TrainConfig))
     parser.add_argument(
         "--algorithm",
         choices=["grpo", "apo"],

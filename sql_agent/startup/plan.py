@@ -21,7 +21,7 @@ from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
-from sql_agent.startup.data import describe_kinds, drawn
+from sql_agent.startup.data import describe_kinds, drawn, few_held_out
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.time_left import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
@@ -48,7 +48,7 @@ class ChosenTasks:
     trained_on: TrainedOn
     """The record of the model that the run makes."""
     notes: list[str]
-    """What the model learnt earlier and nobody can compare with the held-out tasks."""
+    """What the model learnt earlier and nobody can compare with the held-out tasks, and that these are few."""
 
     def describe(self) -> list[str]:
         return describe_kinds(self.split, self.held_out) + self.notes
@@ -88,6 +88,8 @@ def choose_tasks(cfg: TrainConfig, found: Split | None = None) -> ChosenTasks:
         raise UsageError(f"there is no held-out task; left out: {dict(found.left_out) or 'nothing'}; give others")
     split = drawn(whole, cfg.data.val_limit, cfg.seed)
     notes = check_not_learnt(cfg.model, environment, split.val, SAME_SPLIT)
+    if environment.judged and cfg.data.train_file is not None:
+        notes += [f"warning: {problem}" for problem in few_held_out(len(whole.val))]
     record = trained_by("agentgrpo train", cfg.model, environment, cfg.environment, cfg.data, split.train, found.val)
     return ChosenTasks(environment, tokenizer, template, split, len(whole.val), prompts, record, notes)
 
@@ -130,6 +132,7 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     )
     every = f"every {cfg.trainer.val_every} steps and at the end" if cfg.trainer.val_every else "never"
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
+    lines.append("time: not known before a step was measured; the run says it after the first one")
     if weights is not None:
         lines += [describe_learning_rate(cfg, weights), *_sizes(cfg, weights)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))

@@ -17,6 +17,8 @@ from sql_agent.verl_side.micro_batch_file import MicroBatches
 
 ENOUGH = 0.25
 """Share of a batch that has to be played before its speed says when the rest ends; the shortest rollouts end first."""
+LONGEST = 0.9
+"""Share after which nothing is said of the rest: the rollouts that are left are the longest ones."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Batch:
     done: int = 0
     of: int = 0
     lost: int = 0
+    redrawn: int = 0
+    """Rollouts in place of groups without spread, which are among `of`."""
 
 
 class Progress:
@@ -57,7 +61,8 @@ class Progress:
         now = self._batch
         if now is None or (now.step, now.validate) != (step, validate):
             now, self._earlier = Batch(step, validate, self._clock()), self._micro
-        self._batch = Batch(step, validate, now.began_s, event["done"], event["of"], event["lost"])
+        counts = (event[name] for name in ("done", "of", "lost", "redrawn"))
+        self._batch = Batch(step, validate, now.began_s, *counts)
 
     def take_micro_batches(self, micro: MicroBatches | None) -> None:
         self._micro = micro
@@ -116,6 +121,8 @@ class Progress:
         return "update", f"{which}, {done}", (number - 1 + share) / self._updates
 
     def _step_left(self, batch: Batch, phase: Phase, fraction: float) -> str:
+        if phase == "rollouts" and LONGEST <= fraction < 1:
+            return ""
         seen = measured(self._rows)
         in_step, in_run = step_left(seen, phase, fraction), run_left(self._trainer, batch.step - 1, seen)
         if in_step is None or seen.step_s is None:
@@ -124,6 +131,8 @@ class Progress:
         return f"; left: step {in_words(in_step)}, run {run}"
 
     def _validation_left(self, batch: Batch) -> str:
+        if LONGEST <= _share(batch) < 1:
+            return ""
         seen = measured(self._rows)
         after = run_left(self._trainer, batch.step, seen)
         if seen.validation_s is None:
@@ -134,8 +143,9 @@ class Progress:
 
 
 def _played(batch: Batch) -> str:
-    lost = f" ({batch.lost} lost)" if batch.lost else ""
-    return f"{batch.done} of {_many(batch.of, 'rollout')}{lost}"
+    redrawn = [f"{batch.redrawn} of them in place of groups without spread"] if batch.redrawn else []
+    said = ", ".join([*redrawn, *([f"{batch.lost} lost"] if batch.lost else [])])
+    return f"{batch.done} of {_many(batch.of, 'rollout')}{f' ({said})' if said else ''}"
 
 
 def _share(batch: Batch) -> float:
@@ -146,7 +156,7 @@ def _more(batch: Batch, now_s: float) -> str:
     """Return when the rollouts end at their own speed, where nothing else was measured."""
     if (share := _share(batch)) < ENOUGH:
         return "; left: not measured yet"
-    return f"; {in_words((now_s - batch.began_s) * (1 - share) / share)} more, then unknown"
+    return f"; about {in_words((now_s - batch.began_s) * (1 - share) / share)} more for these, then unknown"
 
 
 def _many(count: int, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from sql_agent.names import check_name
 from sql_agent.prompts.fit import describe_lengths, fit_tasks
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
+from sql_agent.startup.data import few_held_out, kinds_apart
+from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import read_questions, split_questions
 
@@ -54,19 +56,34 @@ def check_database(database: Path | str, tasks: Path | None, splits: bool = Fals
         if tasks is None:
             return Finding(found)
         questions = read_questions(tasks, databases)
+        problems = list[Problem]()
         if splits:
-            split_questions(questions, DataConfig().held_out_fraction)
+            train, val = split_questions(questions, DataConfig().held_out_fraction)
+            problems += [*kinds_apart(train, val), *few_held_out(len(val))]
         faults = [(q.shown, fault) for q in questions if (fault := environment.reference_fault(q))]
+        problems += _without_result(environment, tasks, questions)
     found += f"; {len(questions)} questions"
     if not faults:
-        return Finding(found)
+        return Finding(found, tuple(problems))
     first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
     what = f"{len(faults)} references fail and their questions will be left out: {first}"
     what_it_is = "one SELECT or what changes data" if databases.changeable else "one SELECT"
     remedy = f"correct them in {tasks}; a reference is {databases.engine.name}'s SQL, {what_it_is}"
     if all(databases.is_to_blame(fault) for _, fault in faults):
         remedy = "leave the questions out, or do what is said behind them; the references themselves may be right"
-    return Finding(found, (Problem(what, remedy, blocks=len(faults) == len(questions)),))
+    return Finding(found, (Problem(what, remedy, blocks=len(faults) == len(questions)), *problems))
+
+
+def _without_result(environment: TextToSql, tasks: Path, questions: Sequence[Question]) -> list[Problem]:
+    """Return a problem if references give no row or change nothing."""
+    empty = [question.shown for question in questions if environment.finds_nothing(question)]
+    if not empty:
+        return []
+    what = (
+        f"{len(empty)} references give no row or change nothing, the first of {empty[0]}: such a question is left out "
+        "of training, and where it is held out every query that finds nothing is right"
+    )
+    return [Problem(what, f"correct them in {tasks}, or leave them out", blocks=False)]
 
 
 def check_prompts(tasks: Path, model: Path, database: Path | str, max_prompt_tokens: int | None) -> Finding:

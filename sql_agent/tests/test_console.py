@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from agentgrpo.checkout import ROOT
 from sql_agent.config import load_config
 from sql_agent.startup import console
-from sql_agent.startup.console import Console, step_line
+from sql_agent.startup.console import Console, step_line, without_spread
 
 
 def test_a_step_without_scores_and_rewards_says_so():
@@ -27,9 +28,53 @@ def test_what_was_not_measured_is_left_out():
     assert step_line(1, 2, metrics) == "step 1/2  success 75.0%  9.0 s (rollouts 4.0)"
 
 
+def test_where_there_is_no_judge_a_validation_shows_the_held_out_reward():
+    rewards = {"val/reward/mean": 0.125, "val/reward/unjudged_frac": 0.0}
+    assert step_line(0, 3, rewards) == "step 0/3  held-out reward 0.12"
+    assert step_line(0, 3, rewards | {"val/rollout/success": 0.5}) == "step 0/3  held-out success 50.0%"
+
+
+def groups(zero_std, lone=0.0):
+    return {"group/zero_std_frac": zero_std, "group/lone_frac": lone}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "nothing"),
+    [
+        (groups(1.0), True),
+        (groups(2 / 3, lone=1 / 3), True),  # a lone rollout has no peer to be compared with
+        (groups(0.75), False),
+        (groups(0.0, lone=1.0), False),  # rewards are missing, not equal; the line names the reasons
+        ({"val/reward/mean": 0.0}, False),
+    ],
+)
+def test_a_step_without_spread_has_no_group_with_two_rewards_that_differ(metrics, nothing):
+    assert without_spread(metrics) == nothing
+
+
+def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end(tmp_path, capsys):
+    shown = Console(load_config(None, [f"run_dir={tmp_path}", "trainer.steps=3"]), "no-run", 0)
+    for step, zero_std in enumerate([0.5, 1.0, 1.0], start=1):
+        shown.show({"event": "step", "step": step, "metrics": {"time/step_s": 9.0} | groups(zero_std)})
+    shown.show({"event": "finished"})
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.partition("] ")[2][:10] or line for line in said[:-2]] == [
+        "step 1/3  ",
+        "step 2/3  ",
+        "nothing was learnt from the rewards of this step: no group had spread, which means that all rewards of a "
+        "group are equal and no rollout is better than another; doc/troubleshooting.md says what to change, under "
+        "`Success does not rise`",
+        "step 3/3  ",
+        "done",
+        "in 2 of 3 train steps no group had spread, so nothing was learnt from them; doc/troubleshooting.md says what "
+        "to change, under `Success does not rise`",
+    ]
+    assert "## Success does not rise" in (ROOT / "doc/troubleshooting.md").read_text()
+
+
 EVENTS = [
     {"event": "phase", "name": "first rollouts"},
-    {"event": "rollouts", "step": 1, "validate": False, "done": 0, "of": 16, "lost": 0},
+    {"event": "rollouts", "step": 1, "validate": False, "done": 0, "of": 16, "lost": 0, "redrawn": 0},
     {"event": "tick"},
     {"event": "step", "step": 1, "metrics": {"reward/mean": 0.5, "time/step_s": 60.0, "time/gen_s": 9.0}},
     {"event": "finished"},

@@ -14,7 +14,15 @@ from sql_agent.model_check import chat_template
 from sql_agent.prompts.fit import fit_split
 from sql_agent.prompts.limit import Limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
-from sql_agent.startup.data import describe_kinds, describe_out_of_reach, drawn, kinds_of
+from sql_agent.report.reading import Change
+from sql_agent.startup.data import (
+    CLEAR_FROM,
+    describe_kinds,
+    describe_out_of_reach,
+    drawn,
+    few_held_out,
+    kinds_of,
+)
 
 
 @pytest.fixture
@@ -91,8 +99,9 @@ def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
         "tasks: 3 to train on, 2 held out of 9, drawn evenly by kind; left out: too long 4",
         "to train on, by kind: INSERT 2, other 1",
         "held out, by kind: other 1, UPDATE 1",
-        "warning: held out, but never trained on: UPDATE",
-        "warning: trained on, but not held out, so not measured: INSERT",
+        "warning: held out, but never trained on: UPDATE; give more tasks, or hold others out: --val-file FILE",
+        "warning: trained on, but not held out, so not measured: INSERT; give more tasks, or hold others out: "
+        "--val-file FILE",
     ]
     assert describe_kinds(Split(parts.val, parts.val, left_out={"reference_failed": 1}), held_out=2) == [
         "tasks: 2 to train on, 2 held out; left out: too long 0, reference_failed 1",
@@ -100,6 +109,24 @@ def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
         "held out, by kind: other 1, UPDATE 1",
     ]
     assert kinds_of(parts) == {"train": {"INSERT": 2, "other": 1}, "held_out": {"other": 1, "UPDATE": 1}}
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (13, "13 held-out tasks: a change is clear (McNemar's exact test, p < 0.05) from 6 solved anew with none lost; "
+             "give more tasks, or hold others out: --val-file FILE"),
+        (5, "5 held-out tasks: no change can be clear (McNemar's exact test, p < 0.05), which takes 6 solved anew; "
+            "give more tasks, or hold others out: --val-file FILE"),
+    ],
+)  # fmt: skip
+def test_it_is_said_where_a_clear_change_takes_more_than_a_third_of_the_held_out_tasks(count, said):
+    assert list(map(str, few_held_out(count))) == [said]
+
+
+def test_six_solved_anew_are_the_fewest_that_the_test_calls_clear():
+    assert [Change(13, gained, 0).p_value < 0.05 for gained in (CLEAR_FROM - 1, CLEAR_FROM)] == [False, True]
+    assert few_held_out(3 * CLEAR_FROM) == few_held_out(0) == []
 
 
 # solutions that do not fit --------------------------------------------------------------------------------------------

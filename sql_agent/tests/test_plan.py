@@ -44,6 +44,7 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
         "train steps: 3, each of 8 tasks x 4 rollouts (a group without spread gives way at most once); updates in a "
         "step: 2, each of 16 rollouts, at most 4,096 tokens in one pass",
         "validation: every 2 steps and at the end, and before",
+        "time: not known before a step was measured; the run says it after the first one",
         f"learning rate: 0.0005, for a model of {weights:,} weights",
         f"the policy: {weights:,} weights, all trained; in training 0.00 GiB with gradients and AdamW's moments, "
         "activations and vLLM beside it",

@@ -27,8 +27,9 @@ def progress(rows=(), done=0, clock=None, *settings):
     return Progress(load_config(None, [*SETTINGS, *settings]), rows, done, clock or Clock())
 
 
-def rollouts(step, done, of=32, lost=0, validate=False):
-    return {"event": "rollouts", "step": step, "validate": validate, "done": done, "of": of, "lost": lost}
+def rollouts(step, done, of=32, lost=0, validate=False, redrawn=0):
+    batch = {"event": "rollouts", "step": step, "validate": validate}
+    return batch | {"done": done, "of": of, "lost": lost, "redrawn": redrawn}
 
 
 def test_before_the_first_step_it_is_said_what_comes_and_what_is_not_known():
@@ -58,8 +59,32 @@ def test_rollouts_say_how_many_are_done_and_lost_and_when_they_end_at_their_own_
     clock.now = 10.0
     run.take_rollouts(rollouts(0, 4, of=12, lost=1, validate=True))
     assert run.now() == (  # a third took 10 s
-        "validation before training: 4 of 12 rollouts (1 lost); 20 s more, then unknown"
+        "validation before training: 4 of 12 rollouts (1 lost); about 20 s more for these, then unknown"
     )
+
+
+def test_rollouts_in_place_of_groups_without_spread_are_told_from_those_that_a_step_begins_with():
+    run = progress()
+    run.take_rollouts(rollouts(1, 4, of=44, lost=1, redrawn=12))
+    assert run.now() == (
+        "step 1/10: 4 of 44 rollouts (12 of them in place of groups without spread, 1 lost); left: not measured yet"
+    )
+
+
+def test_nothing_is_promised_of_the_last_tenth_of_the_rollouts_which_are_the_longest():
+    clock = Clock()
+    first, later = progress(clock=clock), progress([VALIDATION, STEP], 1, clock)
+    for run in (first, later):
+        run.take_rollouts(rollouts(2, 0))
+    clock.now = 28.0
+    for run in (first, later):
+        run.take_rollouts(rollouts(2, 28))  # seven eighths took 28 s
+    assert first.now() == "step 2/10: 28 of 32 rollouts; about 4 s more for these, then unknown"
+    for run in (first, later):
+        run.take_rollouts(rollouts(2, 29))
+    assert [run.now() for run in (first, later)] == ["step 2/10: 29 of 32 rollouts"] * 2
+    later.take_rollouts(rollouts(5, 11, of=12, validate=True))
+    assert later.now() == "validation after step 5: 11 of 12 rollouts"
 
 
 def test_a_step_goes_through_its_phases():

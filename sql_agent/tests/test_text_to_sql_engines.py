@@ -165,7 +165,7 @@ def written(tmp_path, *rows):
     return tmp_path / "q.json"
 
 
-def test_questions_name_the_database_or_none_and_references_are_run_first(environment, tmp_path):
+def test_questions_name_the_database_or_none_and_references_are_run_first(environment, tmp_path, capsys):
     file = written(
         tmp_path,
         {"question": "a", "query": "SELECT name FROM customer ORDER BY id", "db_id": "my_shop"},
@@ -174,7 +174,9 @@ def test_questions_name_the_database_or_none_and_references_are_run_first(enviro
     )
     split = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
     assert ([q.id for q in split.train], split.left_out) == (["q-1"], {"reference_failed": 2, "empty_answer": 1})
-    assert {q.db_id for q in split.val} == {"my_shop"}
+    assert ([q.id for q in split.val], {q.db_id for q in split.val}) == (["q-1", "q-2"], {"my_shop"})
+    assert "left out: q-2 (b): no row answers it\n" in (said := capsys.readouterr().out)
+    assert "held out, although no row answers or nothing changes: 1; every query that finds nothing is right" in said
     spider = written(tmp_path, {"question": "a", "query": "SELECT 1", "db_id": "x"})
     assert [q.db_id for q in read_questions(spider, environment.databases)] == ["my_shop"]
 

@@ -237,6 +237,11 @@ class TextToSql(Environment):
             return self._explained(str(fault), question.db_id, question.query or "")
         return None
 
+    def finds_nothing(self, question: Question) -> bool:
+        """Return whether the reference gives no row or changes nothing; False if it cannot be run."""
+        expected = self.expected_changes(question) if question.changes else self.expected(question)
+        return expected is not None and not expected
+
     def _run_reference(self, db_id: str, query: str) -> _Reference:
         started = time.monotonic()
         result = self._run(db_id, query)
@@ -300,6 +305,7 @@ class TextToSql(Environment):
 
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
         kept, unusable, next_line = [], [], time.monotonic() + PROGRESS_S
+        empty = 0
         for number, question in enumerate(questions):
             expected = self.expected_changes(question) if question.changes else self.expected(question)
             if expected is None:
@@ -312,9 +318,16 @@ class TextToSql(Environment):
                 )
             else:
                 kept.append(question)
+                empty += not expected
             if time.monotonic() > next_line:
                 print(f"running the references: {number + 1} of {len(questions)}", flush=True)
                 next_line += PROGRESS_S
+        if empty:
+            print(
+                f"held out, although no row answers or nothing changes: {empty}; every query that finds nothing is "
+                "right there",
+                flush=True,
+            )
         for line in unusable[:SHOWN]:
             print(f"left out: {line}", flush=True)
         if len(unusable) > SHOWN:

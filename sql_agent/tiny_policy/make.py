@@ -95,14 +95,15 @@ def make_if_default(model: Path | str) -> None:
 
 def _recipe(seed: int, steps: int, flawed: bool) -> dict[str, Any]:
     """Return what the policy depends on: its settings, and the source of this package, of tasks, prompts and tokens."""
+    from agentgrpo.chat import replies
     from dbbench_adapter import generator
     from dbbench_adapter.generate import phrasebook
     from dbbench_adapter.protocols import fc
 
     here = Path(__file__).parent
-    sources = [Path(module.__file__ or "") for module in (fc, generator, phrasebook)]
+    sources = [Path(module.__file__ or "") for module in (fc, generator, phrasebook, replies)]
     sources.append(Path(phrasebook.__file__ or "").with_suffix(".yaml"))
-    sources += [here.parent / "sft" / "encoding.py", *sorted(path for path in here.iterdir() if path.is_file())]
+    sources += sorted(path for path in here.iterdir() if path.is_file())
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     return {"seed": seed, "steps": steps, "flawed": flawed, "source_sha256": digest, "torch": version("torch")}
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.model_size import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.settings import merged
+from agentgrpo.settings import merged, verl_keys
 from sql_agent.config import TrainConfig
 from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
@@ -71,23 +67,13 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
 
 
 def _checked(cfg: TrainConfig) -> dict[str, Any]:
-    settings = dict(_keys_of_settings(TrainConfig))
+    settings = dict(verl_keys(TrainConfig))
     for key in _leaf_keys(cfg.verl):
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):
                 raise ValueError(f"verl.{key} is the setting {setting} here; give that, --set {setting}=VALUE")
     check_keys(_leaf_keys(cfg.verl))
     return cfg.verl
-
-
-def _keys_of_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (verl's key, our setting) for every setting whose description names verl's key."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys_of_settings(field.annotation, f"{prefix}{name}.")
-        elif keys := re.search(r"\bverl:\s+(.*)", " ".join((field.description or "").split())):
-            for key in keys[1].split(", "):
-                yield key, prefix + name
 
 
 def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:

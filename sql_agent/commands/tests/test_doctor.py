@@ -286,7 +286,9 @@ def test_the_tasks_of_an_environment_of_ones_own_are_counted(capsys: pytest.Capt
 def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
     database, tasks = tmp_path / "fish.db", tmp_path / "q.json"
     with closing(sqlite3.connect(database)) as connection:
-        connection.executescript("CREATE TABLE fish (name TEXT); CREATE VIEW v AS SELECT 1 AS one;")
+        connection.executescript(
+            "CREATE TABLE fish (name TEXT); INSERT INTO fish VALUES ('carp'); CREATE VIEW v AS SELECT 1;"
+        )
     seen = "1 SQLite, 2 tables and views, 0.0 MiB"
     assert check_database(database, None) == Finding(seen)
 
@@ -307,6 +309,25 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
     assert refused.problems[0].what.startswith("1 question(s) with 1 different reference(s) are too few to hold some")
     [(_, refused)] = examine(database=tasks, tasks=None, splits=False)
     assert refused.problems[0].what.startswith(f"{tasks} is no SQLite database")
+
+
+def test_what_a_split_leaves_unmeasured_and_what_every_empty_query_solves_is_said_before_anything_is_learnt(tmp_path):
+    database, tasks = tmp_path / "fish.db", tmp_path / "q.json"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT); INSERT INTO fish VALUES ('eel');")
+    plain = [f"SELECT name FROM fish WHERE name <> '{n}'" for n in range(9)]
+    other = ["SELECT name FROM fish GROUP BY name", "SELECT name FROM fish WHERE 0", "UPDATE fish SET name = 'eel'"]
+    tasks.write_text(json.dumps([{"question": f"{q}?", "query": q} for q in [*plain, *other]]))
+    more = "give more tasks, or hold others out: --val-file FILE"
+    assert [(p.what, p.remedy, p.blocks) for p in check_database(database, tasks, splits=True).problems] == [
+        ("held out, but never trained on: update", more, False),
+        ("trained on, but not held out, so not measured: group", more, False),
+        ("3 held-out tasks: no change can be clear (McNemar's exact test, p < 0.05), which takes 6 solved anew", more,
+         False),
+        ("2 references give no row or change nothing, the first of q-11 (SELECT name FROM fish WHERE 0?): such a "
+         "question is left out of training, and where it is held out every query that finds nothing is right",
+         f"correct them in {tasks}, or leave them out", False),
+    ]  # fmt: skip
 
 
 def test_of_a_wheel_it_says_which_extras_are_whole():

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.printed_commands import program_command
-from sql_agent.commands.report import main, serve_command
+from sql_agent.commands.report import evaluate_command, main, serve_command
 from sql_agent.config import dump_config, load_config
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.page import as_data, outcome, spread
+from sql_agent.report.questions import side_by_side, validations
 from sql_agent.report.reading import Change, HeldOut, change, held_out, is_running, read_metrics, read_run, solved
 
 ROOT = Path(__file__).parents[3]
@@ -315,11 +316,94 @@ def test_whatever_a_run_has_logged_ends_in_a_page(run_dir):
     assert read_run(run_dir).unreadable == 2
 
 
+AGENT = {
+    "env.agent": "my_agent.py:agent", "env.type": "agent", "llm_proxy": "true", "data.train_file": "tasks.jsonl",
+    "rollout.reward": '{"my_agent.py:reward": 1.0, "my_agent.py:short": 0.5}',
+}  # fmt: skip
+
+
+def configured(settings):
+    return load_config(None, [f"{name}={value}" for name, value in settings.items()])
+
+
+@pytest.fixture
+def agent_run(run_dir):
+    """A run of a user's agent, which nobody judges: a reward of 0 and 0.5 on two held-out tasks, then 0.25 and 0.5."""
+    (run_dir / "config.yaml").write_text(dump_config(configured(AGENT | {"trainer.steps": 2})))
+    rewards = {0: (0.0, 0.5), 2: (0.25, 0.5)}
+    rows = [{"train_step": step, "val/reward/mean": sum(both) / 2, "val/rollout/count": 2.0,
+             "val/reward/unjudged_frac": 0.0} for step, both in rewards.items()]  # fmt: skip
+    (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    for step, both in rewards.items():
+        played = [trajectory(step, task, None, validate=True) for task in "ab"]
+        save(run_dir, f"val_{step:06d}", [row | {"reward": r} for row, r in zip(played, both, strict=True)])
+    return run_dir
+
+
+def test_a_run_without_a_judge_has_its_held_out_reward_before_and_after(agent_run, capsys):
+    assert main([str(agent_run)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "held-out reward before         0.25 (mean of 2)",
+        "held-out reward after 2 steps  0.38 (mean of 2)",
+    ]
+    assert main([str(agent_run)]) == 0
+    *_, serve, measure = capsys.readouterr().out.splitlines()
+    assert "huggingface --served-model-name run --generation-config" in serve
+    assert "evaluate --base-url http://127.0.0.1:8000/v1 --model run --agent my_agent.py:agent" in measure
+    page = (agent_run / "report.html").read_text()
+    assert "<p>Held-out reward: 0.25 (mean of 2) before, 0.38 (mean of 2) after 2 steps.</p>" in page
+    assert '{"answer": "last reply", "titles": ["before", "after 2 steps"]}' in page
+    assert "held-out reward, greedy" in page
+    assert "No validation was made" not in page
+    rows = side_by_side(*validations(read_run(agent_run).trajectories))
+    assert [(row["task_id"], row["result"], row["before"]["reward"], row["after"]["reward"]) for row in rows] == [
+        ("a", "higher reward", 0.0, 0.25),
+        ("b", "same reward", 0.5, 0.5),
+    ]
+
+
+def test_a_page_is_named_by_the_folder_of_its_run(run_dir):
+    main([str(run_dir)])
+    page = (run_dir / "report.html").read_text()
+    assert "<title>Run run</title>" in page and "<td>run id</td><td>abc</td>" in page
+
+
+EVALUATE = f"{program_command('agentgrpo')} evaluate --base-url http://127.0.0.1:8000/v1 --model mine"
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        (
+            {"env.type": "text2sql", "env.database": "shop.sqlite", "data.train_file": "questions.json"},
+            "--database shop.sqlite --tasks questions.json --split held-out",
+        ),
+        (
+            {"data.train_file": "a.json", "data.val_file": "b.json", "agent.protocol": "text", "agent.max_tokens": 384},
+            "--tasks b.json --protocol text --max-tokens 384",
+        ),
+        (
+            AGENT,
+            "--agent my_agent.py:agent --tasks tasks.jsonl --split held-out --reward my_agent.py:reward "
+            "--reward my_agent.py:short=0.5",
+        ),
+        ({"env.type": "gsm8k", "data.train_file": "p.jsonl"}, "--env gsm8k --tasks p.jsonl --split held-out"),
+    ],
+)
+def test_the_model_that_is_served_is_measured_on_the_runs_held_out_tasks(settings, flags):
+    assert evaluate_command(configured(settings), "mine") == f"{EVALUATE} {flags}"
+
+
+@pytest.mark.parametrize("settings", [{}, {"data.train_file": "a.json", "data.held_out_fraction": 0.5}])
+def test_no_command_is_printed_where_evaluate_could_not_find_the_same_tasks(settings):
+    assert evaluate_command(configured(settings), "mine") is None
+
+
 def test_the_policy_is_served_in_the_dtype_in_which_the_run_sampled():
     vllm = program_command("vllm", "serve", "runs/a/huggingface")
-    flags = "--generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes"
+    flags = "--served-model-name mine --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes"
     model = Path("runs/a/huggingface")
-    assert serve_command(model, {"device": "cpu", "precision": "bfloat16"}) == (
+    assert serve_command(model, "mine", {"device": "cpu", "precision": "bfloat16"}) == (
         f"VLLM_CPU_KVCACHE_SPACE=1 {vllm} {flags} --dtype bfloat16 --host 127.0.0.1 --enforce-eager"
     )
-    assert serve_command(model, {"device": "gpu"}) == f"{vllm} {flags} --host 127.0.0.1"
+    assert serve_command(model, "mine", {"device": "gpu"}) == f"{vllm} {flags} --host 127.0.0.1"

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,7 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.commands.interactive import main
+from sql_agent.commands.interactive import LEARNT, main
+from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.local.tasks import entered
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
 from sql_agent.trained_on import TrainedOn, environment_flags, write_trained_on
@@ -198,6 +201,31 @@ def test_an_adapter_says_what_it_was_trained_on_unless_a_flag_does(tmp_path, mon
     monkeypatch.setattr("sql_agent.commands.interactive._converse", lambda cfg, subject, show: talked.append(cfg))
     main(["--model_path", str(tmp_path), *flags])
     assert [(cfg.env, cfg.protocol) for cfg in talked] == [(env, protocol)]
+
+
+def test_a_missing_checkpoint_is_named_before_flags_that_it_would_have_answered(tmp_path):
+    (tmp_path / "checkpoints/global_step_3").mkdir(parents=True)
+    missing = tmp_path / "checkpoints/global_step_12/actor/huggingface"
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", str(missing), "--database", "shop.sqlite", "--tasks", "questions.json"])
+    assert str(ended.value).startswith(f"error: {missing} is no folder; ")
+    assert str(ended.value).endswith(f"; {tmp_path}/checkpoints has global_step_3")
+
+
+def test_a_task_that_the_model_was_trained_on_is_said_to_be_one(random_policy_folder, tmp_path, capsys, monkeypatch):  # noqa: F811
+    rows = [{"question": f"Ann has {number} eggs. How many are left?", "answer": "#### 2"} for number in (3, 4)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with entered(EnvironmentSettings("gsm8k")) as environment:
+        first, _ = environment.read_tasks(tmp_path / "own.jsonl")
+        record = TrainedOn(env="gsm8k", learnt=(environment.fingerprint(first),))
+    model = tmp_path / "model"
+    shutil.copytree(random_policy_folder, model)
+    write_trained_on(model, record)
+    typed = iter([":task 2", ":task 1", ":quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    main(["--model", str(model), "--tasks", str(tmp_path / "own.jsonl"), "--max-tokens", "1", "--device", "cpu"])
+    second, first = capsys.readouterr().out.split("Ann has 4 eggs")[1].split("Ann has 3 eggs")
+    assert (LEARNT in second, LEARNT in first) == (False, True)
 
 
 def test_a_model_folder_names_no_program_that_would_run(tmp_path, capsys):

@@ -173,13 +173,13 @@ def test_what_comes_next_measures_held_out_success_and_goes_on_with_grpo():
         "--host 127.0.0.1"
     )
     measure = f"{AGENTGRPO} evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS"
-    assert next_commands(cfg, is_adapter=True) == [
+    assert next_commands(cfg, None, is_adapter=True) == [
         f"{AGENTGRPO} merge --adapter out --output out-merged",
         f"{VLLM} serve out-merged {serve}",
         measure,
         f"{AGENTGRPO} train --model out-merged --train-file TASKS",
     ]
-    assert next_commands(cfg, is_adapter=False) == [
+    assert next_commands(cfg, None, is_adapter=False) == [
         f"{VLLM} serve out {serve}",
         measure,
         f"{AGENTGRPO} train --model out --train-file TASKS",

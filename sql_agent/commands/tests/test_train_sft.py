@@ -17,6 +17,8 @@ from agentgrpo.printed_commands import program_command
 from reward_model.tests.conftest import make_base
 from sql_agent.commands.sft import main
 from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.dpo.config import DpoConfig
+from sql_agent.dpo.run import next_commands as after_dpo
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.sft.fine_tuning import load_trainable
 from sql_agent.sft.run import RECORD, SftConfig, next_commands, prepare
@@ -344,9 +346,28 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
 )
 def test_what_comes_next_fits_what_was_learnt(flags, commands):
     cfg = SftConfig(model_path="m", output_dir=Path("out"), **flags)
-    assert next_commands(cfg, is_adapter=True) == commands
+    assert next_commands(cfg, None, is_adapter=True) == commands
     whole = [line.replace("out-merged", "out") for line in commands if " merge " not in line]
-    assert next_commands(cfg, is_adapter=False) == whole
+    assert next_commands(cfg, None, is_adapter=False) == whole
+
+
+@pytest.mark.parametrize(
+    ("weights", "flags"),
+    [
+        (19_999_999, ""),  # small.yaml is read without being asked for
+        (20_000_000, " --config sql_agent/configs/pretrained.yaml"),
+        (134_515_008, " --config sql_agent/configs/pretrained.yaml"),
+        (1_000_000_000, ""),
+        (None, ""),
+    ],
+)
+def test_the_next_training_takes_the_settings_that_the_pages_name_for_the_models_size(monkeypatch, weights, flags):
+    monkeypatch.chdir(ROOT)
+    cfg = SftConfig(model_path="m", output_dir=Path("out"), database=Path("s.sqlite"), tasks=Path("q.json"))
+    last = next_commands(cfg, weights, is_adapter=False)[-1]
+    assert last.endswith(f"train --model out --database s.sqlite --train-file q.json{flags}")
+    pairs = DpoConfig(model_path="m", output_dir=Path("out"), dataset=Path("pairs.jsonl"))
+    assert after_dpo(pairs, weights, is_adapter=False)[-1].endswith(f"train --model out --train-file TASKS{flags}")
 
 
 @pytest.mark.slow
