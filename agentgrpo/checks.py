@@ -96,6 +96,8 @@ CHECKS = (
 
 
 def _of(use: dict[str, Any]) -> Iterator[Check]:
+    if unknown := set(use) - {need for check in CHECKS for need in check.needs}:
+        raise TypeError(f"no check needs {', '.join(sorted(unknown))}")
     return (check for check in CHECKS if set(check.needs) <= set(use))
 
 

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from agentgrpo.commands import INTERRUPTED
 from agentgrpo.flags import dashed
 from agentgrpo.json_text import parse_json
@@ -41,7 +43,8 @@ def command(name: str, *words: str | Path, **flags: Any) -> None:
     Args:
         words: what the command takes without a flag.
         flags: True is a flag without a value; None and False leave it out. A list is joined by commas. A mapping gives
-            the flag once for each entry, NAME=VALUE.
+            the flag once for each entry, NAME=VALUE, as
+            `reward={"a.py:f": 1, "b.py:g": 0.5}`.
     Raises:
         ValueError: flags or settings cannot be; the message is the command's.
         RuntimeError: the command failed, likewise.
@@ -116,14 +119,26 @@ def train(settings: TrainConfig | Mapping[str, Any] | None = None, **flags: Any)
     Raises:
         ValueError, RuntimeError, KeyboardInterrupt: see `command`.
     """
+    if "set" in flags:
+        raise TypeError("set is the first argument: train({'trainer.steps': 2}, ...)")
     given = settings.model_dump(mode="json", exclude_unset=True) if isinstance(settings, TrainConfig) else settings
-    flags["set"] = given or {}
+    flags["set"] = dict(single_settings(given or {}, TrainConfig))
     if flags.get("dry_run") or "apo" in (flags.get("algorithm"), flags["set"].get("algorithm")):
         raise ValueError('a dry run and APO leave no run to read; call agentgrpo.command("train", ...) for them')
     command("train", **flags)
     from sql_agent.startup.flags import parse_args, resolve
 
     return report(resolve(parse_args([*typed(flags)])).run_dir)
+
+
+def single_settings(tree: Mapping[str, Any], kind: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a tree with their groups, as `optim.learning_rate`; a whole group would replace another."""
+    for name, value in tree.items():
+        group = kind.model_fields[name].annotation if name in kind.model_fields else None
+        if isinstance(value, Mapping) and isinstance(group, type) and issubclass(group, BaseModel):
+            yield from ((f"{name}.{rest}", each) for rest, each in single_settings(value, group))
+        else:
+            yield name, value
 
 
 def report(run_dir: str | Path) -> Run:
@@ -171,6 +186,8 @@ def read_local_run(run_dir: str | Path) -> LocalRun:
         FileNotFoundError: there is no `metrics.jsonl`.
     """
     folder = Path(run_dir)
+    if not (folder / "metrics.jsonl").is_file():
+        raise FileNotFoundError(f"{folder} has no metrics.jsonl, expected the folder of a run of `sft` or `local`")
     epochs = sorted(folder.glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
     return LocalRun(folder, read_rows(folder / "metrics.jsonl"), epochs[-1] if epochs else folder)
 

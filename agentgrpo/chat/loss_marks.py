@@ -104,9 +104,8 @@ def is_context(mark: Mark | None, role: str, field: str, changes: Counter[str]) 
         raise RowError(
             f"{field}.{mark.name}", f"says that a {role} message is learnt; only the assistant's are: remove the field"
         )
-    if role == "assistant":
-        changes[f"replies that {mark.name!r} marks as not to be learnt"] += 1
-    return role == "assistant"
+    changes[f"replies that {mark.name!r} marks as not to be learnt"] += 1
+    return True
 
 
 def left_out_by(row: dict[str, Any]) -> str | None:

@@ -18,7 +18,8 @@ from agentgrpo.nearest import did_you_mean
 from sql_agent.credit.spread import Group
 
 Credit = Callable[[Group], list[list[float] | None]]
-"""From the rewards of a group to an advantage per turn, or one per rollout; None stays None."""
+"""From the rewards of a group, of which none, one or all may be judged, to an advantage per turn, or one per rollout;
+None stays None."""
 ESTIMATORS = {
     "grpo": "sql_agent.credit.grpo:GroupRelative",
     "reinforce": "sql_agent.credit.reinforce:RewardToGo",

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from verl import DataProto
 
 from agentgrpo.agl_without_litellm import agl
 from sql_agent.credit.stitch import stitch, turn_ends
-from sql_agent.credit.tables import ESTIMATORS, made
+from sql_agent.credit.tables import ESTIMATORS, Credit, made
 from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.rollouts import run_context
 from sql_agent.rollouts.batch import to_tensors
@@ -70,6 +71,10 @@ class LightningRolloutManager:
     def create(cls, *args: Any, **kwargs: Any) -> LightningRolloutManager:
         return cls(*args, **kwargs)
 
+    @cached_property
+    def _estimator(self) -> Credit:
+        return made(ESTIMATORS[self.cfg.loss.estimator], self.cfg.loss)
+
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Play every row of `prompts` and return verl's batch, rows in the same order."""
         return self._await(self._generate(prompts))
@@ -85,7 +90,7 @@ class LightningRolloutManager:
         groups = [str(g) for g in prompts.non_tensor_batch.get("uid", range(len(tasks)))]
         slots = self._slots(tasks, groups, validate=validate, step=step)
         await self._play(slots, validate=validate, step=step)
-        results = self._trained(slots)
+        results = self._trained(slots, validate=validate)
         played = _results(slots)
         self.run.save_trajectories(played, step=step, validate=validate)
         check_lost(results, self.cfg.rollout.max_lost_fraction)
@@ -100,7 +105,7 @@ class LightningRolloutManager:
         else:
             metrics |= clip_metrics(results, *limits)
             if self.cfg.rollout.redraws:  # groups that would have been replaced had there been time
-                metrics["group/redraw_too_late"] = float(sum(needs_redraw(slot) for slot in slots))
+                metrics["group/redraw_too_late"] = float(sum(needs_redraw(slot, self._estimator) for slot in slots))
             self._prefix_stop.add(metrics)
         prefix = "val/" if validate else ""
         self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
@@ -128,12 +133,13 @@ class LightningRolloutManager:
                 slot.replacements = own
         return slots
 
-    def _trained(self, slots: Sequence[GroupSlot]) -> list[RolloutResult]:
-        """Return the result of each row with its advantage, in the order of the rows."""
-        estimator, by_row = made(ESTIMATORS[self.cfg.loss.estimator], self.cfg.loss), dict[int, RolloutResult]()
+    def _trained(self, slots: Sequence[GroupSlot], *, validate: bool = False) -> list[RolloutResult]:
+        """Return the result of each row, with its advantage unless it validates, in the order of the rows."""
+        by_row = dict[int, RolloutResult]()
         for slot in slots:
-            group = choose_group(slot)
-            credit_group(group, estimator)
+            group = choose_group(slot, self._estimator)
+            if not validate:
+                credit_group(group, self._estimator)
             by_row |= zip(slot.rows, group, strict=True)
         return [by_row[row] for row in sorted(by_row)]
 
@@ -151,7 +157,9 @@ class LightningRolloutManager:
                     reading.add(asyncio.create_task(self._read(rollout, pending.pop(rollout.rollout_id))))
             reading = _unfinished(reading)
             check_scorer_down(_results(slots), self.cfg.reward_model)
-            if time.monotonic() < last_redraw and (redrawn := [slot for slot in slots if needs_redraw(slot)]):
+            if time.monotonic() < last_redraw and (
+                redrawn := [slot for slot in slots if needs_redraw(slot, self._estimator)]
+            ):
                 for slot in redrawn:
                     draw_replacement(slot)
                 pending |= await self._enqueue(redrawn, validate=validate, step=step)

@@ -3,7 +3,8 @@
 GRPO learns nothing from a group whose rewards are all equal, so a replacement task is played instead of it, a limited
 number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). The replacement
 depends only on the run's seed, the train step and the slot in the batch, not on which rollout finished first, so a
-resumed run draws the same tasks as an uninterrupted one. Leaves out the waiting and the playing (`manager`).
+resumed run draws the same tasks as an uninterrupted one. The waiting and the playing are in
+`sql_agent.lightning.rollout_manager`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ def spreadless(group: Sequence[RolloutResult]) -> NoSpread | None:
     return no_spread([result.rewards for result in group], [result.success for result in group])
 
 
-def needs_redraw(slot: GroupSlot) -> bool:
-    """Return whether the newest group of a slot has ended without spread and a replacement task is left."""
+def teaches_nothing(group: Sequence[RolloutResult], estimator: Credit) -> NoSpread | None:
+    """Why the estimator gives no rollout of a group an advantage; None if it gives one, or if too few were judged."""
+    cause = spreadless(group)
+    credited = estimator([result.rewards for result in group]) if cause else []
+    return None if any(any(advantages) for advantages in credited if advantages) else cause
+
+
+def needs_redraw(slot: GroupSlot, estimator: Credit) -> bool:
+    """Return whether the newest group of a slot has ended, teaches nothing, and a replacement task is left."""
     if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
         return False
     newest = [replace(result) for result in slot.draws[-1]]  # rewards are levelled where the group is chosen
     level_rewards(newest)
-    return spreadless(newest) is not None
+    return teaches_nothing(newest, estimator) is not None
 
 
 def draw_replacement(slot: GroupSlot) -> None:
@@ -38,14 +46,14 @@ def draw_replacement(slot: GroupSlot) -> None:
     slot.draws.append([RolloutResult(result.group, task, draw=len(slot.draws)) for result in newest])
 
 
-def choose_group(slot: GroupSlot) -> list[RolloutResult]:
-    """Return the group that is trained on: one with spread if there is one, else the one with the fewest lost rollouts.
+def choose_group(slot: GroupSlot, estimator: Credit) -> list[RolloutResult]:
+    """Return the group that is trained on: one that teaches, if any does, else the one with the fewest lost rollouts.
 
     The rollouts of the other groups are marked as `filtered`, each with its cause.
     """
     for group in slot.draws:
         level_rewards(group)
-    causes = [spreadless(group) for group in slot.draws]
+    causes = [teaches_nothing(group, estimator) for group in slot.draws]
     known = [sum(result.reward is not None for result in group) for group in slot.draws]
     best = max(range(len(slot.draws)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
     for draw, group in enumerate(slot.draws):

@@ -141,7 +141,9 @@ def nothing_learnt_in(count: int, steps: int) -> str:
 
 
 def without_spread(metrics: dict[str, float]) -> bool:
-    """Return whether no group of a train step had two rewards that differ, so that no advantage is other than 0."""
+    """Return whether no group of a train step had two rewards that differ, and no advantage is other than 0."""
+    if metrics.get("critic/advantages/max") or metrics.get("critic/advantages/min"):
+        return False  # an estimator may credit equal rewards
     equal, lone = (metrics.get(f"group/{name}_frac", 0.0) for name in ("zero_std", "lone"))
     return equal > 0 and equal + lone > 1 - 1e-9
 

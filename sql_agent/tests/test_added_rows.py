@@ -28,7 +28,7 @@ class Rloo(Settings):
     def __call__(self, rewards: Group) -> list[list[float] | None]:
         returns = [None if turns is None else sum(turns) for turns in rewards]
         total, others = sum(map(sum, judged(rewards))), len(judged(rewards)) - 1
-        return [r if r is None else [r - (total - r) / others] for r in returns]  # type: ignore[list-item]
+        return [r if r is None else [r - (total - r) / others if others else 0.0] for r in returns]  # type: ignore[list-item]
 
 
 class Cispo(Settings):

@@ -17,8 +17,10 @@ from dbbench_adapter.tasks.load import load_tasks
 from scripts.tests.report_run import make_run
 from sql_agent import oracle
 from sql_agent.config import TrainConfig, TrainerConfig
-from sql_agent.interface import Evaluation, failure, typed
+from sql_agent.datatypes import DataConfig
+from sql_agent.interface import Evaluation, failure, single_settings, typed
 from sql_agent.report.reading import Change, HeldOut
+from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.success import Rate
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +77,24 @@ def test_settings_of_every_form_are_checked_by_the_command(tmp_path, monkeypatch
     with pytest.raises(ValueError, match=r"^unrecognized arguments: --run-dirr; did you mean --run-dir\?$"):
         agentgrpo.train(settings, run_dirr="runs/mine")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_of_settings_leaves_its_other_settings_alone(tmp_path):
+    """The flag's file and the preset's number stay beside the group that is given whole."""
+    settings = TrainConfig(data=DataConfig(train_batch_size=3), trainer=TrainerConfig(steps=2))
+    given = settings.model_dump(mode="json", exclude_unset=True)
+    for tree in (given, {"data.train_batch_size": 3, "trainer": {"steps": 2}}):
+        words = typed(
+            {"train_file": tmp_path / "q.json", "ci_fast": True, "set": dict(single_settings(tree, TrainConfig))}
+        )
+        cfg = resolve(parse_args([*words]))
+        assert (cfg.data.train_file, cfg.data.train_batch_size, cfg.data.val_limit) == (tmp_path / "q.json", 3, 8)
+        assert (cfg.trainer.steps, cfg.trainer.save_every) == (2, 1)
+
+
+def test_settings_are_given_once():
+    with pytest.raises(TypeError, match="set is the first argument"):
+        agentgrpo.train(set={"trainer.steps": 2})
 
 
 @pytest.mark.parametrize("how", [{"dry_run": True}, {"algorithm": "apo"}, {"settings": {"algorithm": "apo"}}])

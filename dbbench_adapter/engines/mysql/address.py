@@ -40,7 +40,10 @@ def parse_address(spec: str, *, of_database: bool = False) -> Address:
     readable = parts.hostname and port and "@" not in parts.path + parts.query + parts.fragment
     if of_database:
         named = parts.username and database and "/" not in database
-        readable = readable and named and not parts.query and not parts.fragment
+        readable = readable and named
+    else:
+        readable = readable and not database
+    readable = readable and not parts.query and not parts.fragment
     if not readable:
         what, form, where = "address", FORM, "user and password"
         if of_database:
