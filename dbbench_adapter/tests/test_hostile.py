@@ -81,7 +81,8 @@ def test_an_episode_goes_on_after_all_of_them(engine, limit_s):
 
 def test_nothing_goes_on_in_the_server_after_all_of_them(mariadb):
     """A call that ignores its KILL would keep a core busy for as long as the server lives."""
-    [server] = [child for child in psutil.Process().children(recursive=True) if child.name() == "mariadbd"]
+    servers = [child for child in psutil.Process().children(recursive=True) if child.name() == "mariadbd"]
+    assert servers  # other tests of this process have one of their own
     deadline = time.monotonic() + 240
-    while (busy := server.cpu_percent(interval=1.0)) > 20:
+    while (busy := max(server.cpu_percent(interval=1.0) for server in servers)) > 20:
         assert time.monotonic() < deadline, f"the server still takes {busy:.0f} % of a core"
