@@ -30,7 +30,7 @@ LOSSES = {
 }
 VERLS = {"grpo": "vanilla"}
 """Losses that verl computes by its own function, with its name; the plugin registers the others with verl."""
-VERLS_ONLY = dict.fromkeys(
+VERLS_ONLY: dict[str, str] = dict.fromkeys(
     ("gspo", "cispo", "sapo", "geo_mean", "gpg", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov", "dro"),
     "verl.trainer.ppo.core_algos",
 )
