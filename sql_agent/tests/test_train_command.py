@@ -1,5 +1,6 @@
 """The training command refuses what cannot work, before anything expensive starts, and says what to do."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -231,20 +232,23 @@ def test_a_store_that_is_not_there_comes_with_the_command_that_starts_it(capsys,
 
 
 @pytest.mark.slow
-async def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_path, monkeypatch, store_url):
+def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_path, monkeypatch, store_url):
+    async def say(**stats):
+        store = agl.LightningStoreClient(store_url)
+        await store.update_worker("trainer", stats)
+        await store.close()
+
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    store = agl.LightningStoreClient(store_url)
-    host = socket.gethostname()
+    other = {"state": "running", "run_id": "other", "host": socket.gethostname()}
     arguments = ["--run-dir", str(tmp_path), "--external-store-address", store_url, "--model", "nowhere"]
     try:
-        await store.update_worker("trainer", {"state": "running", "run_id": "other", "host": host, "pid": os.getppid()})
+        asyncio.run(say(**other, pid=os.getppid()))
         assert "belongs to run other, which is still going" in error_of(capsys, *arguments)
         # the same run, killed: its process is gone, so its store is free at once
-        await store.update_worker("trainer", {"state": "running", "run_id": "other", "host": host, "pid": 2**22 - 1})
+        asyncio.run(say(**other, pid=2**22 - 1))
         assert "nowhere is no folder" in error_of(capsys, *arguments)
     finally:
-        await store.update_worker("trainer", {"state": "idle"})
-        await store.close()
+        asyncio.run(say(state="idle"))
 
 
 @pytest.mark.slow
