@@ -19,7 +19,7 @@ from sql_agent.local.trainer import estimator_of
 from sql_agent.rollouts.dynamic_sampling import credit_group
 from sql_agent.tests.records import make_outcome, make_result
 from sql_agent.tests.test_losses_parity import verl_config
-from sql_agent.verl_side.config import Files, to_verl
+from sql_agent.verl_side.config import LOSS, Files, to_verl, worker_environment
 
 
 class Rloo(Settings):
@@ -40,6 +40,10 @@ class Cispo(Settings):
         ratio = log_prob_ratio(inputs.log_probs, inputs.old_log_probs)
         clipped = ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio).detach()
         return LossOutput(-clipped * inputs.advantages * inputs.log_probs, clipped != ratio)
+
+
+class Pulled(Cispo):
+    kl_coef: float = 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +114,7 @@ def test_a_loss_is_the_same_in_verl_as_in_the_local_trainer(name, aggregation):
     new.requires_grad_()
     config = SimpleNamespace(clip_ratio=0.2, global_batch_info={"loss_scale_factor": 9})
     inputs = {"old_log_prob": old, "log_prob": new, "advantages": advantages, "response_mask": mask}
-    registered = functools.partial(policy_loss, LOSSES[name])  # as the plugin registers it
+    registered = functools.partial(policy_loss, made(LOSSES[name], config))  # as the plugin registers it
     theirs, metrics = registered(**inputs, loss_agg_mode=aggregation, config=config, rollout_is_weights=None)
     weights = token_weights(mask.double(), aggregation, max_tokens=9)
     ours, stats = weighted_loss(made(LOSSES[name], config), LossInputs(new, old, advantages, mask), weights)
@@ -119,6 +123,21 @@ def test_a_loss_is_the_same_in_verl_as_in_the_local_trainer(name, aggregation):
         (gradient,) = torch.autograd.grad(loss, new)
         assert not gradient[~mask].any()
     assert_close(metrics.get("actor/pg_clipfrac", 0.0), stats.clip_frac)
+
+
+@pytest.mark.slow  # imports verl
+def test_a_loss_reads_the_settings_of_the_run_in_verls_processes(monkeypatch):
+    """`kl_coef` has another name in verl's own config, which so cannot fill it."""
+    from verl.trainer.ppo import core_algos
+
+    from sql_agent.verl_side.plugin import credit
+
+    monkeypatch.setitem(LOSSES, "pulled", f"{__name__}:Pulled")
+    cfg = load_config(None, ["loss.kl_coef=0.5", "loss.clip_ratio=0.3"])
+    monkeypatch.setenv(LOSS, worker_environment(cfg, cpu=False)[LOSS])
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
+    credit.register()
+    assert core_algos.get_policy_loss_fn("pulled").args == (Pulled(clip_ratio=0.3, kl_coef=0.5),)
 
 
 @pytest.mark.slow  # imports verl

@@ -28,6 +28,8 @@ WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
 ESTIMATOR = "credited_rows"
 """The estimator that `PLUGIN` registers: advantages come with the rollouts."""
+LOSS = "AGENTGRPO_LOSS"
+"""The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`."""
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
@@ -281,6 +283,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         CONTEXT_TOKENS: str(cfg.data.prompt_tokens + cfg.data.max_response_tokens),
+        LOSS: cfg.loss.model_dump_json(),
     }
     if cpu:
         threads = cfg.engine.train_threads or os.cpu_count() or 1
