@@ -5,6 +5,7 @@ Who writes the replies, and what an end is worth, is left out.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -95,6 +96,18 @@ class Episode(ABC):
     def close(self) -> None: ...
 
 
+def read_arguments(name: str, arguments: Any) -> Any:
+    """Return the value of a call's arguments, a JSON text.
+
+    Raises:
+        ValueError: the text is none; the message is for the policy.
+    """
+    try:
+        return json.loads(arguments)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"the arguments of {name} do not parse; they are a JSON object") from None
+
+
 class CallingEpisode(Episode):
     """Plays an episode whose policy calls tools."""
 
@@ -117,7 +130,11 @@ class CallingEpisode(Episode):
 
     @abstractmethod
     def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one call; a malformed call is answered with an error message and counted."""
+        """Answer one call; a malformed call is answered with an error message and counted (`_malformed`)."""
+
+    def _malformed(self, reason: str) -> str:
+        self.malformed_calls += 1
+        return f"Error: {reason}."
 
     def without_call(self, reply: str) -> list[Message]:
         """Answer a reply without a call, which ends the episode."""

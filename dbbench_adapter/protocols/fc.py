@@ -8,14 +8,13 @@ the same in other words. Source: AgentBench `src/server/tasks/dbbench/task.py` a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
-from dbbench_adapter.interaction import CallingEpisode, Message
+from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
 from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, user_messages
 
 MAX_ROUNDS = 15
@@ -92,9 +91,9 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         """
         self._refuse_if_done()
         try:
-            values = json.loads(arguments)
-        except (ValueError, TypeError, RecursionError):
-            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+            values = read_arguments(name, arguments)
+        except ValueError as error:
+            return self._malformed(str(error))
         if name not in ("execute_sql", "commit_final_answer"):
             return self._malformed(f"unknown tool {name!r}; call execute_sql or commit_final_answer")
         argument = next(iter(values.values()), _NOTHING) if isinstance(values, dict) else _NOTHING
@@ -133,10 +132,6 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
             return self._malformed('commit_final_answer takes {"answers": ["..."]}')
         self.status, self.answers = "completed", answers
         return "Committed."
-
-    def _malformed(self, reason: str) -> str:
-        self.malformed_calls += 1
-        return f"Error: {reason}."
 
 
 _NOTHING = object()

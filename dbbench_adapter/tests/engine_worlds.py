@@ -41,7 +41,7 @@ class World:
     secrets: tuple[str, ...]
     """What no error may tell."""
     clock: Callable[[], float]
-    """Of this thread where it runs the statements itself, else the wall's."""
+    """The clock of this thread where it runs the statements itself, else the wall's."""
     longest_s: float
     """How long a statement may take by that clock whose limit is 0.5 s."""
 

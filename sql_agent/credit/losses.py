@@ -32,11 +32,11 @@ class LossInputs:
     """
 
     log_probs: Tensor
-    """Under the policy that is trained."""
+    """Log-probs in nats under the policy that is trained."""
     old_log_probs: Tensor
-    """Under the policy that sampled; constants."""
+    """Log-probs in nats under the policy that sampled; they are constants."""
     advantages: Tensor
-    """Constants."""
+    """Advantages of the tokens; they are constants."""
     mask: Tensor
     """1 on sampled tokens, bool or number."""
 
@@ -164,7 +164,7 @@ class LossStats:
             tokens=self.tokens + other.tokens,
             clipped=self.clipped + other.clipped,
             ratio_sum=self.ratio_sum + other.ratio_sum,
-            ratio_max=float(np.maximum(self.ratio_max, other.ratio_max)),  # unlike max, NaN stays,
+            ratio_max=float(np.maximum(self.ratio_max, other.ratio_max)),  # unlike max, it keeps NaN
             kl_k3_sum=kl,
         )
 

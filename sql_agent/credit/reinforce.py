@@ -14,8 +14,10 @@ class RewardToGo(Settings):
     """Credits each turn with its own reward and those of later turns, without a baseline."""
 
     def __call__(self, rewards: Group) -> list[list[float] | None]:
-        """Raises:
-        ValueError: a reward is NaN or infinite.
+        """One advantage per turn, in reward units; None for a lost rollout.
+
+        Raises:
+            ValueError: a reward is NaN or infinite.
         """
         judged(rewards)
         return [None if turns is None else [*accumulate(reversed(turns))][::-1] for turns in rewards]

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 
 from agentgrpo.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.interaction import CallingEpisode, Message
+from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, Split, digest
 from sql_agent.environments.named import named, tool_methods, tool_schemas
@@ -330,9 +330,9 @@ class OwnEpisode(CallingEpisode):
         if name not in self._environment.methods:
             return self._malformed(f"Tool {name} not found.")
         try:
-            values = json.loads(arguments)
-        except (ValueError, TypeError, RecursionError):
-            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+            values = read_arguments(name, arguments)
+        except ValueError as error:
+            return self._malformed(str(error))
         if not isinstance(values, dict):
             return self._malformed(f"the arguments of {name} are a JSON object, its arguments by name")
         method = getattr(self._instance.object, name)

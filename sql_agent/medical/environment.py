@@ -7,7 +7,6 @@ which are in every prompt, and a watchdog. A database out of reach is played aga
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, Self
 from agentgrpo.checkout import HOME
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
-from dbbench_adapter.interaction import CallingEpisode, Message
+from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.environments.episode import tool
@@ -56,9 +55,9 @@ class MedicalEpisode(CallingEpisode):
         if name != TOOL_NAME:
             return self._malformed(f"unknown tool {name!r}; call {TOOL_NAME}")
         try:
-            values = json.loads(arguments)
-        except (ValueError, TypeError, RecursionError):
-            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+            values = read_arguments(name, arguments)
+        except ValueError as error:
+            return self._malformed(str(error))
         sql = values.get("sql") if isinstance(values, dict) else None
         if not isinstance(sql, str) or not sql.strip():
             return self._malformed(f'{TOOL_NAME} takes {{"sql": "..."}}')
@@ -66,10 +65,6 @@ class MedicalEpisode(CallingEpisode):
 
     def close(self) -> None:
         self._database.close()
-
-    def _malformed(self, reason: str) -> str:
-        self.malformed_calls += 1
-        return f"Error: {reason}."
 
 
 class Medical(Environment):

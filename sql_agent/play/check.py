@@ -20,7 +20,7 @@ from sql_agent.environments.worker import RaisedError
 from sql_agent.play.scripted import (
     NOTHING,
     TALK,
-    Lots,
+    SameRandom,
     ScriptedPlay,
     odd_calls,
     play,
@@ -81,7 +81,7 @@ def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
                 if sum((each.lost or "").endswith("_deadline") for each in report.played) == MOST_HANGS:
                     continue  # each hanging play takes the whole timeout
                 at[0] = name
-                report.played.append(play(environment, task, name, replies, Lots()))
+                report.played.append(play(environment, task, name, replies, SameRandom()))
     if not environment.judged:
         report.add(
             "note", "it gives neither a verdict nor a reward (`get_reward`): a run needs a reward from elsewhere"
@@ -116,13 +116,13 @@ def _repeat(make: Callable[[], Environment], tasks: Sequence[Any], report: Repor
         return environment.reference_replies(of) or random_calls(environment.tools, words, seed=0)
 
     with make() as environment:
-        first = play(environment, task, "repeat", script(environment, task), Lots())
+        first = play(environment, task, "repeat", script(environment, task), SameRandom())
     with make() as environment:
         replies, others = script(environment, task), script(environment, other)
-        afresh = play(environment, task, "repeat", replies, Lots())
+        afresh = play(environment, task, "repeat", replies, SameRandom())
         for each in (other, *tasks[:3]):
-            play(environment, each, "repeat", random_calls(environment.tools, ["a", "b"], seed=1), Lots())
-        used = play(environment, task, "repeat", replies, Lots())
+            play(environment, each, "repeat", random_calls(environment.tools, ["a", "b"], seed=1), SameRandom())
+        used = play(environment, task, "repeat", replies, SameRandom())
         beside = play_together(environment, [task, other], [replies, others])[0]
     for again, words in (
         (afresh, "on a new object, so something outside of it (a global, a class attribute, a file) remembers the "

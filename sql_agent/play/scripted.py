@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 
+from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.interaction import ENDS, Message
 from sql_agent.datatypes import AgentConfig, success_of
 from sql_agent.environments.base import Environment
@@ -116,13 +117,13 @@ def play_together(
 ) -> list[ScriptedPlay]:
     """Play several episodes at once, a reply of each in turn."""
     played = [ScriptedPlay("together", task, environment) for task in tasks]
-    going = [each.steps(script, Lots()) for each, script in zip(played, replies, strict=True)]
+    going = [each.steps(script, SameRandom()) for each, script in zip(played, replies, strict=True)]
     while going:
         going = [each for each in going if next(each, "ended") is None]
     return played
 
 
-class Lots:
+class SameRandom:
     """Gives every play the same numbers from `random` and numpy's generator, even if other plays run beside it."""
 
     def __init__(self) -> None:
@@ -145,25 +146,24 @@ class Lots:
 # what is played -----------------------------------------------------------------------------------------------------
 
 
-def say(text: str) -> Message:
+def _say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def call(name: str, arguments: str) -> Message:
-    function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "", "type": "function", "function": function}]}
+def _ask(name: str, arguments: str) -> Message:
+    return calls(call(name, arguments, ""))
 
 
-NOTHING = [say("")]
-TALK = [say("I do not know. " * (LONG // 15))]
+NOTHING = [_say("")]
+TALK = [_say("I do not know. " * (LONG // 15))]
 
 
 def random_calls(tools: Sequence[dict[str, Any]], words: Sequence[str], seed: int) -> list[Message]:
     """Make calls that fit the schemas, with texts from the prompt's words, then a reply without a call."""
     rng = random.Random(seed)
-    calls = [rng.choice(tools)["function"] for _ in range(MOST_REPLIES - 1)] if tools else []
-    made = [call(t["name"], json.dumps(_arguments(t["parameters"], words, rng), ensure_ascii=False)) for t in calls]
-    return [*made, say(" ".join(rng.choices(words, k=3)) if words else "")]
+    drawn = [rng.choice(tools)["function"] for _ in range(MOST_REPLIES - 1)] if tools else []
+    made = [_ask(t["name"], json.dumps(_arguments(t["parameters"], words, rng), ensure_ascii=False)) for t in drawn]
+    return [*made, _say(" ".join(rng.choices(words, k=3)) if words else "")]
 
 
 def odd_calls(tools: Sequence[dict[str, Any]], words: Sequence[str], seed: int) -> list[Message]:
@@ -172,14 +172,14 @@ def odd_calls(tools: Sequence[dict[str, Any]], words: Sequence[str], seed: int) 
     Arguments do not parse, have other types, are missing or too many; tools do not exist; values are very long.
     """
     rng = random.Random(seed)
-    replies = [call(name, "{}") for name in ("no_such_tool", "__init__", "reset", "get_reward", "")]
+    replies = [_ask(name, "{}") for name in ("no_such_tool", "__init__", "reset", "get_reward", "")]
     for tool in (each["function"] for each in tools):
-        replies += [call(tool["name"], arguments) for arguments in ODD_ARGUMENTS]
+        replies += [_ask(tool["name"], arguments) for arguments in ODD_ARGUMENTS]
         fitting = _arguments(tool["parameters"], words, rng)
-        replies.append(call(tool["name"], json.dumps({**fitting, "no_such_argument": 1})))
+        replies.append(_ask(tool["name"], json.dumps({**fitting, "no_such_argument": 1})))
         for name in tool["parameters"].get("properties", {}):
             for value in (*ODD_VALUES, "x" * LONG):
-                replies.append(call(tool["name"], json.dumps({**fitting, name: value})))
+                replies.append(_ask(tool["name"], json.dumps({**fitting, name: value})))
     rng.shuffle(replies)
     return replies
 

@@ -42,8 +42,6 @@ from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
 from sql_agent.play.state import Call, Play
 
-__all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
-
 set_tracing_disabled(True)  # otherwise openai-agents uploads every run to its vendor
 
 T = TypeVar("T")

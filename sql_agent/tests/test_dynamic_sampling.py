@@ -65,7 +65,7 @@ def test_a_group_of_equal_rewards_stays_where_the_estimator_credits_them():
 
 
 def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
-    """Without the score that one rollout lacks both rewards are 1; until the group is chosen they stay as they came."""
+    """One rollout has no score. Both rewards are 1 without it, and stay as they came until the group is chosen."""
     scores = (1.2, ScorerResult(50.0)), (1.0, ScorerResult(None, "scorer_unavailable"))
     parts = {"correctness": 1.0, "base": 1.0}
     group = [

@@ -10,7 +10,7 @@ from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
-from dbbench_adapter.interaction import CallingEpisode, Message
+from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
 from sql_agent.environments.episode import tool
 from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
@@ -101,9 +101,9 @@ class TextToSqlEpisode(CallingEpisode):
         if name not in ("execute_sql", "submit_sql"):
             return self._malformed(f"unknown tool {name!r}; call execute_sql or submit_sql")
         try:
-            values = json.loads(arguments)
-        except (ValueError, TypeError, RecursionError):
-            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+            values = read_arguments(name, arguments)
+        except ValueError as error:
+            return self._malformed(str(error))
         sql = values.get("sql") if isinstance(values, dict) else None
         if not isinstance(sql, str) or not sql.strip():
             return self._malformed(f'{name} takes {{"sql": "SELECT ..."}}')
@@ -120,10 +120,6 @@ class TextToSqlEpisode(CallingEpisode):
 
     def close(self) -> None:
         self.database.close()
-
-    def _malformed(self, reason: str) -> str:
-        self.malformed_calls += 1
-        return f"Error: {reason}."
 
 
 _FENCED = re.compile(
