@@ -18,7 +18,6 @@ class Turn:
     sampled_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     """The engine's log-probs of the sampled ids, in nats; as long as `sampled_ids`."""
-    finish_reason: str
     has_tool_calls: bool = False
     agent: str | None = None
     """Name of the agent that made the call, where it is known."""

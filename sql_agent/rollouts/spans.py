@@ -71,7 +71,6 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
                 tuple(prompt_ids),
                 tuple(sampled_ids),
                 log_probs,
-                str(span.attributes.get("gen_ai.response.finish_reason", "")),
                 bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
                 span.attributes.get(AGENT),
             )

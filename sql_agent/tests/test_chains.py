@@ -16,7 +16,7 @@ from sql_agent.tests.records import make_outcome, make_result, make_row
 
 
 def turn(prompt, sampled, *, tool=False):
-    return Turn(tuple(prompt), tuple(sampled), tuple(-token / 10 for token in sampled), "stop", tool)
+    return Turn(tuple(prompt), tuple(sampled), tuple(-token / 10 for token in sampled), tool)
 
 
 def chains(row):

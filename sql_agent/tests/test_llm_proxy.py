@@ -82,8 +82,8 @@ def test_each_call_leaves_one_span_with_the_engines_ids_as_agent_lightning_reads
     sql, text = oracle.byte_ids([SQL]), oracle.byte_ids([TEXT])
     turns = read_turns(spans)
     assert turns == [
-        Turn(tuple(oracle.byte_ids(messages[:1])), tuple(sql), (0.0,) * len(sql), "tool_calls", True),
-        Turn(tuple(oracle.byte_ids(messages)), tuple(text), (0.0,) * len(text), "stop", False),
+        Turn(tuple(oracle.byte_ids(messages[:1])), tuple(sql), (0.0,) * len(sql), True),
+        Turn(tuple(oracle.byte_ids(messages)), tuple(text), (0.0,) * len(text), False),
     ]
     triplets = agl.LlmProxyTraceToTriplet().adapt(spans)
     assert [(t.prompt["token_ids"], t.response["token_ids"]) for t in triplets] == [

@@ -22,7 +22,7 @@ from sql_agent.tests.records import make_outcome
 
 
 def turn(prompt, sampled, *, log_probs=None, tool=False):
-    return Turn(tuple(prompt), tuple(sampled), tuple(log_probs or [-0.5] * len(sampled)), "stop", tool)
+    return Turn(tuple(prompt), tuple(sampled), tuple(log_probs or [-0.5] * len(sampled)), tool)
 
 
 def test_two_turns_become_one_sequence_with_the_tool_result_masked():
@@ -100,7 +100,7 @@ def test_a_turn_has_everything_that_its_span_says():
     span = model_call(1, [1], [2, 3])
     span.attributes |= {"gen_ai.response.finish_reason": "tool_calls", "agentgrpo.has_tool_calls": True}
     other = Span("some_other_call", 2, {**span.attributes, "prompt_token_ids": [1, 2, 3, 4]})
-    assert read_turns([span, other]) == [Turn((1,), (2, 3), (-1.0, -1.0), "tool_calls", has_tool_calls=True)]
+    assert read_turns([span, other]) == [Turn((1,), (2, 3), (-1.0, -1.0), has_tool_calls=True)]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_reply_of_vllm_becomes_a_turn():
     choice = {"message": said, "finish_reason": "tool_calls", "token_ids": [3, 4], "logprobs": log_probs}
     answer = {"id": "chatcmpl-1", "choices": [choice], "prompt_token_ids": [1, 2]}
     span = Span("litellm_request", 1, turn_attributes(answer))
-    assert read_turns([span]) == [Turn((1, 2), (3, 4), (-0.1, -0.2), "tool_calls", has_tool_calls=True)]
+    assert read_turns([span]) == [Turn((1, 2), (3, 4), (-0.1, -0.2), has_tool_calls=True)]
 
 
 def test_a_call_tried_again_counts_once_with_the_reply_that_was_used():

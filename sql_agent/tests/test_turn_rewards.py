@@ -37,7 +37,7 @@ def test_the_reward_models_score_is_earned_in_the_last_turn():
 
 
 # turns of 2 and 1 sampled tokens, with a tool result of 2 between
-TURNS = [Turn((1, 2), (3, 4), (-0.1, -0.2), "stop"), Turn((1, 2, 3, 4, 9, 9), (5,), (-0.3,), "stop")]
+TURNS = [Turn((1, 2), (3, 4), (-0.1, -0.2)), Turn((1, 2, 3, 4, 9, 9), (5,), (-0.3,))]
 
 
 def played(group, *turns, weights=None, row=None, lost=None, turns_of=TURNS):
@@ -110,14 +110,14 @@ def test_a_rollout_whose_row_is_whole_but_short_has_one_turn():
 
 
 def test_a_rollout_of_several_conversations_has_one_reward():
-    apart = [TURNS[0], Turn((7, 8), (5,), (-0.3,), "stop")]  # the second goes on from nothing
+    apart = [TURNS[0], Turn((7, 8), (5,), (-0.3,))]  # the second goes on from nothing
     row = stitch(apart, max_response_tokens=100, one_conversation=False)
     result = played("a", 0.5, 1.0, row=row, turns_of=apart)
     assert (row.num_chains, result.turn_rewards, result.reward) == (2, None, 1.5)
 
 
 def test_so_has_one_whose_row_had_no_room_for_the_other_conversation():
-    long = Turn((9,) * 10, (5,), (-0.3,), "stop")
+    long = Turn((9,) * 10, (5,), (-0.3,))
     turns = [TURNS[0], long, TURNS[1]]
     row = stitch(turns, max_response_tokens=100, max_row_tokens=12)
     assert (row.num_chains, row.num_turns, row.ids) == (1, 2, (1, 2, 3, 4, 9, 9, 5))
