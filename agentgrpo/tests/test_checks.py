@@ -43,7 +43,7 @@ def test_what_does_not_keep_a_run_from_starting_is_said(table):
 
 def test_all_problems_of_the_first_check_that_has_any_are_named_and_nothing_later_is_looked_at(table):
     with pytest.raises(UsageError) as refused:
-        require(cores=2, folder="a")
+        require(cores=2, folder="a", server="b")
     assert str(refused.value) == "a is a file; name another\nit is full; make room"
     with pytest.raises(ValueError, match="b is silent; start it"):
         require(server="b")

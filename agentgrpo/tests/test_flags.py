@@ -87,6 +87,8 @@ def test_a_misspelt_flag_is_named_before_one_that_is_missing(capsys):
         (["a.b=1", "trainer.steps=3", "+trainer.test_freq=2"],
          "a.b=1 trainer.steps=3 +trainer.test_freq=2; write --set trainer.steps=3 --set trainer.val_every=2"),
         (["a.b=1"], "a.b=1"),
+        # the last part alone would be `agent.max_tokens`
+        (["+judge.max_tokens=64"], "+judge.max_tokens=64; write --set judge.max_tokens=64"),
         (["--max_steps", "3"], "--max_steps; did you mean --set trainer.steps=3?"),
         (["--num-train-epochs", "1"], "--num-train-epochs; did you mean --set trainer.steps=N?"),
         (["--lr", "5e-4"], "--lr; did you mean --set optim.learning_rate=5e-4?"),
@@ -126,5 +128,12 @@ def test_every_name_that_is_proposed_is_one_of_ours():
     assert {each.partition("=")[0] for ours in USUAL.values() for each in ours} - known == set()
 
 
-def test_verls_name_under_set_is_answered_with_ours():
-    assert did_you_mean_setting("trainer.total_training_steps", TrainConfig) == "; did you mean trainer.steps?"
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("trainer.total_training_steps", "trainer.steps"),
+        ("actor_rollout_ref.rollout.n", "rollout.group_size"),  # no name of ours is like it
+    ],
+)
+def test_verls_name_under_set_is_answered_with_ours(name, ours):
+    assert did_you_mean_setting(name, TrainConfig) == f"; did you mean {ours}?"

@@ -31,6 +31,7 @@ def test_where_only_the_number_of_a_folder_is_wrong_those_that_exist_are_listed(
     assert did_you_mean(checkpoints / "global_step_12" / "actors") == (
         f"; did you mean {checkpoints / 'global_step_12' / 'actor'}?"
     )
+    assert did_you_mean(checkpoints / "global_step_12") == ""  # nothing is wrong with a number that exists
 
 
 def test_a_path_is_looked_for_beside_itself_and_beside_its_folder(tmp_path):

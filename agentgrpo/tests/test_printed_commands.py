@@ -69,11 +69,19 @@ def test_from_a_wheel_an_extra_is_added_by_the_wheel(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("package", "extra"),
-    [("huggingface_hub", "local"), ("agents", "train"), ("verl", "train"), ("tqdm", None), ("torch_like", None)],
+    [
+        ("huggingface_hub", "local"),
+        ("agents", "train"),
+        ("verl", "train"),
+        ("tqdm", None),
+        ("torch_like", None),
+        ("torch", "local"),
+    ],
 )
 def test_a_package_is_found_in_its_extra(package, extra):
     required = [
         "tqdm",
+        'torch-geometric; extra == "graphs"',
         'torch; extra == "local"',
         'huggingface-hub; extra == "local"',
         'verl==0.9.1; extra == "train"',

@@ -47,6 +47,8 @@ def test_a_conversation_is_rendered_with_tools_special_tokens_and_the_beginning_
     assert render(TEMPLATE, [user], [tool], special={"bos_token": "<s>"}, prompt=True) == "<s>1 tools user assistant:"
     template = ChatTemplate(TEMPLATE, None, {"bos_token": "<s>"}, lambda text: [len(text)], "m")
     assert template.ids([user]) == [len("<s>no tools user")]
+    template = ChatTemplate(TEMPLATE, [tool, tool], {}, lambda text: [len(text)], "m")
+    assert template.ids([user], prompt=True) == [len("2 tools user assistant:")]
 
 
 def test_what_a_template_refuses_is_said_with_its_model_and_what_to_do():

@@ -139,9 +139,12 @@ def test_the_server_says_what_an_account_may_do_before_anything_runs(shop_accoun
     # as CAST(... AS CHAR) writes them
     ("SELECT TIME('9:05:00'), TIMEDIFF('10:00:00', '11:30:00'), TIME('125:00:00'), TIME('-00:00:00.25')",
      (("09:05:00", "-01:30:00", "125:00:00", "-00:00:00.250000"),)),
+    ("SELECT SUM(b), AVG(b) FROM t", ((10, 2.5),)),
 ])  # fmt: skip
 def test_values_are_those_that_sqlite_would_give(reader, sql, rows):
-    assert run(reader, sql).rows == rows
+    found = run(reader, sql).rows
+    assert found == rows
+    assert [list(map(type, row)) for row in found] == [list(map(type, row)) for row in rows]  # 1.5 equals a Decimal
 
 
 @pytest.mark.parametrize("sql", [

@@ -53,11 +53,12 @@ def rows(monkeypatch):
 
 
 def test_a_row_is_a_setting_of_both_trainers():
-    main, local = load_config(None, ["loss.estimator=rloo", "loss.name=cispo"]).loss, LossConfig(estimator="rloo")
+    main = load_config(None, ["loss.estimator=rloo", "loss.name=cispo", "loss.clip_ratio=0.3"]).loss
+    local = LossConfig(estimator="rloo")
     # 1 - (0 + 0.5) / 2, 0 - 1.5 / 2, 0.5 - 1 / 2
     assert made(ESTIMATORS[main.estimator], main)([[1.0], [0.0], None, [0.5]]) == [[0.75], [-0.75], None, [0.0]]
     assert estimator_of(local)([[1.0], [0.0], None, [0.5]]) == [[0.75], [-0.75], None, [0.0]]
-    assert made(LOSSES[main.name], main) == Cispo(clip_ratio=main.clip_ratio)
+    assert made(LOSSES[main.name], main) == Cispo(clip_ratio=0.3)
 
 
 def test_a_rollout_of_the_main_job_gets_its_advantage():

@@ -46,6 +46,10 @@ def groups(zero_std, lone=0.0):
         (groups(0.75), False),
         (groups(0.0, lone=1.0), False),  # rewards are missing, not equal; the line names the reasons
         ({"val/reward/mean": 0.0}, False),
+        # an estimator without a baseline credits equal rewards
+        (groups(1.0) | {"critic/advantages/max": 1.0, "critic/advantages/min": 0.0}, False),
+        (groups(1.0) | {"critic/advantages/max": 0.0, "critic/advantages/min": -1.0}, False),
+        (groups(1.0) | {"critic/advantages/max": 0.0, "critic/advantages/min": 0.0}, True),
     ],
 )
 def test_a_step_without_spread_has_no_group_with_two_rewards_that_differ(metrics, nothing):

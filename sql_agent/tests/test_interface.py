@@ -15,7 +15,7 @@ import pytest
 import agentgrpo
 from dbbench_adapter.tasks.load import load_tasks
 from scripts.tests.report_run import make_run
-from sql_agent import oracle
+from sql_agent import interface, oracle
 from sql_agent.config import TrainConfig, TrainerConfig
 from sql_agent.datatypes import DataConfig
 from sql_agent.interface import Evaluation, failure, single_settings, typed
@@ -72,7 +72,7 @@ def test_a_command_that_fails_raises_its_own_sentence(tmp_path):
 def test_settings_of_every_form_are_checked_by_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"^config: trainer.stepps: unknown setting; did you mean trainer.steps\?$"):
-        agentgrpo.train({"trainer.stepps": 2})
+        agentgrpo.train({"trainer.stepps": 2}, model="nowhere")  # no run begins if the setting is lost
     settings = TrainConfig(trainer=TrainerConfig(steps=2))
     with pytest.raises(ValueError, match=r"^unrecognized arguments: --run-dirr; did you mean --run-dir\?$"):
         agentgrpo.train(settings, run_dirr="runs/mine")
@@ -94,7 +94,16 @@ def test_a_group_of_settings_leaves_its_other_settings_alone(tmp_path):
 
 def test_settings_are_given_once():
     with pytest.raises(TypeError, match="set is the first argument"):
-        agentgrpo.train(set={"trainer.steps": 2})
+        agentgrpo.train(set={"trainer.steps": 2}, dry_run=True)
+
+
+def test_only_the_settings_that_were_given_are_typed(monkeypatch):
+    """The others are the preset's, or those of a file of settings."""
+    given = []
+    monkeypatch.setattr(interface, "command", lambda name, **flags: given.append(flags["set"]))
+    monkeypatch.setattr(interface, "report", lambda run_dir: run_dir)
+    agentgrpo.train(TrainConfig(trainer=TrainerConfig(steps=2)), ci_fast=True)
+    assert given == [{"trainer.steps": 2}]
 
 
 @pytest.mark.parametrize("how", [{"dry_run": True}, {"algorithm": "apo"}, {"settings": {"algorithm": "apo"}}])
@@ -188,9 +197,16 @@ def begun(file: Path) -> int:
 
 
 def test_ctrl_c_ends_the_command_in_order(waits, capsys, heard_signals):
-    threading.Thread(target=lambda: (begun(waits), os.kill(os.getpid(), signal.SIGINT))).start()
+    sessions = []
+
+    def interrupt():
+        sessions.append(os.getsid(begun(waits)))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         agentgrpo.command("wait")
+    assert sessions != [os.getsid(0)]  # in this one a terminal would interrupt it a second time, while it ends
     assert capsys.readouterr().out.endswith("\nstopped\n")
     assert not Path(f"/proc/{begun(waits)}").exists()
 

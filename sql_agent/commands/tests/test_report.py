@@ -394,7 +394,15 @@ def test_the_model_that_is_served_is_measured_on_the_runs_held_out_tasks(setting
     assert evaluate_command(configured(settings), "mine") == f"{EVALUATE} {flags}"
 
 
-@pytest.mark.parametrize("settings", [{}, {"data.train_file": "a.json", "data.held_out_fraction": 0.5}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"data.train_file": "a.json", "data.held_out_fraction": 0.5},
+        AGENT | {"rollout.reward": '{"judge": 1.0, "my_agent.py:short": 0.5}', "judge.url": "http://127.0.0.1:9/v1",
+                 "judge.model": "m", "judge.rubric": "rubric.txt"},
+    ],
+)  # fmt: skip
 def test_no_command_is_printed_where_evaluate_could_not_find_the_same_tasks(settings):
     assert evaluate_command(configured(settings), "mine") is None
 
