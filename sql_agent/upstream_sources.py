@@ -9,7 +9,7 @@ import ast
 import functools
 import importlib.util
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 GIVES_ARGUMENTS = ("with_store",)
@@ -53,14 +53,15 @@ def signature_of(node: ast.AST | None) -> inspect.Signature | None:
 def misfit(ours: inspect.Signature, theirs: inspect.Signature) -> str | None:
     """Return the parameter for which our function cannot stand in for theirs; None if it can.
 
-    It has to take every parameter that a caller of theirs has to give, in its place, and must not ask for another one.
+    It has to take every parameter that a caller of theirs may give, one that has to be given in its place, and must not
+    ask for what callers may leave out.
     """
     mine, others = list(ours.parameters.values()), list(theirs.parameters.values())
-    kinds, their_kinds = ({parameter.kind for parameter in each} for each in (mine, others))
+    kinds = {parameter.kind for parameter in mine}
     for place, parameter in enumerate(others):
-        if not _is_required(parameter):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if parameter.kind is parameter.KEYWORD_ONLY:
+        if parameter.kind is parameter.KEYWORD_ONLY or not _is_required(parameter):
             taken = parameter.name in ours.parameters or parameter.VAR_KEYWORD in kinds
         else:
             taken = parameter.VAR_POSITIONAL in kinds or place < sum(map(_is_positional, mine))
@@ -69,12 +70,20 @@ def misfit(ours: inspect.Signature, theirs: inspect.Signature) -> str | None:
     for place, parameter in enumerate(mine):
         there = theirs.parameters.get(parameter.name)
         at = None if there is None else others.index(there)
-        moved = at is not None and _is_positional(parameter) and _is_positional(others[at]) and at != place
-        asked = at is None and _is_required(parameter) and place >= sum(map(_is_positional, others))
-        beyond = asked and parameter.VAR_POSITIONAL not in their_kinds
-        if moved or beyond:
-            return f"{parameter.name!r}, which its callers {'give in another place' if moved else 'do not give'}"
+        if at is not None and at != place and _is_positional(parameter) and _is_positional(others[at]):
+            return f"{parameter.name!r}, which its callers give in another place"
+        if _is_required(parameter) and not _is_given(parameter, place, others):
+            return f"{parameter.name!r}, which its callers {'do not give' if there is None else 'may leave out'}"
     return None
+
+
+def _is_given(ours: inspect.Parameter, place: int, theirs: Sequence[inspect.Parameter]) -> bool:
+    """Return whether callers of their function give a parameter that ours requires, as far as its signature says."""
+    more = ours.VAR_KEYWORD if ours.kind is ours.KEYWORD_ONLY else ours.VAR_POSITIONAL
+    here = place < len(theirs) and _is_positional(ours) and _is_positional(theirs[place])
+    return any(each.kind is more or (each.name == ours.name and _is_required(each)) for each in theirs) or (
+        here and _is_required(theirs[place])
+    )
 
 
 def _is_positional(parameter: inspect.Parameter) -> bool:
