@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import shipped_settings
@@ -24,6 +26,13 @@ class Settings(BaseModel):
         validate_by_name=True,
         serialize_by_alias=True,
     )
+
+
+@dataclass(frozen=True)
+class VerlKey:
+    """Names verl's key for a setting, in the setting's annotation."""
+
+    key: str
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -100,10 +109,12 @@ def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def verl_keys(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (verl's key, our setting) for every setting whose description names verl's key."""
+    """Yield (verl's key, our setting) for every `VerlKey` of a tree of settings."""
     for name, field in settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from verl_keys(field.annotation, f"{prefix}{name}.")
-        elif keys := re.search(r"\bverl:\s+(.*)", " ".join((field.description or "").split())):
-            for key in keys[1].split(", "):
-                yield key, prefix + name
+        yield from ((key, prefix + name) for key in verl_keys_of(field))
+
+
+def verl_keys_of(field: FieldInfo) -> list[str]:
+    return [each.key for each in field.metadata if isinstance(each, VerlKey)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from agentgrpo.cpu_features import LARGE
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec, masked
-from agentgrpo.settings import Settings, merged, parse_yaml, read_settings
+from agentgrpo.settings import Settings, VerlKey, merged, parse_yaml, read_settings
 from dbbench_adapter.engines import DatabaseSpec
 from sql_agent.credit.tables import EstimatorName, MainLossName
 from sql_agent.datatypes import (
@@ -66,8 +66,8 @@ class EnvConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    group_size: int = Field(default=4, ge=2)
-    """Rollouts per task (G). verl: actor_rollout_ref.rollout.n"""
+    group_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.n")] = Field(default=4, ge=2)
+    """Rollouts per task (G)."""
     redraws: int = Field(default=2, ge=0)
     """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     backend: BackendSpec = "sqlite"
@@ -146,78 +146,82 @@ RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shapi
 
 
 class OptimConfig(Settings):
-    learning_rate: float | None = Field(default=None, gt=0)
+    learning_rate: Annotated[float | None, VerlKey("actor_rollout_ref.actor.optim.lr")] = Field(default=None, gt=0)
     """None: by the model's weights. All weights: 1e-6 (verl's) for billions, 3e-5 below a billion, 5e-4 below 20
-    million; an adapter (LoRA): 2e-5, 3e-4, 1e-3. verl: actor_rollout_ref.actor.optim.lr"""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """verl: actor_rollout_ref.actor.optim.weight_decay"""
-    warmup_steps: int = Field(default=0, ge=0)
-    """verl: actor_rollout_ref.actor.optim.lr_warmup_steps"""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """verl: actor_rollout_ref.actor.grad_clip"""
-    mini_batch_size: int | None = Field(default=None, ge=1)
-    """Tasks per optimiser update; None: the whole step at once. verl: actor_rollout_ref.actor.ppo_mini_batch_size"""
-    max_tokens_per_micro_batch: int | None = Field(default=None, ge=64)
+    million; an adapter (LoRA): 2e-5, 3e-4, 1e-3."""
+    weight_decay: Annotated[float, VerlKey("actor_rollout_ref.actor.optim.weight_decay")] = Field(default=0.0, ge=0)
+    warmup_steps: Annotated[int, VerlKey("actor_rollout_ref.actor.optim.lr_warmup_steps")] = Field(default=0, ge=0)
+    max_grad_norm: Annotated[float, VerlKey("actor_rollout_ref.actor.grad_clip")] = Field(default=1.0, gt=0)
+    mini_batch_size: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_mini_batch_size")] = Field(
+        default=None, ge=1
+    )
+    """Tasks per optimiser update; None: the whole step at once."""
+    max_tokens_per_micro_batch: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_max_token_len_per_gpu")] = (
+        Field(default=None, ge=64)
+    )
     """Tokens of one forward and backward pass, at least one longest row; None: 4096 on a CPU, 16384 on a GPU. The
-    conversations of a rollout have to fit into it together.
-    verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu"""
+    conversations of a rollout have to fit into it together."""
 
 
 class LossConfig(Settings):
-    name: MainLossName = "grpo"
+    name: Annotated[MainLossName, VerlKey("actor_rollout_ref.actor.policy_loss.loss_mode")] = "grpo"
     """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`; or one of
-    verl's: gspo, cispo, sapo, geo_mean, gpg, dppo_tv, dppo_kl, clip_cov, kl_cov, dro.
-    verl: actor_rollout_ref.actor.policy_loss.loss_mode"""
+    verl's: gspo, cispo, sapo, geo_mean, gpg, dppo_tv, dppo_kl, clip_cov, kl_cov, dro."""
     estimator: EstimatorName = "grpo"
     """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
     `sql_agent.credit.tables`."""
-    clip_ratio: float = Field(default=0.2, gt=0, lt=1)
-    """PPO's epsilon. verl: actor_rollout_ref.actor.clip_ratio"""
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model.
-    verl: actor_rollout_ref.actor.kl_loss_coef"""
-    entropy_coef: float = Field(default=0.0, ge=0)
-    """verl: actor_rollout_ref.actor.entropy_coeff"""
-    scale: bool = True
-    """Divide advantages by the group's std; False only centres (arXiv:2503.20783).
-    verl: algorithm.norm_adv_by_std_in_grpo"""
-    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    clip_ratio: Annotated[float, VerlKey("actor_rollout_ref.actor.clip_ratio")] = Field(default=0.2, gt=0, lt=1)
+    """PPO's epsilon."""
+    kl_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.kl_loss_coef")] = Field(default=0.0, ge=0)
+    """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model."""
+    entropy_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.entropy_coeff")] = Field(default=0.0, ge=0)
+    scale: Annotated[bool, VerlKey("algorithm.norm_adv_by_std_in_grpo")] = True
+    """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
+    aggregation: Annotated[
+        Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"],
+        VerlKey("actor_rollout_ref.actor.loss_agg_mode"),
+    ] = "token-mean"
     """How the losses of tokens become one: every token weighs the same (DAPO, arXiv:2503.14476), every rollout does
     (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783). A rollout
-    of several conversations is one rollout: its sampled tokens share its weight.
-    verl: actor_rollout_ref.actor.loss_agg_mode"""
+    of several conversations is one rollout: its sampled tokens share its weight."""
 
 
 class LoraConfig(Settings):
-    rank: int = Field(default=0, ge=0)
-    """0 trains all weights. verl: actor_rollout_ref.model.lora_rank"""
-    alpha: int = Field(default=16, ge=1)
-    """verl: actor_rollout_ref.model.lora_alpha"""
-    target_modules: str = "all-linear"
-    """verl: actor_rollout_ref.model.target_modules"""
+    rank: Annotated[int, VerlKey("actor_rollout_ref.model.lora_rank")] = Field(default=0, ge=0)
+    """0 trains all weights."""
+    alpha: Annotated[int, VerlKey("actor_rollout_ref.model.lora_alpha")] = Field(default=16, ge=1)
+    target_modules: Annotated[str, VerlKey("actor_rollout_ref.model.target_modules")] = "all-linear"
 
 
 class EngineConfig(Settings):
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        VerlKey("actor_rollout_ref.actor.fsdp_config.mixed_precision"),
+        VerlKey("actor_rollout_ref.rollout.dtype"),
+    ] = "auto"
     """What the trainer and the sampler compute in; weights that are trained, gradients and the optimiser's moments are
     float32 always. `auto`: bfloat16 on a GPU, and on a CPU that multiplies in it (AVX-512 BF16, AMX) for models of
-    20 million weights and more; else float32. verl:
-    actor_rollout_ref.actor.fsdp_config.mixed_precision, actor_rollout_ref.rollout.dtype"""
-    gradient_checkpointing: bool | None = None
+    20 million weights and more; else float32."""
+    gradient_checkpointing: Annotated[bool | None, VerlKey("actor_rollout_ref.model.enable_gradient_checkpointing")] = (
+        None
+    )
     """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
-    of the memory. None: on a GPU, not on a CPU. verl: actor_rollout_ref.model.enable_gradient_checkpointing"""
-    n_gpus: int = Field(default=1, ge=1)
-    """GPUs of this node; 1 on a CPU. They share the rows of an update evenly. verl: trainer.n_gpus_per_node"""
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs of one model server; divides `n_gpus` and the model's heads.
-    verl: actor_rollout_ref.rollout.tensor_model_parallel_size"""
-    gpu_memory_utilization: float = Field(default=0.5, gt=0, lt=1)
-    """Share of a GPU's memory for vLLM. verl: actor_rollout_ref.rollout.gpu_memory_utilization"""
+    of the memory. None: on a GPU, not on a CPU."""
+    n_gpus: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
+    """GPUs of this node; 1 on a CPU. They share the rows of an update evenly."""
+    tensor_parallel_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.tensor_model_parallel_size")] = Field(
+        default=1, ge=1
+    )
+    """GPUs of one model server; divides `n_gpus` and the model's heads."""
+    gpu_memory_utilization: Annotated[float, VerlKey("actor_rollout_ref.rollout.gpu_memory_utilization")] = Field(
+        default=0.5, gt=0, lt=1
+    )
+    """Share of a GPU's memory for vLLM."""
     kv_cache_gib: int = Field(default=1, ge=1)
     """vLLM's KV cache on a CPU, GiB (VLLM_CPU_KVCACHE_SPACE)."""
-    max_num_seqs: int = Field(default=64, ge=1)
-    """Requests vLLM batches together. verl: actor_rollout_ref.rollout.max_num_seqs"""
+    max_num_seqs: Annotated[int, VerlKey("actor_rollout_ref.rollout.max_num_seqs")] = Field(default=64, ge=1)
+    """Requests vLLM batches together."""
     train_threads: int | None = Field(default=None, ge=1)
     """OpenMP threads of the training worker on a CPU; None: every core (rollouts and updates take turns)."""
     sampler_threads: int = Field(default=1, ge=1)
@@ -225,13 +229,13 @@ class EngineConfig(Settings):
 
 
 class TrainerConfig(Settings):
-    steps: int = Field(default=20, ge=1)
-    """Train steps of the run, counted from its very first start. verl: trainer.total_training_steps"""
+    steps: Annotated[int, VerlKey("trainer.total_training_steps")] = Field(default=20, ge=1)
+    """Train steps of the run, counted from its very first start."""
     val_before_train: bool = True
-    val_every: int = Field(default=10, ge=0)
-    """Validate every so many steps and at the end; 0: never. verl: trainer.test_freq"""
-    save_every: int = Field(default=10, ge=0)
-    """Checkpoint every so many steps and at the end; 0: never. verl: trainer.save_freq"""
+    val_every: Annotated[int, VerlKey("trainer.test_freq")] = Field(default=10, ge=0)
+    """Validate every so many steps and at the end; 0: never."""
+    save_every: Annotated[int, VerlKey("trainer.save_freq")] = Field(default=10, ge=0)
+    """Checkpoint every so many steps and at the end; 0: never."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Whole checkpoints that stay; the disk needs room for one more."""
     resume: Literal["auto", "never"] = "auto"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from agentgrpo.settings import Settings
+from agentgrpo.settings import Settings, VerlKey
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
 from dbbench_adapter.protocols import ProtocolName
@@ -96,14 +96,14 @@ class DataConfig(Settings):
     val_limit: int = Field(default=64, ge=1)
     """Held-out tasks evaluated at each validation, of every kind the same number; the seed draws them, once for a
     run."""
-    train_batch_size: int = Field(default=8, ge=1)
-    """Tasks per train step. verl: data.train_batch_size"""
-    max_prompt_tokens: int | None = Field(default=None, ge=16)
+    train_batch_size: Annotated[int, VerlKey("data.train_batch_size")] = Field(default=8, ge=1)
+    """Tasks per train step."""
+    max_prompt_tokens: Annotated[int | None, VerlKey("data.max_prompt_length")] = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened, other tasks are left out and counted. None: what
-    the model's context leaves beside the response. verl: data.max_prompt_length"""
-    max_response_tokens: int = Field(default=2048, ge=16)
+    the model's context leaves beside the response."""
+    max_response_tokens: Annotated[int, VerlKey("data.max_response_length")] = Field(default=2048, ge=16)
     """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
-    full. verl: data.max_response_length"""
+    full."""
 
     @property
     def prompt_tokens(self) -> int:

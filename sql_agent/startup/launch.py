@@ -64,7 +64,7 @@ def make_algorithm(
         part.write_text(dump_config(cfg))
     start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
     assert cfg.model is not None
-    start["precision"] = precision(cfg, cfg.model, cpu=cpu)
+    start["precision"] = precision(cfg.engine, cfg.model, cpu=cpu)
     start["tasks"] = order.pop("tasks")  # by kind, in run.json
     if files := own_files(cfg):
         start["own_files"] = files
