@@ -77,6 +77,16 @@ def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {**tree, **both}
 
 
+def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set `tree["a"]["b"] = value` for the path "a.b", and make missing mappings."""
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ValueError(f"--set {path}: {parent!r} is a value, not a group of settings; leave out what follows it")
+    tree[leaf] = value
+
+
 def describe_faults(error: ValidationError, settings: type[BaseModel]) -> list[str]:
     """Return a line for each fault in a tree of settings; an unknown name or choice comes with the one most like it."""
     return [_describe(fault, settings) for fault in error.errors()]

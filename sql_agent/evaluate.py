@@ -40,7 +40,7 @@ from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.model_servers.calls_as_text import CallsAsText
 from sql_agent.model_servers.deadline_client import DeadlineClient
@@ -57,6 +57,7 @@ from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import weights_of
 from sql_agent.rollouts.stops import last_line
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.startup.data import format_counts
 from sql_agent.success import Rate, rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES

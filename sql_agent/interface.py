@@ -27,8 +27,8 @@ from agentgrpo.commands import INTERRUPTED
 from agentgrpo.flags import dashed
 from agentgrpo.json_text import parse_json
 from agentgrpo.processes import end_with_parent
-from sql_agent.config import TrainConfig
 from sql_agent.report.reading import Row, Run, read_run, solved
+from sql_agent.settings.train import TrainConfig
 from sql_agent.success import Rate, rate
 
 FAULT = re.compile(r"(?:agentgrpo [\w -]+: )?error: |(?=config: )")

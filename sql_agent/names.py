@@ -1,4 +1,4 @@
-"""The names that settings may have for environments and rewards, with what each environment's name stands for.
+"""The names that settings may have for environments, rewards and the default policy, with what each environment's name stands for.
 
 A new environment needs a module and a line here; a user's own needs none, since it is named by `FILE.py:NAME`,
 `module:NAME` or an installed package's entry point. The presets' values are in `sql_agent.rewards`. Settings read this
@@ -11,8 +11,11 @@ import re
 from collections.abc import Collection
 from typing import Literal, get_args
 
+from agentgrpo.checkout import HOME
 from agentgrpo.nearest import did_you_mean
 
+TINY_POLICY = HOME / "models" / "tiny-sql"
+"""The small policy, which commands take, and make first, if no model is named."""
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
     "medical": "sql_agent.medical.environment:Medical",

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dbbench_adapter.interaction import ENDS, Stop
-from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.names import functions, label
+from sql_agent.settings.groups import RewardModelConfig
 
 NO_JUDGE = "no_judge"
 """The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward."""

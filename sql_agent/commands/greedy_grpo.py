@@ -17,10 +17,10 @@ from agentgrpo.checks import require
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.processes import ends_in_order
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
-from sql_agent.local.config import GreedyGrpoConfig
-from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
+from sql_agent.settings.local import GreedyGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.splits import count_kinds, draw_by_kind
     from sql_agent.environments.base import Split
-    from sql_agent.local.single_skill_config import TaskConfig
     from sql_agent.local.skill_tasks import draws, held_out_tasks
+    from sql_agent.settings.single_skill import TaskConfig
 
     if cfg.skills:
         of_skills = TaskConfig(skills=dict.fromkeys(cfg.skills, 1.0))

@@ -22,10 +22,10 @@ from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
-from sql_agent.local.config import Gsm8kGrpoConfig
-from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
+from sql_agent.settings.local import Gsm8kGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:

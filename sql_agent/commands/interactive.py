@@ -26,12 +26,12 @@ from agentgrpo.commands import INTERRUPTED, interruptible
 from agentgrpo.disk_errors import in_words
 from agentgrpo.flags import Parser
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
-from sql_agent.datatypes import DataConfig
-from sql_agent.local.config import AdapterConfig, InteractiveConfig
-from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_libraries
-from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import TINY_POLICY
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.local import AdapterConfig, InteractiveConfig
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.trained_on import LearntError, OwnEnvironmentError, environment_flags, read_trained_on
 

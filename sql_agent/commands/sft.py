@@ -21,9 +21,9 @@ from collections.abc import Sequence
 
 from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline
-from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.command import quiet_libraries, run_command
-from sql_agent.sft.config import SftConfig
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:

@@ -17,10 +17,10 @@ from agentgrpo.hub import model_folder
 from agentgrpo.machine import memory_limits
 from agentgrpo.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
 from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, CpuPrecision, ModelConfig, OptimConfig
 from sql_agent.local.model_files import base_folder
 from sql_agent.model_check import read_json
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.settings.local import AdapterConfig, CpuPrecision, ModelConfig, OptimConfig
 
 Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
 """autocast: weights in float32, matrix products of the update in bfloat16, on a CPU that supports it."""

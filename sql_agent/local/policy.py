@@ -30,10 +30,10 @@ from transformers import (
 
 from agentgrpo.cpu_features import uses_bfloat16
 from sql_agent.credit.row import Row
-from sql_agent.local.config import AdapterConfig, CpuPrecision
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens
 from sql_agent.local.model_files import base_name, is_adapter
+from sql_agent.settings.local import AdapterConfig, CpuPrecision
 
 REFERENCE = "reference"
 NUCLEUS = 512

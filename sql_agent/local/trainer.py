@@ -27,7 +27,6 @@ from sql_agent.credit.tables import ESTIMATORS, Credit, made
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import KEPT
-from sql_agent.local.config import GrpoConfig, LossConfig
 from sql_agent.local.datatypes import (
     GREEDY,
     BatchEpisode,
@@ -44,8 +43,9 @@ from sql_agent.local.model_files import base_folder
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.single_skill_config import ExperimentConfig
 from sql_agent.local.start import start_policy
+from sql_agent.settings.local import GrpoConfig, LossConfig
+from sql_agent.settings.single_skill import ExperimentConfig
 from sql_agent.success import Rate
 
 EVALUATED_TOGETHER = 32

@@ -24,8 +24,6 @@ from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.engines import open_backend
 from dbbench_adapter.splits import draw_by_kind
-from sql_agent.config import config_flag
-from sql_agent.datatypes import DataConfig
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.memory import shape_of, training_holds
@@ -34,7 +32,9 @@ from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
 from sql_agent.prompts.fit import fit_tasks
 from sql_agent.prompts.limit import choose_limit
-from sql_agent.sft.config import GENERATED, SftConfig
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.load import config_flag
+from sql_agent.settings.tuning import GENERATED, SftConfig
 from sql_agent.sft.data import (
     Demonstrations,
     dbbench_demonstrations,

@@ -11,9 +11,10 @@ from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.settings import names_of, verl_keys
 from dbbench_adapter.engines import named_database
-from sql_agent.config import TrainConfig, load_config
 from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import weights_of
+from sql_agent.settings.load import load_config
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import USUAL_STORE
 
 

@@ -12,15 +12,16 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_space import DiskNeed, describe_disk, folder_bytes
 from agentgrpo.model_size import count_weights
 from agentgrpo.nearest import did_you_mean
-from sql_agent.config import TrainConfig
-from sql_agent.datatypes import UNKNOWN_PROMPT_TOKENS
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.learning_rates import usual_learning_rate
-from sql_agent.model_check import TINY_POLICY, template_of_run
+from sql_agent.model_check import template_of_run
+from sql_agent.names import TINY_POLICY
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
+from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.time_left import times_due

@@ -20,10 +20,10 @@ from agentgrpo.checks import Finding, Problem, UsageError, require
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.config import StoreConfig, TrainConfig
 from sql_agent.environments.base import Split, make_environment
-from sql_agent.model_check import TINY_POLICY
-from sql_agent.names import ENVIRONMENTS, functions
+from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
+from sql_agent.settings.main_job import StoreConfig
+from sql_agent.settings.train import TrainConfig
 
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""

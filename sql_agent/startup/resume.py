@@ -15,12 +15,12 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.own_files import find
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.signed import user_key
-from sql_agent.config import TrainConfig, load_config
-from sql_agent.datatypes import JudgeConfig, RewardModelConfig
 from sql_agent.environments.named import named
-from sql_agent.model_check import TINY_POLICY
-from sql_agent.names import ENVIRONMENTS, label
+from sql_agent.names import ENVIRONMENTS, TINY_POLICY, label
 from sql_agent.reward_functions.load import load_functions
+from sql_agent.settings.groups import JudgeConfig, RewardModelConfig
+from sql_agent.settings.load import load_config
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import find_model
 from sql_agent.verl_side.checkpoints import newest_whole
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sql_agent.config import MOST_CALLS, TrainConfig, dump_config, load_config
+from sql_agent.settings.load import dump_config, load_config
+from sql_agent.settings.train import MOST_CALLS, TrainConfig
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from agentgrpo.settings import verl_keys_of
-from sql_agent.config import TrainConfig
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.flags import parse_args
 from sql_agent.verl_side.tracking import RENAMED
 

@@ -10,8 +10,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.local.memory import (
     Demand,
     Estimate,
@@ -24,6 +22,8 @@ from sql_agent.local.memory import (
     shape_of,
     warning_of,
 )
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.settings.local import AdapterConfig, ModelConfig, OptimConfig
 
 SMALL = {
     "hidden_size": 64,

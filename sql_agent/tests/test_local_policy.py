@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy, Rows, _keep_nucleus, load_model, load_policy
+from sql_agent.settings.local import AdapterConfig
 from sql_agent.tests.records import make_row
 
 BOUND = 1e-4

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 
 from agentgrpo.checks import UsageError
 from agentgrpo.processes import ends_in_order
-from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import UnjudgedError
 from sql_agent.local.model_files import check_device, whole_model
 from sql_agent.local.start import failures_in_words, start_policy
+from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, ModelConfig
 
 
 def adapter(folder, base: str, weights: bool = True):

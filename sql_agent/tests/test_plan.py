@@ -7,7 +7,8 @@ from safetensors.numpy import load_file
 
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.disk_space import DiskNeed
-from sql_agent.config import LoraConfig, TrainerConfig, load_config
+from sql_agent.settings.load import load_config
+from sql_agent.settings.main_job import LoraConfig, TrainerConfig
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, disk_need, planned
 
 SETTINGS = [

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sql_agent.local.single_skill_config import ExperimentConfig, load_experiment
-from sql_agent.rewards import REWARDS
+from sql_agent.rewards import REWARDS, RewardPreset
+from sql_agent.settings.single_skill import ExperimentConfig, load_experiment
 
 SHIPPED = Path(__file__).parents[1] / "configs" / "single_skill"
 GROUPS = {"language_models": "language_model", "agents": "agent", "tasks": "task", "callbacks": "training_callback"}
@@ -51,7 +51,7 @@ def test_the_defaults_are_the_predecessors():
     adapter = cfg.language_model.adapter
     assert (adapter.r, adapter.alpha, adapter.target_modules) == (16, 32, ("q_proj", "k_proj", "v_proj", "o_proj"))
     assert (cfg.training.learning_rate, cfg.training.baseline) == (1e-5, "none")
-    assert cfg.task.rewards.preset == REWARDS["agent_peft"]
+    assert RewardPreset(**dict(cfg.task.rewards)) == REWARDS["agent_peft"]
 
 
 def test_seven_billion_parameters_are_trained_with_the_defaults():
@@ -196,5 +196,5 @@ def test_a_setting_on_the_command_line_is_named_as_it_was_written(override, said
 
 def test_reading_an_experiment_loads_nothing_heavy():
     heavy = "{'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
-    code = f"import sys, sql_agent.local.single_skill_config; assert not {heavy}"
+    code = f"import sys, sql_agent.settings.single_skill; assert not {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])

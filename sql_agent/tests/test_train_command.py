@@ -19,10 +19,10 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from sql_agent import upstream_patches as patches
-from sql_agent.config import dump_config, load_config
 from sql_agent.lightning.algorithm import spawn
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
+from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import use_cpu

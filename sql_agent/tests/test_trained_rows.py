@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.config import load_config
 from sql_agent.datatypes import ScorerResult
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
@@ -18,6 +17,7 @@ from sql_agent.rollouts.lost_scores import level_rewards
 from sql_agent.rollouts.metrics import batch_metrics
 from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
+from sql_agent.settings.load import load_config
 from sql_agent.tests.records import make_outcome, make_record, make_result
 
 pytestmark = pytest.mark.slow  # imports verl

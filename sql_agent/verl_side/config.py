@@ -16,12 +16,13 @@ from typing import Any
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.model_size import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.settings import merged, verl_keys
-from sql_agent.config import EngineConfig, TrainConfig, set_path
+from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
+from sql_agent.settings.main_job import EngineConfig
+from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sql_agent.commands.greedy_grpo import main, parse_args
-from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
+from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[3]

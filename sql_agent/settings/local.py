@@ -16,11 +16,10 @@ from agentgrpo.settings import Settings
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.config import EnvConfig, check_top_p
 from sql_agent.credit.tables import EstimatorName, LossName
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.model_check import TINY_POLICY
-from sql_agent.names import PresetName
+from sql_agent.names import TINY_POLICY, PresetName
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvConfig, EnvironmentSettings
+from sql_agent.settings.train import check_top_p
 
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
 """Judges of all environments; each environment knows its own."""

@@ -22,9 +22,8 @@ from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import ROLLOUT_TIMEOUT_S, AdapterConfig, LossConfig, ModelConfig, OptimConfig, also
-from sql_agent.rewards import RewardPreset
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.settings.local import ROLLOUT_TIMEOUT_S, AdapterConfig, LossConfig, ModelConfig, OptimConfig, also
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
@@ -61,14 +60,10 @@ class RewardsConfig(Settings):
 
     correct: float = 1.0
     incorrect: float = -0.1
-    out_of_rounds: float = -0.3
+    out_of_limits: float = also("out_of_rounds", -0.3)
     """Turns or tokens ran out without an answer."""
     malformed: float = -0.1
     """The policy wrote something with which the conversation could not continue."""
-
-    @property
-    def preset(self) -> RewardPreset:
-        return RewardPreset(self.correct, self.incorrect, self.out_of_rounds, self.malformed)
 
 
 class TaskConfig(Settings):
