@@ -1,4 +1,4 @@
-"""The names that settings may have for environments, rewards and the default policy, with what each environment's name stands for.
+"""The names that settings may have for environments, rewards and the default policy, with what each name stands for.
 
 A new environment needs a module and a line here; a user's own needs none, since it is named by `FILE.py:NAME`,
 `module:NAME` or an installed package's entry point. The presets' values are in `sql_agent.rewards`. Settings read this

@@ -38,7 +38,11 @@ def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, boo
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, GreedyGrpoConfig, hidden=("name", "estimator", "scale", "aggregation", "max_tokens"))
+    add_flags(
+        parser,
+        GreedyGrpoConfig,
+        hidden=("loss.name", "loss.estimator"),
+    )
     parser.add_argument(
         "--preset",
         choices=tuple(PRESETS),

@@ -42,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, Gsm8kGrpoConfig, hidden=("name", "estimator", "scale", "aggregation", "max_tokens", "reward"))
+    add_flags(
+        parser,
+        Gsm8kGrpoConfig,
+        hidden=("loss.name", "loss.estimator", "reward"),
+    )
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )

@@ -52,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, InteractiveConfig, hidden=("gradient_checkpointing",))
+    add_flags(parser, InteractiveConfig, hidden=("model.gradient_checkpointing",))
     args = parser.parse_args(argv)
-    if args.model_path is not None and not may_be_id(args.model_path):
-        _check_there(Path(args.model_path))
-    if args.env is None and args.model_path is not None:
+    if args.model is not None and not may_be_id(args.model):
+        _check_there(Path(args.model))
+    if args.env is None and args.model is not None:
         try:
-            trained_on = environment_flags(Path(args.model_path))
+            trained_on = environment_flags(Path(args.model))
         except OwnEnvironmentError as error:
             parser.error(str(error))
         for flag, value in trained_on.items():

@@ -34,7 +34,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, LocalGrpoConfig, hidden=("scale", "aggregation", "max_tokens"))
+    add_flags(parser, LocalGrpoConfig)
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from agentgrpo.flags import DEVICES, FlagName, Parser, dashed, torch_device
+from agentgrpo.flags import DEVICES, FlagName, Parser, dashed
+from agentgrpo.outputs import named_path
 from agentgrpo.passwords import masked
+from dbbench_adapter.engines import DatabaseSpec, named_database
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -23,48 +27,70 @@ _PREFIX = {"adapter": "lora_"}
 class Flag:
     names: tuple[str, ...]
     """The name that is shown, and earlier ones, which work too; with dashes, and without those in front."""
-    dest: str
-    """The flag's attribute in argparse's namespace."""
     place: tuple[str, ...]
     """Path of its value in the settings, e.g. ("adapter", "r")."""
     field: FieldInfo
 
+    @property
+    def dest(self) -> str:
+        """The flag's attribute in argparse's namespace."""
+        return self.names[0].replace("-", "_")
 
-def flags_of(config: type[BaseModel], prefix: str = "", place: tuple[str, ...] = ()) -> Iterator[Flag]:
-    """Yield a flag for each field, including those of nested settings."""
+    @property
+    def setting(self) -> str:
+        return ".".join(self.place)
+
+
+def flags_of(
+    config: type[BaseModel], *, only_named: bool = False, prefix: str = "", place: tuple[str, ...] = ()
+) -> Iterator[Flag]:
+    """Yield a flag for each field, including those of nested settings.
+
+    Args:
+        only_named: leave out fields without a `FlagName`; a setting of the main job has a flag only if it has one.
+    """
     for name, field in config.model_fields.items():
+        named = [each.name for each in field.metadata if isinstance(each, FlagName)]
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from flags_of(field.annotation, _PREFIX.get(name, ""), (*place, name))
-        else:
-            names = dict.fromkeys(dashed(prefix + one) for one in _names(name, field))
-            yield Flag(tuple(names), prefix + name, (*place, name), field)
+            inner = _PREFIX.get(name, "")
+            yield from flags_of(field.annotation, only_named=only_named, prefix=inner, place=(*place, name))
+        elif None not in named and (named or not only_named):
+            names = dict.fromkeys(dashed(prefix + one) for one in (*named, name, *_earlier(field)))
+            yield Flag((named[0],) if only_named else tuple(names), (*place, name), field)
 
 
-def _names(name: str, field: FieldInfo) -> list[str]:
-    shown = [each.name for each in field.metadata if isinstance(each, FlagName)]
+def _earlier(field: FieldInfo) -> list[str]:
     earlier = field.validation_alias
     choices = earlier.choices if isinstance(earlier, AliasChoices) else [earlier]
-    return [*shown, name, *(each for each in choices if isinstance(each, str))]
+    return [each for each in choices if isinstance(each, str)]
 
 
-def add_flags(parser: Parser, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> None:
-    """Add the flags of a settings class to a parser, except those in `hidden`."""
-    for flag in flags_of(config):
+def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = False, hidden: Sequence[str] = ()) -> None:
+    """Add the flags of a settings class to a parser, except those of the settings in `hidden`."""
+    for flag in flags_of(config, only_named=only_named):
         field = flag.field
-        if flag.dest in hidden:
+        if flag.setting in hidden:
             continue
         text = (field.description or flag.names[0]).replace("\n", " ").replace("%", "%%")
         options: dict[str, Any] = {"help": text}
+        kinds = get_args(field.annotation) or (field.annotation,)
+        choices = [value for value in kinds if isinstance(value, str)]
         if field.annotation is bool:
             options |= {"action": "store_true", "default": None}
         else:
-            if not field.is_required() and field.default is not None:
+            if not field.is_required() and field.default not in (None, ()):
                 options["help"] += f" (default {field.default})"
-            choices = [value for value in get_args(field.annotation) if isinstance(value, str)] or None
-            options |= {"required": field.is_required(), "choices": choices, "metavar": None if choices else "X"}
-        if flag.dest == "device":
-            options |= {"type": torch_device, "metavar": DEVICES}
+            options |= {"required": field.is_required(), "choices": choices or None}
+            options["metavar"] = None if choices else "X"
+            options["type"] = named_database if DatabaseSpec in kinds else named_path if Path in kinds else str
+        if names := {"gpu", "cuda"}.intersection(choices):
+            options |= {"type": partial(_device, gpu=names.pop()), "metavar": DEVICES}
         parser.add_argument(*(f"--{one}" for one in flag.names), dest=flag.dest, **options)
+
+
+def _device(name: str, gpu: str) -> str:
+    """Return a setting's name of a device; gpu and cuda are the same in flags."""
+    return gpu if name in ("gpu", "cuda") else name
 
 
 def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -> Config:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings, VerlKey
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
@@ -26,7 +27,7 @@ class AgentConfig(Settings):
 
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
-    instructions: Path | None = None
+    instructions: Annotated[Path | None, FlagName("instructions")] = None
     """Text file that replaces what the first prompt says about how to act (dbbench, text2sql); it has to name the tools
     or, with `text` and `lab`, the forms of a reply. None: the environment's own."""
     max_turns: int | None = Field(default=None, ge=1)
@@ -71,9 +72,9 @@ UNKNOWN_PROMPT_TOKENS = 1024
 
 
 class DataConfig(Settings):
-    train_file: Path | None = None
+    train_file: Annotated[Path | None, FlagName("train-file")] = None
     """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
-    val_file: Path | None = None
+    val_file: Annotated[Path | None, FlagName("val-file")] = None
     """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
     """Share of `train_file` that is held out when it comes without `val_file`, the same tasks in every command and for
@@ -101,14 +102,14 @@ class DataConfig(Settings):
 
 
 class EnvConfig(Settings):
-    type: str = "dbbench"
+    type: Annotated[str, FlagName("env")] = "dbbench"
     """What the policy is trained on: dbbench, text2sql, medical or gsm8k (`sql_agent.names`), an
     environment of your own, FILE.py:NAME, module:NAME or an installed package's entry point
     (`doc/own_environment.md`), or agent: an agent of your own, see `agent`."""
-    agent: str | None = None
+    agent: Annotated[str | None, FlagName("agent")] = None
     """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself: one of
     openai-agents, of LangGraph or of agent-lightning (`doc/own_agent.md`)."""
-    database: DatabaseSpec | None = None
+    database: Annotated[DatabaseSpec | None, FlagName("database")] = None
     """SQLite file of text2sql, its folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database; SQLite
     file of medical (None: invented entries, made on this machine in data/medical)."""
     call_timeout_s: float = Field(default=30.0, gt=0)
@@ -151,7 +152,7 @@ class EnvironmentSettings:
 class RewardModelConfig(Settings):
     """Configures the reward model in the reward; without a URL there is none."""
 
-    url: str | None = None
+    url: Annotated[str | None, FlagName("reward-model-url")] = None
     """Scoring service (`agentgrpo reward serve`); its token, where it wants one, is read from the environment,
     REWARD_API_TOKEN. None: no reward model."""
     weight: float = Field(default=0.2, ge=0, le=0.2)
@@ -183,11 +184,12 @@ class RewardModelConfig(Settings):
 class JudgeConfig(Settings):
     """Configures an LLM as judge behind an OpenAI-compatible address; without a URL there is none."""
 
-    url: str | None = None
-    """Address up to /v1. Its key, where it wants one, is read from the environment, JUDGE_API_KEY. None: no judge."""
-    model: str | None = None
+    url: Annotated[str | None, FlagName("judge-url")] = None
+    """Address up to /v1 of an LLM as judge. Its key, where it wants one, is read from the environment, JUDGE_API_KEY.
+    None: no judge."""
+    model: Annotated[str | None, FlagName("judge-model")] = None
     """The judge's name at that address."""
-    rubric: Path | None = None
+    rubric: Annotated[Path | None, FlagName("judge-rubric")] = None
     """Text file that tells the judge what to score, from 0 to 1."""
     timeout_s: float = Field(default=120.0, gt=0)
     """How long a rollout waits for its score, the wait for a free place and retries included."""

@@ -93,12 +93,14 @@ class LossConfig(Settings):
     """PPO's epsilon."""
     kl_coef: float = also("beta", 0.04, ge=0)
     """Weight of KL(policy, reference), k3 estimator; with 0 there is no reference."""
-    scale: bool = True
+    scale: Annotated[bool, FlagName(None)] = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
-    aggregation: Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"] = "seq-mean-token-mean"
+    aggregation: Annotated[Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"], FlagName(None)] = (
+        "seq-mean-token-mean"
+    )
     """How token losses are averaged: with equal weight per sequence, as in GRPO's paper; with equal weight per token;
     or without length normalisation, divided by `max_tokens` (arXiv:2503.20783)."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Annotated[int | None, FlagName(None)] = Field(default=None, ge=1)
     """The divisor of `seq-mean-token-sum-norm`; no other aggregation uses it."""
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from agentgrpo.flags import FlagName
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec
 from agentgrpo.settings import Settings, VerlKey
@@ -30,10 +31,10 @@ class RolloutConfig(Settings):
     {agentbench: 1, FILE.py:NAME: 0.2}."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
     """How long one call of a reward function may take; the rollout is lost under `reward_deadline` then."""
-    train_agents: tuple[str, ...] = ()
+    train_agents: Annotated[tuple[str, ...], FlagName("train-agents")] = ()
     """Agents of an agent of your own (`env.agent`) whose turns are trained, by name; empty trains all. What the others
     say is sampled from the policy too, and masked."""
-    n_runners: int = Field(default=2, ge=1)
+    n_runners: Annotated[int, FlagName("n-runners")] = Field(default=2, ge=1)
     """Runner processes."""
     runner_concurrency: int = Field(default=16, ge=1)
     """Rollouts one runner process keeps in flight."""
@@ -143,7 +144,7 @@ class LoraConfig(Settings):
 
 
 class EngineConfig(Settings):
-    device: Literal["auto", "cpu", "gpu"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "gpu"], FlagName("device")] = "auto"
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
         VerlKey("actor_rollout_ref.actor.fsdp_config.mixed_precision"),
@@ -187,7 +188,7 @@ class TrainerConfig(Settings):
     """Checkpoint every so many steps and at the end; 0: never."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Whole checkpoints that stay; the disk needs room for one more."""
-    resume: Literal["auto", "never"] = "auto"
+    resume: Annotated[Literal["auto", "never"], FlagName("resume")] = "auto"
     """`auto` goes on from the newest whole checkpoint of `run_dir`; `never` sets aside what is there."""
     loggers: tuple[Literal["wandb", "swanlab", "tensorboard"], ...] = ()
     """Sinks beside the console line and metrics.jsonl, which are always written."""
@@ -198,10 +199,10 @@ class TrainerConfig(Settings):
 class ApoConfig(Settings):
     """Configures agent-lightning's APO, which rewrites the agent's instructions; only `algorithm=apo` reads it."""
 
-    base_url: str | None = None
+    base_url: Annotated[str | None, FlagName("apo-base-url")] = None
     """Address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one. Its key is read from
     the environment, OPENAI_API_KEY."""
-    gradient_model: str | None = None
+    gradient_model: Annotated[str | None, FlagName("apo-model")] = None
     """Name at that address of the model that writes critiques of the instructions. APO: gradient_model"""
     apply_edit_model: str | None = None
     """Name at that address of the model that rewrites the instructions; None: the same. APO: apply_edit_model"""
@@ -237,9 +238,9 @@ class ApoConfig(Settings):
 
 
 class StoreConfig(Settings):
-    address: str | None = None
-    """Address of a store that is kept outside (`python -m sql_agent.store_server`, or `agl store`). None: the run keeps
-    its own."""
+    address: Annotated[str | None, FlagName("external-store-address")] = None
+    """Address of a store that is kept outside (`python -m sql_agent.store_server`, or `agl store`). It needs
+    AGL_MANAGED_STORE=0, which alone means http://localhost:9999. None: the run keeps its own."""
 
     @field_validator("address")
     @classmethod

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings
 from sql_agent.names import ENVIRONMENTS, JUDGE, functions
 from sql_agent.settings.groups import (
@@ -34,19 +35,20 @@ MOST_CALLS = 512
 
 
 class TrainConfig(Settings):
-    algorithm: Literal["grpo", "apo"] = "grpo"
+    algorithm: Annotated[Literal["grpo", "apo"], FlagName("algorithm")] = "grpo"
     """What a run improves: the policy's weights, by GRPO, or the instructions of a policy that is served already, by
     agent-lightning's APO (`doc/apo.md`)."""
-    base_url: str | None = None
+    base_url: Annotated[str | None, FlagName("base-url")] = None
     """Address up to /v1 where the policy of `algorithm=apo` is served under the name `model`; its key, where it wants
     one, is read from the environment, POLICY_API_KEY."""
     apo: ApoConfig = ApoConfig()
-    model: Path | None = None
+    model: Annotated[Path | None, FlagName("model")] = None
     """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool
     calls unless `agent.protocol` is text or lab. None: the small policy, made on this machine."""
-    run_dir: Path = Path("runs/sql-agent")
+    run_dir: Annotated[Path, FlagName("run-dir")] = Path("runs/sql-agent")
+    """Folder for all files of the run."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    llm_proxy: bool = False
+    llm_proxy: Annotated[bool, FlagName("llm-proxy")] = False
     """Trace turns in the LLM proxy rather than in the runner."""
     store: StoreConfig = StoreConfig()
     env: EnvConfig = EnvConfig()
