@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from agentgrpo.nearest import did_you_mean
@@ -51,6 +51,25 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict | None):
         raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
     return tree or {}
+
+
+def earlier_names(field: FieldInfo) -> list[str]:
+    """Return the earlier names of a setting, which files and flags may use too."""
+    earlier = field.validation_alias
+    choices = earlier.choices if isinstance(earlier, AliasChoices) else [earlier]
+    return [each for each in choices if isinstance(each, str)]
+
+
+def by_present_names(tree: dict[str, Any], settings: type[BaseModel]) -> dict[str, Any]:
+    """Return a tree of settings with earlier names replaced; where it has both names, the later entry wins."""
+    fields = settings.model_fields
+    present = {earlier: name for name, field in fields.items() for earlier in earlier_names(field)}
+    named = {present.get(name, name): value for name, value in tree.items()}
+    for name, value in named.items():
+        kind = fields[name].annotation if name in fields else None
+        if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            named[name] = by_present_names(value, kind)
+    return named
 
 
 def parse_yaml(text: str, what: str) -> Any:

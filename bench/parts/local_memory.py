@@ -66,7 +66,7 @@ class Point:
 
     @property
     def adapter(self) -> AdapterConfig:
-        return AdapterConfig(r=self.rank, dropout=self.dropout)
+        return AdapterConfig(rank=self.rank, dropout=self.dropout)
 
 
 POINTS = (

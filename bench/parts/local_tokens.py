@@ -143,7 +143,7 @@ def _update(policy: Any, rows: Sequence[TrainedRow]) -> tuple[float, Any]:
     from sql_agent.settings.local import LossConfig, OptimConfig
 
     # every token has the same weight, as samples differ in length; the adapter must not move between batches
-    learner = Learner(policy, OptimConfig(grad_accum=2), LossConfig(aggregation="token-mean"))
+    learner = Learner(policy, OptimConfig(gradient_accumulation_steps=2), LossConfig(aggregation="token-mean"))
     learner.optimiser.zero_grad(set_to_none=True)
     started = time.perf_counter()
     learner.learn(rows, temperature=1.0)

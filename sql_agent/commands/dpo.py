@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_offline()
     from sql_agent.dpo.run import train
 
-    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.output_dir)
+    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.run_dir)
 
 
 def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
@@ -59,8 +59,8 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
     from sql_agent.tiny_policy.make import make_if_default
 
     rows, changes = read_any_form(cfg.dataset)
-    if cfg.eval_dataset:
-        held_out, more = read_any_form(cfg.eval_dataset)
+    if cfg.val_file:
+        held_out, more = read_any_form(cfg.val_file)
         changes += more
         known = {prompt_key(row) for row in rows}
         if shared := sum(prompt_key(row) in known for row in held_out):

@@ -94,7 +94,7 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
 
 
 def data_of(cfg: GreedyGrpoConfig) -> DataConfig:
-    return DataConfig(train_file=cfg.data, val_file=cfg.val_file, held_out_fraction=cfg.held_out_fraction)
+    return DataConfig(train_file=cfg.train_file, val_file=cfg.val_file, held_out_fraction=cfg.held_out_fraction)
 
 
 def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
@@ -115,7 +115,7 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
         tasks = [source.draw()[1] for _ in range(cfg.num_tasks)]
         listed = held_out_tasks(of_skills, -(-cfg.eval_tasks // len(cfg.skills))) if cfg.eval_tasks else {}
         return Split(tasks, [task for of_skill in listed.values() for task in of_skill])
-    if not cfg.data:
+    if not cfg.train_file:
         held_out = generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
         return Split(generate_tasks(cfg.num_tasks, seed=cfg.seed), held_out)
     found = environment.load_split(data_of(cfg), cfg.seed)
@@ -123,7 +123,7 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
     kinds = ", ".join(f"{kind} {count}" for kind, count in count_kinds(tasks).items())
     left_out = "".join(f", {count} left out ({reason})" for reason, count in found.left_out.items())
     say(
-        f"{cfg.data}: {len(tasks)} of {len(found.train)} tasks to train on (--num-tasks): {kinds}; {len(found.val)} "
-        f"held out{left_out}"
+        f"{cfg.train_file}: {len(tasks)} of {len(found.train)} tasks to train on (--num-tasks): {kinds}; "
+        f"{len(found.val)} held out{left_out}"
     )
     return replace(found, train=tasks)

@@ -75,7 +75,7 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     with entered(settings) as environment:
         found = load_split(cfg, environment)
         split, prompts = fitted(
-            replace(found, val=found.val[: cfg.eval_samples]), environment, model, cfg.max_prompt_tokens
+            replace(found, val=found.val[: cfg.eval_tasks]), environment, model, cfg.max_prompt_tokens
         )
         notes = check_not_learnt(model, environment, split.val, SAME_SPLIT)
         folder.trained_on = trained_by(
@@ -99,10 +99,10 @@ def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":
     from sql_agent.environments.base import Split
 
     data = data_of(cfg)
-    train = environment.load_split(data, cfg.seed).train[: cfg.max_samples]
+    train = environment.load_split(data, cfg.seed).train[: cfg.num_tasks]
     return Split(train, environment.load_split(data, seed=1).val)
 
 
 def data_of(cfg: Gsm8kGrpoConfig) -> DataConfig:
     file = None if cfg.source == "generated" else Path(cfg.source)
-    return DataConfig(train_file=file, generate=cfg.max_samples or GENERATED, val_limit=max(cfg.eval_samples, 1))
+    return DataConfig(train_file=file, generate=cfg.num_tasks or GENERATED, val_limit=max(cfg.eval_tasks, 1))

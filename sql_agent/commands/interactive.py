@@ -87,7 +87,7 @@ def _check_there(model: Path) -> None:
 
 
 def run(cfg: InteractiveConfig) -> None:
-    if cfg.data == "gsm8k":
+    if cfg.tasks == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
     make_if_default(cfg.model.model_path)
     require(policy=cfg.model.model_path)
@@ -99,7 +99,7 @@ def run(cfg: InteractiveConfig) -> None:
     from sql_agent.interactive.transcript import Transcript
     from sql_agent.local.tasks import entered
 
-    show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_new_tokens)
+    show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_tokens)
     databases = _databases(cfg, show) if cfg.env == "dbbench" else None
     with entered(cfg.environment) as environment:
         if databases is not None and isinstance(environment, DbBench):
@@ -110,7 +110,7 @@ def run(cfg: InteractiveConfig) -> None:
 
 def _tasks(cfg: InteractiveConfig, environment: "Environment") -> "Sequence[Any]":
     """Return the tasks of the file; without one, held-out tasks that the environment makes, if it makes any."""
-    source = (cfg.data or "generated").removeprefix("gsm8k:")
+    source = (cfg.tasks or "generated").removeprefix("gsm8k:")
     if source == "generated" and cfg.env == "text2sql":
         return []
     if source == "generated" or (source, cfg.env) == ("gsm8k", "gsm8k"):
@@ -131,12 +131,12 @@ def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task],
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.tasks.load import load_tasks
 
-    if cfg.data is None:
+    if cfg.tasks is None:
         tasks = generate_tasks(GENERATED, seed=cfg.seed, split="held_out")
     else:
-        tasks = load_tasks(Path(cfg.data))
+        tasks = load_tasks(Path(cfg.tasks))
     if not tasks:
-        raise ValueError(f"--tasks {cfg.data} holds no task; name a file with tasks")
+        raise ValueError(f"--tasks {cfg.tasks} holds no task; name a file with tasks")
     return tasks, tasks[0]
 
 
@@ -155,7 +155,7 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
     chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show, limit)
     how = "greedy" if cfg.temperature == 0 else f"temperature {cfg.temperature:g}"
-    show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
+    show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_tokens} tokens a reply", "dim")
     for line in chat.fitted(_some_tasks(subject)).describe():
         show.note(line, "dim" if line.startswith("first prompts") else "yellow")
     learnt = _learnt(cfg.model.model_path)

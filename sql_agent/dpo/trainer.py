@@ -85,7 +85,7 @@ def make_trainer(
         eval_dataset=as_dataset(held_out) if held_out else None,
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),
-        callbacks=[DpoLog(cfg.output_dir, record)],
+        callbacks=[DpoLog(cfg.run_dir, record)],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

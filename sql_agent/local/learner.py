@@ -50,7 +50,7 @@ class Learner:
         if not math.isfinite(metrics["policy/loss"]):
             return self._skip(metrics)
         self._accumulated += 1
-        if self._accumulated < self._optim.grad_accum:
+        if self._accumulated < self._optim.gradient_accumulation_steps:
             self._bad_in_a_row = 0
             return metrics
         return self._step(metrics)

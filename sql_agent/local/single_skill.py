@@ -53,7 +53,7 @@ class SingleSkill(Recipe):
     group_size = 1
 
     def __init__(self, cfg: ExperimentConfig) -> None:
-        callback, self._size = cfg.training_callback, cfg.training.grad_accum
+        callback, self._size = cfg.training_callback, cfg.training.gradient_accumulation_steps
         self._cfg, self._tasks, self._drawn = cfg, draws(cfg.task, seed=cfg.seed), 0
         self._by_skill = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
         self.held_out = [*{task.id: task for tasks in self._by_skill.values() for task in tasks}.values()]

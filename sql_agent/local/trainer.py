@@ -323,7 +323,7 @@ def _warnings(cfg: GrpoConfig | ExperimentConfig, folder: RunFolder) -> list[str
     """
     path = model_folder(cfg.model.model_path, fetch=False)
     base = base_folder(path)
-    adapter = (count_weights(path) if base != path else count_adapter_weights(base, cfg.adapter.r)) or 0
+    adapter = (count_weights(path) if base != path else count_adapter_weights(base, cfg.adapter.rank)) or 0
     need = DiskNeed(checkpoint=12 * adapter, at_once=KEPT + 1, rest=4 * adapter)  # weights and AdamW's moments
     lines: list[str | None] = []
     require(lines.append, folder=folder.path, disk_need=need, disk_remedy="give a smaller --lora-rank")

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from agentgrpo.flags import DEVICES, FlagName, Parser, dashed
 from agentgrpo.outputs import named_path
 from agentgrpo.passwords import masked
+from agentgrpo.settings import earlier_names
 from dbbench_adapter.engines import DatabaseSpec, named_database
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -55,14 +56,8 @@ def flags_of(
             inner = _PREFIX.get(name, "")
             yield from flags_of(field.annotation, only_named=only_named, prefix=inner, place=(*place, name))
         elif None not in named and (named or not only_named):
-            names = dict.fromkeys(dashed(prefix + one) for one in (*named, name, *_earlier(field)))
+            names = dict.fromkeys(dashed(prefix + one) for one in (*named, name, *earlier_names(field)))
             yield Flag((named[0],) if only_named else tuple(names), (*place, name), field)
-
-
-def _earlier(field: FieldInfo) -> list[str]:
-    earlier = field.validation_alias
-    choices = earlier.choices if isinstance(earlier, AliasChoices) else [earlier]
-    return [each for each in choices if isinstance(each, str)]
 
 
 def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = False, hidden: Sequence[str] = ()) -> None:

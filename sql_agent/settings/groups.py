@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -18,6 +18,9 @@ from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.names import check_name
 
+Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
+"""Judges of all environments; each environment knows its own."""
+PrecisionName = Literal["auto", "float32", "bfloat16"]
 MAX_RETRIES = 2
 """Retries of one model call, by the OpenAI client, with its exponential backoff."""
 
@@ -71,14 +74,18 @@ UNKNOWN_PROMPT_TOKENS = 1024
 """Room for what is not known before a rollout: the first prompt of a user's own agent, or an episode's opening."""
 
 
-class DataConfig(Settings):
+class TaskFiles(Settings):
     train_file: Annotated[Path | None, FlagName("train-file")] = None
-    """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
+    """Tasks to train on, in the form that the environment reads: for dbbench AgentBench JSONL, LifelongAgentBench
+    entry_dict.json or generated JSONL. None: generated, if the environment makes tasks."""
     val_file: Annotated[Path | None, FlagName("val-file")] = None
-    """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
+    """Held-out tasks. None: split off `train_file`, or generated with words and tables that training never uses."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
     """Share of `train_file` that is held out when it comes without `val_file`, the same tasks in every command and for
     every seed; in dbbench of its tables, of which none is in both. 0 trains on every row."""
+
+
+class DataConfig(TaskFiles):
     generate: int = Field(default=512, ge=1)
     """Tasks to generate for training when there is no `train_file`."""
     skills: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import yaml
 
 from agentgrpo.cpu_features import LARGE
 from agentgrpo.passwords import masked
-from agentgrpo.settings import merged, parse_yaml, read_settings, set_path
+from agentgrpo.settings import by_present_names, merged, parse_yaml, read_settings, set_path
 from sql_agent.learning_rates import BILLION
 from sql_agent.settings.train import TrainConfig
 
@@ -28,7 +28,7 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
     Raises:
         ValueError: the file is missing or not a mapping, an override has no `=`, or a key or value does not fit.
     """
-    tree = read_settings(file) if file is not None else {}
+    tree = by_present_names(read_settings(file), TrainConfig) if file is not None else {}
     for override in overrides or []:
         path, separator, text = override.partition("=")
         if not separator:
@@ -36,6 +36,7 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set rollout.group_size=8"
             )
         set_path(tree, path.strip(), parse_yaml(text, f"--set {path}"))
+        tree = by_present_names(tree, TrainConfig)
     return TrainConfig.model_validate(merged(read_settings(SMALL), tree) if _is_small(tree.get("model")) else tree)
 
 

@@ -12,7 +12,7 @@ from agentgrpo.passwords import BackendSpec
 from agentgrpo.settings import Settings, VerlKey
 from sql_agent.credit.tables import EstimatorName, MainLossName
 from sql_agent.names import FUNCTION, JUDGE, PRESETS, label
-from sql_agent.settings.groups import address
+from sql_agent.settings.groups import Judge, PrecisionName, address
 
 
 class RolloutConfig(Settings):
@@ -22,7 +22,7 @@ class RolloutConfig(Settings):
     """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
-    judge: Literal["strict", "text", "fc", "lab", "spider", "bird"] = "strict"
+    judge: Judge = "strict"
     """How the verdict is found: `strict`; on dbbench as AgentBench's text and function-calling versions (`text`, `fc`)
     or LifelongAgentBench (`lab`) do; on text2sql as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
     reward: str | dict[str, float] = "agentbench"
@@ -106,8 +106,8 @@ class OptimConfig(Settings):
         default=None, ge=1
     )
     """Tasks per optimiser update; None: the whole step at once."""
-    max_tokens_per_micro_batch: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_max_token_len_per_gpu")] = (
-        Field(default=None, ge=64)
+    micro_batch_tokens: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_max_token_len_per_gpu")] = Field(
+        default=None, ge=64, validation_alias="max_tokens_per_micro_batch"
     )
     """Tokens of one forward and backward pass, at least one longest row; None: 4096 on a CPU, 16384 on a GPU. The
     conversations of a rollout have to fit into it together."""
@@ -146,7 +146,7 @@ class LoraConfig(Settings):
 class EngineConfig(Settings):
     device: Annotated[Literal["auto", "cpu", "gpu"], FlagName("device")] = "auto"
     precision: Annotated[
-        Literal["auto", "float32", "bfloat16"],
+        PrecisionName,
         VerlKey("actor_rollout_ref.actor.fsdp_config.mixed_precision"),
         VerlKey("actor_rollout_ref.rollout.dtype"),
     ] = "auto"

@@ -106,7 +106,7 @@ class TrainConfig(Settings):
     def micro_batch_tokens(self, *, cpu: bool) -> int:
         """Return the most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
         longest = self.data.prompt_tokens + self.data.max_response_tokens
-        return max(self.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), longest)
+        return max(self.optim.micro_batch_tokens or (4096 if cpu else 16384), longest)
 
     @property
     def environment(self) -> EnvironmentSettings:

@@ -116,7 +116,7 @@ def make_trainer(
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),
-        callbacks=[SftLog(cfg.output_dir, record)],
+        callbacks=[SftLog(cfg.run_dir, record)],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -21,6 +21,16 @@ def test_set_wins_over_the_file_and_the_file_over_the_default(tmp_path):
     assert (cfg.trainer.steps, cfg.rollout.group_size, cfg.seed) == (5, 16, 0)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [([], 100), (["optim.micro_batch_tokens=200"], 200), (["optim.max_tokens_per_micro_batch=300"], 300)],
+)
+def test_an_earlier_name_of_a_setting_is_the_setting_and_the_later_entry_wins(overrides, tokens, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optim: {max_tokens_per_micro_batch: 100}\n")
+    assert load_config(file, overrides).optim.micro_batch_tokens == tokens
+
+
 def test_a_model_of_fewer_than_twenty_million_weights_takes_the_settings_of_the_small_policy(tmp_path):
     def lengths(cfg):
         return cfg.data.max_prompt_tokens, cfg.data.max_response_tokens
@@ -221,7 +231,7 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("optim.warmup_steps=3", "actor_rollout_ref.actor.optim.lr_warmup_steps", 3),
         ("optim.max_grad_norm=0.3", "actor_rollout_ref.actor.grad_clip", 0.3),
         ("optim.mini_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size", 2),
-        ("optim.max_tokens_per_micro_batch=20000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", 20000),
+        ("optim.micro_batch_tokens=20000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", 20000),
         ("loss.clip_ratio=0.3", "actor_rollout_ref.actor.clip_ratio", 0.3),
         ("loss.kl_coef=0.05", "actor_rollout_ref.actor.kl_loss_coef", 0.05),
         ("loss.kl_coef=0.05", "actor_rollout_ref.actor.use_kl_loss", True),

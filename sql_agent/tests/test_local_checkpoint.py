@@ -19,7 +19,7 @@ from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, LossConfig
 @pytest.fixture
 def run(random_policy_folder):
     torch.manual_seed(0)
-    policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
+    policy = load_policy(random_policy_folder, adapter=AdapterConfig(rank=2), device="cpu")
     return policy, Learner(policy, OptimConfig(), LossConfig())
 
 

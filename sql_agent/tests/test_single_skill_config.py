@@ -49,7 +49,7 @@ def test_no_shipped_file_is_left_out_of_these_tests():
 def test_the_defaults_are_the_predecessors():
     cfg = ExperimentConfig.model_validate({"language_model": {"model_path": "m"}})
     adapter = cfg.language_model.adapter
-    assert (adapter.r, adapter.alpha, adapter.target_modules) == (16, 32, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    assert (adapter.rank, adapter.alpha, adapter.target_modules) == (16, 32, ("q_proj", "k_proj", "v_proj", "o_proj"))
     assert (cfg.training.learning_rate, cfg.training.baseline) == (1e-5, "none")
     assert RewardPreset(**dict(cfg.task.rewards)) == REWARDS["agent_peft"]
 

@@ -225,9 +225,7 @@ async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_an
     """A micro-batch has room for 64 tokens: the chains have 2, 63 and 3, of which the second one is too long."""
     small = ["data.max_prompt_tokens=16", "data.max_response_tokens=16", "agent.max_tokens=16"]
     spans = [FIRST, span(2, [5] * 62, [6]), span(3, [7, 7], [8])]
-    result, _ = await read(
-        [outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.max_tokens_per_micro_batch=64"]
-    )
+    result, _ = await read([outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.micro_batch_tokens=64"])
     assert ids(result) == ((1,), (2, 7, 7, 8))
     assert (result.trajectory.num_turns, result.trajectory.dropped_turns, result.trajectory.num_chains) == (2, 1, 2)
 

@@ -184,7 +184,7 @@ def merged_adapter(tiny_model, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("merged")
     torch.manual_seed(0)
-    policy = load_policy(tiny_model, adapter=AdapterConfig(r=4, alpha=4), device="cpu")
+    policy = load_policy(tiny_model, adapter=AdapterConfig(rank=4, alpha=4), device="cpu")
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
