@@ -162,8 +162,8 @@ class DbBenchConfig(Settings):
     (lab)."""
 
 
-class EnvironmentConfig(DbBenchConfig):
-    """Holds the flags that name an environment, as in the main job and in `evaluate`."""
+class EnvironmentFlags(DbBenchConfig):
+    """Holds the flags that name an environment."""
 
     env: str | None = None
     """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
@@ -174,15 +174,19 @@ class EnvironmentConfig(DbBenchConfig):
     call_timeout_s: float = Field(default=30.0, gt=0, validation_alias="call_timeout")
     """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
 
+    @property
+    def env_type(self) -> str:
+        return self.env or ("text2sql" if self.database else "dbbench")
+
+
+class EnvironmentConfig(EnvironmentFlags):
+    """Holds the flags of an environment that a command plays in its own process."""
+
     @model_validator(mode="after")
     def _has_an_environment(self) -> Self:
         check_environment(self.env_type, self.database, self.call_timeout_s)
         check_flags(self, self.env_type, FLAGS_OF)
         return self
-
-    @property
-    def env_type(self) -> str:
-        return self.env or ("text2sql" if self.database else "dbbench")
 
     @property
     def environment(self) -> EnvironmentSettings:

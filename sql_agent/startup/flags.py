@@ -10,7 +10,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.settings import names_of, verl_keys
-from sql_agent.rewards import weights_of
+from sql_agent.names import weights_of
 from sql_agent.settings.flags import add_flags, flags_of
 from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig
