@@ -81,9 +81,9 @@ def run(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: 
     model = find_model(cfg.model or TINY_POLICY)
     require_model(cfg, model)
     weights = count_weights(model)
-    print(describe_learning_rate(cfg, weights))
+    print(describe_learning_rate(cfg.optim, cfg.lora, weights))
     check_disk(cfg, weights)
-    optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg, model)})
+    optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg.optim, cfg.lora, model)})
     cfg = cfg.model_copy(update={"model": model, "optim": optim})
     train(cfg, found, checkpoint, cpu=cpu, debug=debug)
 
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         cfg = with_store(cfg)
         require(rewards=cfg)
         found = check_own_tasks(cfg) if trains else None  # a runner gets its tasks from the store
-        cpu = use_cpu(cfg)
+        cpu = use_cpu(cfg.engine)
         grpo = cfg.algorithm == "grpo"
         if args.dry_run and not grpo:
             environment = make_environment(cfg.environment)

@@ -95,11 +95,11 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     cfg = load_config(None, [f"engine.n_gpus={wanted}"])
     if wanted <= there:
-        assert not use_cpu(cfg)
+        assert not use_cpu(cfg.engine)
         return
     words = f"is {wanted}, but {there} can be used" if there else "on a CPU, with one worker"
     with pytest.raises(UsageError, match=words):
-        use_cpu(cfg)
+        use_cpu(cfg.engine)
 
 
 def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):

@@ -21,7 +21,7 @@ from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
-from sql_agent.settings.main_job import EngineConfig
+from sql_agent.settings.main_job import EngineConfig, LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
 
@@ -71,7 +71,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
-    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu)
+    keys |= _run(cfg, files) | _device(cfg.engine, files.model, cpu=cpu)
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         set_path(tree, key, value)
@@ -135,7 +135,7 @@ def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     """Return the keys of settings that verl knows in another form, or whose default depends on the run."""
     checkpointing = cfg.engine.gradient_checkpointing
     return {
-        f"{ACTOR}.optim.lr": learning_rate(cfg, model),
+        f"{ACTOR}.optim.lr": learning_rate(cfg.optim, cfg.lora, model),
         f"{ACTOR}.ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
         f"{ACTOR}.policy_loss.loss_mode": VERLS.get(cfg.loss.name, cfg.loss.name),
         f"{ACTOR}.clip_ratio_low": cfg.loss.clip_ratio,
@@ -192,9 +192,9 @@ def _run(cfg: TrainConfig, files: Files) -> dict[str, Any]:
     }
 
 
-def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
+def _device(engine: EngineConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     """Return the keys that differ between a CPU and a GPU."""
-    dtype = precision(cfg.engine, model, cpu=cpu)
+    dtype = precision(engine, model, cpu=cpu)
     # On a CPU the engine uses autocast, and the residual stream stays float32. FSDP would cast the weights before the
     # forward pass, and the activations with them.
     param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
@@ -231,11 +231,11 @@ def precision(engine: EngineConfig, model: Path, *, cpu: bool) -> str:
     return "bfloat16" if uses_bfloat16(engine.precision, parameters) else "float32"
 
 
-def learning_rate(cfg: TrainConfig, model: Path) -> float:
+def learning_rate(optim: OptimConfig, lora: LoraConfig, model: Path) -> float:
     """Return `optim.learning_rate`, or what a model of this size takes if it is not given."""
-    if cfg.optim.learning_rate is not None:
-        return cfg.optim.learning_rate
-    return usual_learning_rate(count_weights(model), method="grpo", lora=cfg.lora.rank > 0)
+    if optim.learning_rate is not None:
+        return optim.learning_rate
+    return usual_learning_rate(count_weights(model), method="grpo", lora=lora.rank > 0)
 
 
 def compose(overrides: dict[str, Any]) -> Any:
