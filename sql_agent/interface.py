@@ -168,7 +168,7 @@ def sft(**flags: Any) -> LocalRun:
     command("sft", **flags)
     from sql_agent.commands.sft import parse
 
-    return read_local_run(parse([*typed(flags)])[0].output_dir)
+    return read_local_run(parse([*typed(flags)])[0].run_dir)
 
 
 def local(**flags: Any) -> LocalRun:

@@ -78,7 +78,7 @@ def prepare(
         "source": str(cfg.dataset),
         "sha256": digest(pairs),
         "pairs": len(pairs),
-        "held_out": str(cfg.val_file) if cfg.eval_dataset else cfg.held_out_fraction,
+        "held_out": str(cfg.val_file) if cfg.val_file else cfg.held_out_fraction,
         "held_out_pairs": len(measured),
     }
     record = record_of(cfg, start, data, left_out, beta=cfg.beta)

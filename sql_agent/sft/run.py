@@ -179,7 +179,7 @@ def settings_again(cfg: SftConfig) -> dict[str, float]:
 
 
 FLAGS_OF = {
-    "tasks": ("--train-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
+    "train_file": ("--train-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
     "database": ("--database", {"environment": "--dataset text2sql"}),
     "protocol": ("--protocol", {"dbbench": "--dataset dbbench"}),
     "val_file": ("--val-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
