@@ -51,11 +51,12 @@ def flags_of(
         only_named: leave out fields without a `FlagName`; a setting of the main job has a flag only if it has one.
     """
     for name, field in config.model_fields.items():
-        named = [each.name for each in field.metadata if isinstance(each, FlagName)]
+        given = [each.name for each in field.metadata if isinstance(each, FlagName)]
+        named = [each for each in given if each is not None]
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             inner = _PREFIX.get(name, "")
             yield from flags_of(field.annotation, only_named=only_named, prefix=inner, place=(*place, name))
-        elif None not in named and (named or not only_named):
+        elif named or not (given or only_named):
             names = dict.fromkeys(dashed(prefix + one) for one in (*named, name, *earlier_names(field)))
             yield Flag((named[0],) if only_named else tuple(names), (*place, name), field)
 

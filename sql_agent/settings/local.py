@@ -42,7 +42,7 @@ class AdapterConfig(Settings):
     rank: int = also("r", 16, ge=1, le=1024)
     """Rank of the LoRA adapter's matrices."""
     alpha: int = Field(default=32, ge=1)
-    """The adapter's output is scaled by alpha / r."""
+    """The adapter's output is scaled by alpha / rank."""
     dropout: float = Field(default=0.05, ge=0, lt=1)
     """Dropout on the adapter's input during the update; sampling has none."""
     target_modules: str | tuple[str, ...] = "all-linear"

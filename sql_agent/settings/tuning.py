@@ -37,7 +37,7 @@ class FineTuningConfig(PolicyConfig):
     lora_rank: int = also("lora_r", 16, ge=0, le=1024)
     """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
     lora_alpha: int = Field(default=32, ge=1)
-    """The adapter's output is scaled by alpha / r."""
+    """The adapter's output is scaled by alpha / rank."""
     max_length: int | None = Field(default=None, ge=16)
     """Largest number of tokens of a conversation; longer ones are left out and counted, never cut. None: the model's
     context."""

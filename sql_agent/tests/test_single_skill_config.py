@@ -148,7 +148,7 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
         pytest.param({"it": "seed: 1\n"}, "it.yaml: language_model is missing; write or import it", id="no_model"),
         pytest.param(
             {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "agent: {temprature: 1}\n"},
-            "a.yaml: agent.temprature: unknown setting; known beside it: protocol, max_rounds,",
+            "a.yaml: agent.temprature: unknown setting; known beside it: max_rounds, max_new_tokens,",
             id="unknown_key_of_an_imported_file",
         ),
         pytest.param(
