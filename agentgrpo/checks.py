@@ -75,7 +75,7 @@ CHECKS = (
     Check("reward functions", ("rewards",), "an import", "sql_agent.reward_functions.load:load_functions"),
     Check("upstream code", ("on_cpu",), "0.5 s", "sql_agent.upstream_patches:check_installed"),
     Check("store", ("store",), "15 s at most", f"{_RUN}:check_store"),
-    Check("reward model", ("scorer",), "a score", "sql_agent.rollouts.scoring:check_scorer"),
+    Check("reward model", ("scorer",), "a score", "sql_agent.source.scoring:check_scorer"),
     Check("LLM judge", ("judge",), "a score, 60 s at most", "sql_agent.reward_functions.judge:check_judge"),
     Check("episodes", ("episodes",), "a server's start", f"{_RUN}:check_episodes"),
     Check("database", ("backend",), "a server's start", "sql_agent.commands.single_skill:check_database"),

@@ -56,7 +56,7 @@ from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import weights_of
-from sql_agent.rollouts.stops import last_line
+from sql_agent.source.stops import last_line
 from sql_agent.startup.data import format_counts
 from sql_agent.success import Rate, rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES

@@ -30,7 +30,7 @@ from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent
 from sql_agent.model_address.request_guard import give_token
-from sql_agent.rollouts import run_context
+from sql_agent.source import run_context
 from sql_agent.startup.launch import fit
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentgrpo.outputs import written
-from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.source.datatypes import RolloutResult
 from sql_agent.success import Rate
 
 Purpose = Literal["gradient", "selection", "held-out"]

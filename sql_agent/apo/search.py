@@ -33,10 +33,10 @@ from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.report.reading import Change
-from sql_agent.rollouts.datatypes import RolloutResult
-from sql_agent.rollouts.run_context import TrainingFailedError
-from sql_agent.rollouts.spans import read_outcome
-from sql_agent.rollouts.stops import TooManyLostError, check_lost
+from sql_agent.source.datatypes import RolloutResult
+from sql_agent.source.run_context import TrainingFailedError
+from sql_agent.source.spans import read_outcome
+from sql_agent.source.stops import TooManyLostError, check_lost
 
 Json = dict[str, Any]
 

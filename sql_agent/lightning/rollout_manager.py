@@ -29,10 +29,10 @@ from agentgrpo.agl_without_litellm import agl
 from sql_agent.credit.stitch import stitch, turn_ends
 from sql_agent.credit.tables import ESTIMATORS, Credit, made
 from sql_agent.lightning.store import UNFINISHED, PatientStore
-from sql_agent.rollouts import run_context
-from sql_agent.rollouts.batch import to_tensors
-from sql_agent.rollouts.datatypes import GroupSlot, RolloutResult, Task
-from sql_agent.rollouts.dynamic_sampling import (
+from sql_agent.source import run_context
+from sql_agent.source.batch import to_tensors
+from sql_agent.source.datatypes import GroupSlot, RolloutResult, Task
+from sql_agent.source.dynamic_sampling import (
     choose_group,
     credit_group,
     draw_replacement,
@@ -40,9 +40,9 @@ from sql_agent.rollouts.dynamic_sampling import (
     replacement_tasks,
     rollout_seed,
 )
-from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
-from sql_agent.rollouts.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
-from sql_agent.rollouts.stops import PrefixStop, check_lost, check_scorer_down
+from sql_agent.source.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
+from sql_agent.source.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
+from sql_agent.source.stops import PrefixStop, check_lost, check_scorer_down
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

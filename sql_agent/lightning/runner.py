@@ -37,9 +37,9 @@ from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.scoring import RolloutScorer
-from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN, turn_attributes
+from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.scoring import RolloutScorer
+from sql_agent.source.spans import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord
-from sql_agent.rollouts.datatypes import RolloutOutcome, RolloutResult
+from sql_agent.source.datatypes import RolloutOutcome, RolloutResult
 
 
 def make_row(prompt, response, mask, log_probs, num_turns=1, *, starts=(), **fields):

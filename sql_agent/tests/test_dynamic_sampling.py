@@ -1,12 +1,12 @@
-"""`sql_agent.rollouts.dynamic_sampling`: which group is redrawn, to what, and which seed a rollout has."""
+"""`sql_agent.source.dynamic_sampling`: which group is redrawn, to what, and which seed a rollout has."""
 
 import pytest
 
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.credit.reinforce import RewardToGo
 from sql_agent.datatypes import ScorerResult
-from sql_agent.rollouts.datatypes import GroupSlot
-from sql_agent.rollouts.dynamic_sampling import (
+from sql_agent.source.datatypes import GroupSlot
+from sql_agent.source.dynamic_sampling import (
     choose_group,
     needs_redraw,
     replacement_tasks,

@@ -22,8 +22,8 @@ from agentgrpo.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn
-from sql_agent.rollouts import run_context
-from sql_agent.rollouts.run_context import RunContext
+from sql_agent.source import run_context
+from sql_agent.source.run_context import RunContext
 from sql_agent.tests.conftest import wait_for
 from sql_agent.tests.recorded_vllm import ODD
 from sql_agent.tests.test_rollout_manager import _work

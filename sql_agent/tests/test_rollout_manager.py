@@ -18,9 +18,9 @@ from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
-from sql_agent.rollouts import run_context, stops
-from sql_agent.rollouts.batch import CREDIT
-from sql_agent.rollouts.run_context import RunContext
+from sql_agent.source import run_context, stops
+from sql_agent.source.batch import CREDIT
+from sql_agent.source.run_context import RunContext
 from sql_agent.tests.conftest import start_store
 
 pytestmark = pytest.mark.slow

@@ -27,8 +27,8 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.spans import OUTCOME, read_outcome, read_turns
+from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.spans import OUTCOME, read_outcome, read_turns
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 

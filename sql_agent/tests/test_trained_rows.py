@@ -12,12 +12,12 @@ from sql_agent.config import load_config
 from sql_agent.datatypes import ScorerResult
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.rollouts.datatypes import GroupSlot, RolloutOutcome, RolloutResult
-from sql_agent.rollouts.dynamic_sampling import spreadless
-from sql_agent.rollouts.lost_scores import level_rewards
-from sql_agent.rollouts.metrics import batch_metrics
-from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN
-from sql_agent.rollouts.stops import TooManyLostError, check_lost
+from sql_agent.source.datatypes import GroupSlot, RolloutOutcome, RolloutResult
+from sql_agent.source.dynamic_sampling import spreadless
+from sql_agent.source.lost_scores import level_rewards
+from sql_agent.source.metrics import batch_metrics
+from sql_agent.source.spans import OUTCOME, TURN_SPAN
+from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.tests.records import make_outcome, make_record, make_result
 
 pytestmark = pytest.mark.slow  # imports verl

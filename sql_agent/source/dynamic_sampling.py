@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from sql_agent.credit.spread import NoSpread, no_spread
 from sql_agent.credit.tables import Credit
-from sql_agent.rollouts.datatypes import GroupSlot, RolloutResult, Task
-from sql_agent.rollouts.lost_scores import level_rewards
+from sql_agent.source.datatypes import GroupSlot, RolloutResult, Task
+from sql_agent.source.lost_scores import level_rewards
 
 
 def spreadless(group: Sequence[RolloutResult]) -> NoSpread | None:

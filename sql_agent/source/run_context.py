@@ -13,7 +13,7 @@ from typing import Any
 
 from agentgrpo.outputs import append_line
 from sql_agent.config import TrainConfig
-from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.source.datatypes import RolloutResult
 
 
 class TrainingFailedError(RuntimeError):

@@ -13,8 +13,8 @@ import numpy as np
 
 from sql_agent.credit.row import Row
 from sql_agent.rewards import REWARDS
-from sql_agent.rollouts.datatypes import RolloutResult
-from sql_agent.rollouts.dynamic_sampling import spreadless
+from sql_agent.source.datatypes import RolloutResult
+from sql_agent.source.dynamic_sampling import spreadless
 
 
 def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:

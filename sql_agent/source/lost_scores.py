@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from sql_agent.datatypes import Reward
 from sql_agent.rewards import unavailable, without_function, without_score
-from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.source.datatypes import RolloutResult
 
 
 def level_rewards(group: Sequence[RolloutResult]) -> None:
