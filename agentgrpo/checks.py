@@ -72,7 +72,7 @@ CHECKS = (
     Check("databases", ("mariadbd", "mariadb_install_db"), _NO_TIME, f"{_MACHINE}:check_databases"),
     Check("run folder", ("run_dir",), _NO_TIME, "agentgrpo.outputs:check_run_dir"),
     Check("judged", ("rewards",), _NO_TIME, f"{_RUN}:check_judged"),
-    Check("reward functions", ("rewards",), "an import", "sql_agent.reward_functions.load:load_functions"),
+    Check("reward functions", ("rewards",), "an import", f"{_RUN}:check_functions"),
     Check("upstream code", ("on_cpu",), "0.5 s", "sql_agent.upstream_patches:check_installed"),
     Check("store", ("store",), "15 s at most", f"{_RUN}:check_store"),
     Check("reward model", ("scorer",), "a score", "sql_agent.source.scoring:check_scorer"),

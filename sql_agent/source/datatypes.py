@@ -1,8 +1,7 @@
-"""Defines the records of a train step's rollouts, from the runner's report to the group that is trained.
+"""Defines the records of a batch's rollouts, from the report of how one ended to the group that is trained.
 
-`RolloutOutcome` is the runner's report, `RolloutResult` is what the manager knows of one rollout, and `GroupSlot` is
-one group's place in the batch. Leaves out all decisions, and the row (`sql_agent.credit.row`). Importing this is
-instant.
+`RolloutOutcome` is that report, `Rollout` is all that is known of one rollout, and `GroupSlot` is one group's place in
+the batch. The row is `sql_agent.credit.row`. Importing this is instant.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Task = dict[str, Any]
 
 @dataclass(frozen=True)
 class RolloutOutcome:
-    """Holds what the runner reports at the end of a rollout, as JSON in its last span."""
+    """How a rollout ended and what it is worth; a runner writes it as JSON into the rollout's last span."""
 
     record: RolloutRecord
     reward: Reward
@@ -55,11 +54,13 @@ class RolloutOutcome:
 
 
 @dataclass
-class RolloutResult:
-    """Holds what became of one rollout."""
+class Rollout:
+    """What is known of one rollout of a batch."""
 
     group: str
     task: Task
+    temperature: float | None = None
+    """Of its replies; None: the one of the settings. A rollout with its own is only measured, not trained on."""
     draw: int = 0
     """Tasks that its slot of the batch had drawn before this one."""
     trajectory: Row | None = None
@@ -124,11 +125,15 @@ class RolloutResult:
 
 @dataclass
 class GroupSlot:
-    """Holds the rows of one group in the batch, and the groups that were played for them."""
+    """One group's place in a batch, and the groups that were played for it."""
 
     number: int
-    rows: list[int]
     replacements: list[Task] = field(default_factory=list)
     """Tasks that may still be played instead, the next one first."""
-    draws: list[list[RolloutResult]] = field(default_factory=list)
+    draws: list[list[Rollout]] = field(default_factory=list)
     """Groups that were played, the newest last; one of them is trained on."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether its rollouts are only measured, so that they are neither credited nor replaced."""
+        return self.draws[0][0].temperature is not None

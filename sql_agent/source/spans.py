@@ -1,4 +1,4 @@
-"""Reads a rollout's model calls and its outcome from spans. Pure functions; `rollout_manager` fetches the spans."""
+"""Reads a rollout's model calls and its outcome from spans, which `sql_agent.lightning.transport` fetches."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from sql_agent.config import StoreConfig, TrainConfig
 from sql_agent.environments.base import Split, make_environment
 from sql_agent.model_check import TINY_POLICY
 from sql_agent.names import ENVIRONMENTS, functions
+from sql_agent.reward_functions.load import load_functions
 
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
@@ -71,6 +72,15 @@ def check_judged(cfg: TrainConfig) -> None:
             "address, --reward-model-url http://127.0.0.1:8008; or give a function of your own, --reward FILE.py:NAME"
             + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
         )
+
+
+def check_functions(cfg: TrainConfig) -> None:
+    """Check that the reward functions can be loaded.
+
+    Raises:
+        ValueError: see `load_functions`.
+    """
+    load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
 
 
 def check_own_tasks(cfg: TrainConfig) -> Split | None:

@@ -79,14 +79,14 @@ class Chain:
         self.model, self.address = str(model), f"127.0.0.1:{port}"
 
     def start(self):
-        from sql_agent.lightning.rollout_manager import LightningRolloutManager
+        from sql_agent.verl_side.rollout_manager import RolloutManager
 
         wait_for(f"http://{self.address}/health", self.server, 300)
         self.runner.start()
         run_context.enter(self.context)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=self.model)))
         balancer = SimpleNamespace(addresses=[self.address])
-        self.manager = LightningRolloutManager(config, SimpleNamespace(_load_balancer=balancer))
+        self.manager = RolloutManager(config, SimpleNamespace(_load_balancer=balancer))
 
     def _start_proxy(self, servers):
         self.proxy.stdin.write(json.dumps(servers) + "\n")

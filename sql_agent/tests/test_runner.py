@@ -27,8 +27,7 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
-from sql_agent.source.datatypes import RolloutOutcome
-from sql_agent.source.spans import OUTCOME, read_outcome, read_turns
+from sql_agent.source.spans import read_outcome, read_turns
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 
@@ -373,11 +372,11 @@ async def test_a_scorer_that_is_gone_costs_nobody_the_reward_for_correctness_and
 
 def test_only_a_rollout_that_asked_in_vain_says_for_how_long_the_scorer_is_down():
     agent = SqlLitAgent(scored_by("http://127.0.0.1:1"))
-    agent._scorer = SimpleNamespace(down_s=130.0)
+    agent.rewarder._scorer = SimpleNamespace(down_s=130.0)
     record = RolloutRecord("t", "k", "max_turns", Score(0.0, "no_answer"), 1, 0, [], 1, 1, 1.0)
 
     def down_s(scorer_result):
-        return RolloutOutcome.from_json(agent._outcome_fields(record, scorer_result).attributes[OUTCOME]).scorer_down_s
+        return agent.rewarder.outcome(record, scorer_result).scorer_down_s
 
     others = [None, ScorerResult(None, "no_answer"), ScorerResult(None, "scorer_refused"), ScorerResult(1.0)]
     assert [down_s(each) for each in others] == [0.0] * 4

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from sql_agent.config import load_config
-from sql_agent.source.datatypes import RolloutResult
+from sql_agent.source.datatypes import Rollout
 from sql_agent.source.metrics import clip_metrics
 from sql_agent.source.run_context import RunContext
 from sql_agent.tests.records import make_row
@@ -65,7 +65,7 @@ def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longe
     assert {name: theirs[name] for name in wrong} == pytest.approx(wrong)  # why there is a metric of ours
 
     context = RunContext(load_config(None, [f"run_dir={tmp_path}"]), "run", "", 0, lambda _: None)
-    context.step_metrics |= clip_metrics([RolloutResult("g", {"id": "t"}, trajectory=row) for row in rows], 4, 8)
+    context.step_metrics |= clip_metrics([Rollout("g", {"id": "t"}, trajectory=row) for row in rows], 4, 8)
     config = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
     make_tracking(context, lambda _: None)("project", "run", [], config).log(theirs, step=1)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())

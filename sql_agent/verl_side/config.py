@@ -23,7 +23,7 @@ from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
 from sql_agent.verl_side.allowed_keys import check_keys
 
-ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
+ROLLOUT_MANAGER = "sql_agent.verl_side.rollout_manager.RolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
 ESTIMATOR = "credited_rows"

@@ -59,13 +59,13 @@ class Player(agl.Algorithm):
             await asyncio.sleep(5)
 
     def _manager(self) -> Any:
-        from sql_agent.lightning.rollout_manager import LightningRolloutManager
+        from sql_agent.verl_side.rollout_manager import RolloutManager
 
         self.context = Context(self.cfg, "faults", str(self.cfg.store.address), 0, self._start_proxy)
         run_context.enter(self.context)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=MODEL)))
         servers = SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[self.model_url.removeprefix("http://")]))
-        return LightningRolloutManager(config, servers)
+        return RolloutManager(config, servers)
 
     def _start_proxy(self, servers: dict[str, Any]) -> str | None:
         if not self.cfg.llm_proxy:
