@@ -145,6 +145,24 @@ RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shapi
 """Numbers that are logged as `reward/NAME` and do not belong to a function."""
 
 
+def check_judge_asked(rollout: RolloutConfig, judge: JudgeConfig) -> None:
+    """Check that an LLM as judge is given if, and only if, a reward asks it.
+
+    Raises:
+        ValueError: one is there without the other.
+    """
+    asked = JUDGE in rollout.weights
+    if asked and judge.url is None:
+        raise ValueError(
+            "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
+        )
+    if judge.url is not None and not asked:
+        raise ValueError(
+            "judge.url is given, and no reward asks the judge; add it with its weight: --reward agentbench "
+            "--reward judge=0.5"
+        )
+
+
 class OptimConfig(Settings):
     learning_rate: float | None = Field(default=None, gt=0)
     """None: by the model's weights. All weights: 1e-6 (verl's) for billions, 3e-5 below a billion, 5e-4 below 20
@@ -457,16 +475,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _judge_is_asked(self) -> TrainConfig:
-        asked = JUDGE in self.rollout.weights
-        if asked and self.judge.url is None:
-            raise ValueError(
-                "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
-            )
-        if self.judge.url is not None and not asked:
-            raise ValueError(
-                "judge.url is given, and no reward asks the judge; add it with its weight: --reward agentbench "
-                "--reward judge=0.5"
-            )
+        check_judge_asked(self.rollout, self.judge)
         return self
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from agentgrpo.passwords import masked
 
 Config = TypeVar("Config", bound=BaseModel)
 
-_PREFIX = {"adapter": "lora_"}
+_PREFIX = {"adapter": "lora_", "reward_model": "reward_model_", "llm_judge": "judge_"}
 """Groups of settings whose flags have a prefix: adapter.alpha is --lora-alpha."""
 
 
@@ -48,10 +48,10 @@ def _names(name: str, field: FieldInfo) -> list[str]:
 
 
 def add_flags(parser: Parser, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> None:
-    """Add the flags of a settings class to a parser, except those in `hidden`."""
+    """Add the flags of a settings class to a parser, except those and the groups in `hidden`."""
     for flag in flags_of(config):
         field = flag.field
-        if flag.dest in hidden:
+        if flag.dest in hidden or flag.place[0] in hidden:
             continue
         text = (field.description or flag.names[0]).replace("\n", " ").replace("%", "%%")
         options: dict[str, Any] = {"help": text}

@@ -14,6 +14,11 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 
+
+class StopError(RuntimeError):
+    """Says why a run must not go on, and what to do."""
+
+
 Task = dict[str, Any]
 """A task as JSON values, from the environment's `verl_rows`."""
 
@@ -60,7 +65,9 @@ class Rollout:
     group: str
     task: Task
     temperature: float | None = None
-    """Of its replies; None: the one of the settings. A rollout with its own is only measured, not trained on."""
+    """Of its replies; None: the settings'. A group with its own is only measured: neither credited nor replaced."""
+    drawn_for: str = ""
+    """The skill or kind that its task was drawn for, where a sampler draws by skill."""
     draw: int = 0
     """Tasks that its slot of the batch had drawn before this one."""
     trajectory: Row | None = None
@@ -84,6 +91,12 @@ class Rollout:
     """None if the rollout is not trained on. If rewards are credited by turn, the advantage of the first turn."""
     turn_advantages: list[float] | None = None
     """Advantages of the turns, if the group's rewards are credited by turn."""
+
+    @property
+    def record(self) -> RolloutRecord:
+        """What was played; only of a rollout that has an outcome."""
+        assert self.outcome is not None
+        return self.outcome.record
 
     @property
     def task_id(self) -> str:
@@ -132,8 +145,3 @@ class GroupSlot:
     """Tasks that may still be played instead, the next one first."""
     draws: list[list[Rollout]] = field(default_factory=list)
     """Groups that were played, the newest last; one of them is trained on."""
-
-    @property
-    def measured(self) -> bool:
-        """Whether its rollouts are only measured, so that they are neither credited nor replaced."""
-        return self.draws[0][0].temperature is not None

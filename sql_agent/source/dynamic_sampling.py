@@ -62,11 +62,17 @@ def choose_group(slot: GroupSlot, estimator: Credit) -> list[Rollout]:
     return slot.draws[best]
 
 
-def credit_group(group: Sequence[Rollout], estimator: Credit) -> None:
-    """Set the advantages of one group's results, and the credit of their rows; a lost one keeps None."""
+def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = True) -> None:
+    """Set the advantages of one group's results, and the credit of their rows; a lost one keeps None.
+
+    Args:
+        zeros: False: a group whose advantages are all 0 keeps None, so that it is not trained on.
+    """
     rewards = [result.rewards for result in group]
-    by_turn = any(len(turns) > 1 for turns in rewards if turns)
-    for result, advantages in zip(group, estimator(rewards), strict=True):
+    by_turn, found = any(len(turns) > 1 for turns in rewards if turns), estimator(rewards)
+    if not zeros and not any(any(advantages) for advantages in found if advantages):
+        return
+    for result, advantages in zip(group, found, strict=True):
         if advantages is not None and result.trajectory is not None:
             result.advantage, result.turn_advantages = advantages[0], advantages if by_turn else None
             result.trajectory = result.trajectory.credited(advantages, result.turn_ends)

@@ -52,7 +52,7 @@ class Source:
             before the deadline of its step.
         max_broken_fraction: see `PrefixStop`.
         tasks: those to train on, of which groups without spread are replaced; () replaces none.
-        keep: receives every rollout of a batch once it is credited.
+        keep: receives every rollout of a batch once it is credited, and the batch's `step` and `validate`.
         report: receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost",
             "redrawn"}`.
         credit: sets the advantages of a batch's groups; None: those of the estimator.
@@ -69,7 +69,7 @@ class Source:
         ending_s: float,
         max_broken_fraction: float,
         tasks: Sequence[Task] = (),
-        keep: Callable[[Sequence[Rollout], int, bool], None] = lambda *_: None,
+        keep: Callable[..., None],
         report: Callable[[dict[str, Any]], None] = lambda _: None,
         credit: Callable[[Sequence[Sequence[Rollout]]], None] | None = None,
     ) -> None:
@@ -89,12 +89,12 @@ class Source:
         Raises:
             TooManyLostError, ScorerDownError, PrefixBrokenError: the run is to stop; the message says why.
         """
-        trained = [slot for slot in slots if not (validate or slot.measured)]
+        trained = [] if validate else [slot for slot in slots if slot.draws[0][0].temperature is None]
         self._give_replacements(trained, step)
         await self._play(slots, step=step, validate=validate)
         groups = [choose_group(slot, self._estimator) for slot in slots]
-        self._credit([group for slot, group in zip(slots, groups, strict=True) if slot in trained])
-        self._keep(rollouts_of(slots), step, validate)
+        self._credit([] if validate else [group for group in groups if group[0].temperature is None])
+        self._keep(rollouts_of(slots), step=step, validate=validate)
         check_lost([rollout for group in groups for rollout in group], self._rollout.max_lost_fraction)
         return groups, self._metrics(slots if validate else trained, validate=validate)
 

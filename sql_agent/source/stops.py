@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.datatypes import RewardModelConfig
-from sql_agent.source.datatypes import Rollout
+from sql_agent.source.datatypes import Rollout, StopError
 from sql_agent.source.metrics import SCORER_LOST
 from sql_agent.source.scoring import start_command
 
@@ -68,11 +68,11 @@ _LOST_ADVICE = {
 }
 
 
-class TooManyLostError(RuntimeError):
+class TooManyLostError(StopError):
     """Says that a step lost more of its rollouts than `rollout.max_lost_fraction` allows."""
 
 
-class ScorerDownError(RuntimeError):
+class ScorerDownError(StopError):
     """Says that the reward model has given no score for `reward_model.give_up_s` seconds."""
 
 
@@ -132,7 +132,7 @@ def check_scorer_down(results: Sequence[Rollout], cfg: RewardModelConfig) -> Non
         )
 
 
-class PrefixBrokenError(RuntimeError):
+class PrefixBrokenError(StopError):
     """Says that train steps in a row broke more of their rollouts than `rollout.max_broken_fraction` allows."""
 
 

@@ -12,24 +12,26 @@ from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome, epoch_order
 from sql_agent.local.config import BatchGrpoConfig, LossConfig, ModelConfig
-from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
+from sql_agent.local.datatypes import Progress, UnjudgedError
+from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
+from sql_agent.source.outcomes import Rewarder
 from sql_agent.success import Rate
-from sql_agent.tests.records import advantage_of, make_row
+from sql_agent.tests.records import advantage_of, make_outcome, make_result, make_row
 from sql_agent.trained_on import TrainedOn, read_trained_on
 
 TASKS = [RowTask(f"p{n}", "sum", {"prompt": f"What is {n} and 1?"}) for n in range(5)]
 
 
-def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> LocalRollout:
+def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> Played:
     record = RolloutRecord(task_id, "sum", "answered", Score(value, reason), 1, 0, [], 3, 2, 0.1)
-    return LocalRollout(record, make_row((1,), (2, 3), (1, 1), (-0.5, -0.5), 1))
+    return record, make_row((1,), (2, 3), (1, 1), (-0.5, -0.5), 1)
 
 
 def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[float | None]]:
     """The advantages of groups with these verdicts."""
-    played = [[BatchEpisode(None, "sum", False, rollout(value), value) for value in values] for values in groups]
+    played = [[make_result("g", make_outcome(value, verdict=value)) for value in values] for values in groups]
     cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=Path("x"), loss=LossConfig(scale=scale))
     BatchGrpo(cfg, TASKS, []).credit(played, {})
     return [[episode.advantage for episode in group] for group in played]
@@ -75,6 +77,9 @@ class World:
         self.steps += 1
         return {"policy/loss": 0.25}
 
+    def task(self, fields):
+        return RowTask.from_dict(fields)
+
     def flush(self):
         self.events.append("flush")
 
@@ -96,7 +101,8 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
-    Trainer(world, world, world, BatchGrpo(cfg, TASKS, held_out), folder, progress, said.append).train()
+    recipe = BatchGrpo(cfg, TASKS, held_out)
+    Trainer(world, world, world, recipe, folder, progress, said.append, world.task).train()  # pyright: ignore
     return folder, progress, said
 
 
@@ -125,6 +131,8 @@ def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, mon
     )
     assert re.fullmatch(r"\d+ s left", left)
     kept = [json.loads(line) for line in folder.trajectories.read_text().splitlines()]
+    assert [row["train_step"] for row in kept if row["validate"]] == [0] * 3 + [3] * 3 + [6] * 3
+    kept = [row for row in kept if not row["validate"]]
     assert len(kept) == 2 * 5 * 2
     assert [row["advantage"] for row in kept[:2]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
@@ -168,9 +176,10 @@ def test_a_batch_shows_its_rewards_where_they_say_more_than_success(episodes, wo
 
 
 def test_the_reward_is_the_presets_and_a_verdict_out_of_range_loses_its_episode(tmp_path):
-    recipe = BatchGrpo(BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path, reward="rllm"), TASKS, [])
-    given = [rollout(0.0).record, rollout(1.5).record, rollout(2.5, OWN_REWARD).record, rollout(None).record]
-    assert [recipe.reward(record) for record in given] == [-1.0, None, 2.5, None]
+    cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path, reward="rllm")
+    given = [rollout(0.0), rollout(1.5), rollout(2.5, OWN_REWARD), rollout(None)]
+    rewarder = Rewarder(cfg.rollout, cfg.reward_model, threads=1)
+    assert [rewarder.outcome(record, None).reward.value for record, _ in given] == [-1.0, None, 2.5, None]
 
 
 def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monkeypatch):
