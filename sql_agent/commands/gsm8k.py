@@ -42,8 +42,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    hidden = ("name", "estimator", "scale", "aggregation", "max_tokens", "reward", "reward_timeout_s", "redraws")
-    add_flags(parser, Gsm8kGrpoConfig, hidden=(*hidden, "max_lost_fraction", "reward_model", "llm_judge"))
+    hidden = (
+        "name",
+        "estimator",
+        "scale",
+        "aggregation",
+        "max_tokens",
+        "reward",
+        "reward_timeout_s",
+        "redraws",
+        "sampler",
+    )
+    add_flags(parser, Gsm8kGrpoConfig, hidden=(*hidden, "sampler", "max_lost_fraction", "reward_model", "llm_judge"))
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )

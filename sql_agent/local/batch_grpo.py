@@ -7,7 +7,7 @@ teach nothing; they are skipped and counted. After each epoch the adapter is wri
 
 from __future__ import annotations
 
-import random
+import pkgutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,6 +16,7 @@ from typing import Any
 from sql_agent.local.config import BatchGrpoConfig
 from sql_agent.local.datatypes import Progress, Sampling
 from sql_agent.local.trainer import Group, Measure, Recipe, describe_loss, estimator_of, success_rate
+from sql_agent.names import SAMPLERS
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.source.datatypes import Rollout
 from sql_agent.success import Rate
@@ -29,6 +30,7 @@ class BatchGrpo(Recipe):
 
     def __init__(self, cfg: BatchGrpoConfig, tasks: Sequence[Any], held_out: Sequence[Any]) -> None:
         self._cfg, self._tasks, self.held_out = cfg, tasks, held_out
+        self._order = pkgutil.resolve_name(SAMPLERS[cfg.sampler])
         self.batches_per_epoch = self.evaluate_every = -(-len(tasks) // cfg.batch_size)
         self.num_batches, self.save_every = self.batches_per_epoch * cfg.num_epochs, cfg.save_every
         self.group_size, self.estimator = cfg.group_size, estimator_of(cfg.loss)
@@ -40,7 +42,7 @@ class BatchGrpo(Recipe):
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:
         epoch, place = divmod(batch, self.batches_per_epoch)
-        ordered = epoch_order(self._tasks, self._cfg.seed, epoch)
+        ordered = self._order(self._tasks, self._cfg.seed, epoch)
         return [(task.kind, task) for task in ordered[place * self._cfg.batch_size :][: self._cfg.batch_size]]
 
     def some_tasks(self) -> Sequence[Any]:
@@ -96,11 +98,6 @@ class BatchGrpo(Recipe):
 
     def describe_done(self, progress: Progress) -> str:
         return f"{progress.batches} batches"
-
-
-def epoch_order(tasks: Sequence[Any], seed: int, epoch: int) -> list[Any]:
-    """Return the tasks in the order of that epoch, which depends only on the seed and the epoch."""
-    return random.Random(f"{seed}/{epoch}").sample(tasks, len(tasks))
 
 
 def listed(counts: dict[str, int]) -> str:

@@ -17,9 +17,10 @@ from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import EnvConfig, RolloutConfig, check_judge_asked, check_top_p
-from sql_agent.credit.tables import EstimatorName, LossName
+from sql_agent.credit.tables import EstimatorName, LossName, known
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
 from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import SAMPLERS
 
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
 """Judges of all environments; each environment knows its own."""
@@ -276,6 +277,9 @@ class BatchGrpoConfig(GrpoConfig):
     """Tasks whose episodes are played side by side and then trained on together."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the tasks."""
+    sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
+    """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
+    of `sql_agent.names.SAMPLERS`."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""

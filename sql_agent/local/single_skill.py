@@ -22,7 +22,7 @@ from sql_agent.local.single_skill_config import ExperimentConfig
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks
 from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Measure, Recipe, describe_loss, success_rate
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.dynamic_sampling import credit_group
+from sql_agent.source.dynamic_sampling import credit_group, credit_groups
 from sql_agent.trained_on import TrainedOn, read_trained_on, source_of, trained_further
 
 OTHER_TASKS = (
@@ -79,8 +79,7 @@ class SingleSkill(Recipe):
 
     def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
         if self._cfg.training.baseline != "running_mean":
-            for group in groups:
-                credit_group(group, self.estimator)
+            credit_groups(groups, self.estimator)
             return means
         rollouts = [rollout for group in groups for rollout in group]
         skills, rewards = [rollout.drawn_for for rollout in rollouts], [rollout.reward for rollout in rollouts]

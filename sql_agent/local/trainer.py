@@ -44,7 +44,7 @@ from sql_agent.local.transport import InProcess
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.rewards import RewardPreset
 from sql_agent.source.datatypes import GroupSlot, Rollout, StopError, Task
-from sql_agent.source.dynamic_sampling import credit_group, spreadless
+from sql_agent.source.dynamic_sampling import credit_groups, spreadless
 from sql_agent.source.outcomes import Rewarder
 from sql_agent.source.reward_hacking_alarm import CORRECT, SCORE, WINDOW, RewardHackingAlarm
 from sql_agent.source.run_context import trajectory_line
@@ -121,8 +121,7 @@ class Recipe(ABC):
         Returns:
             The means after this batch.
         """
-        for group in groups:
-            credit_group(group, self.estimator, zeros=False)
+        credit_groups(groups, self.estimator, zeros=False)
         return means
 
     @abstractmethod

@@ -78,6 +78,11 @@ def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = T
             result.trajectory = result.trajectory.credited(advantages, result.turn_ends)
 
 
+def credit_groups(groups: Sequence[Sequence[Rollout]], estimator: Credit, *, zeros: bool = True) -> None:
+    for group in groups:
+        credit_group(group, estimator, zeros=zeros)
+
+
 def replacement_tasks(
     tasks: Sequence[Task], taken: Collection[str], *, slots: int, draws: int, seed: int, step: int
 ) -> list[list[Task]]:

@@ -18,7 +18,6 @@ from sql_agent.datatypes import RewardModelConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout, Task
 from sql_agent.source.dynamic_sampling import (
     choose_group,
-    credit_group,
     draw_replacement,
     needs_redraw,
     replacement_tasks,
@@ -55,7 +54,7 @@ class Source:
         keep: receives every rollout of a batch once it is credited, and the batch's `step` and `validate`.
         report: receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost",
             "redrawn"}`.
-        credit: sets the advantages of a batch's groups; None: those of the estimator.
+        credit: sets the advantages of the groups of a batch that are trained on.
     """
 
     def __init__(
@@ -69,14 +68,13 @@ class Source:
         ending_s: float,
         max_broken_fraction: float,
         tasks: Sequence[Task] = (),
+        credit: Callable[[Sequence[Sequence[Rollout]]], None],
         keep: Callable[..., None],
         report: Callable[[dict[str, Any]], None] = lambda _: None,
-        credit: Callable[[Sequence[Sequence[Rollout]]], None] | None = None,
     ) -> None:
         self._transport, self._rollout, self._reward_model = transport, rollout, reward_model
         self._estimator, self._seed, self._ending_s, self._tasks = estimator, seed, ending_s, tasks
-        self._keep, self._report = keep, report
-        self._credit = credit or self._credit_each
+        self._keep, self._report, self._credit = keep, report, credit
         self._prefix_stop = PrefixStop(max_broken_fraction)
 
     async def batch(
@@ -107,10 +105,6 @@ class Source:
             metrics["group/redraw_too_late"] = float(sum(needs_redraw(slot, self._estimator) for slot in slots))
         self._prefix_stop.add(metrics)
         return metrics
-
-    def _credit_each(self, groups: Sequence[Sequence[Rollout]]) -> None:
-        for group in groups:
-            credit_group(group, self._estimator)
 
     def _give_replacements(self, slots: Sequence[GroupSlot], step: int) -> None:
         taken = {rollout.task_id for rollout in rollouts_of(slots)}

@@ -52,10 +52,11 @@ def store_is_managed() -> bool:
 
 
 def check_judged(cfg: TrainConfig) -> None:
-    """Check that a reward model or a reward function is configured if the environment has no judge.
+    """Check that a reward model or a reward function is configured if the environment has no judge, and load functions.
 
     Raises:
         UsageError: there is none; the message names the command that starts a scoring service.
+        ValueError: see `load_functions`.
     """
     # comes first, so that a user's own file that imports agent-lightning gets it without LiteLLM
     judged = make_environment(cfg.environment).judged
@@ -72,14 +73,6 @@ def check_judged(cfg: TrainConfig) -> None:
             "address, --reward-model-url http://127.0.0.1:8008; or give a function of your own, --reward FILE.py:NAME"
             + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
         )
-
-
-def check_functions(cfg: TrainConfig) -> None:
-    """Check that the reward functions can be loaded.
-
-    Raises:
-        ValueError: see `load_functions`.
-    """
     load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
 
 

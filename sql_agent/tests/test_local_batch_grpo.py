@@ -10,13 +10,16 @@ import torch
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome, epoch_order
+from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome
 from sql_agent.local.config import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.local.datatypes import Progress, UnjudgedError
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
+from sql_agent.rewards import NO_JUDGE
+from sql_agent.source.datatypes import StopError
 from sql_agent.source.outcomes import Rewarder
+from sql_agent.source.samplers import shuffled
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_outcome, make_result, make_row
 from sql_agent.trained_on import TrainedOn, read_trained_on
@@ -51,10 +54,10 @@ def test_scaled_advantages_are_in_stds_of_their_own_group():
 
 
 def test_each_epoch_has_every_task_once_in_an_order_of_its_own():
-    first, second = (epoch_order(TASKS, 0, epoch) for epoch in (0, 1))
+    first, second = (shuffled(TASKS, 0, epoch) for epoch in (0, 1))
     assert sorted(p.id for p in first) == sorted(p.id for p in second) == ["p0", "p1", "p2", "p3", "p4"]
     assert first != second
-    assert epoch_order(TASKS, 0, 0) == first != epoch_order(TASKS, 1, 0)
+    assert shuffled(TASKS, 0, 0) == first != shuffled(TASKS, 1, 0)
 
 
 class World:
@@ -187,3 +190,26 @@ def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monke
     monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, "reset_error") for _ in tasks])
     with pytest.raises(UnjudgedError, match=r"no episode of the last 3 batches could be judged \(reset_error"):
         run(tmp_path, monkeypatch, world)
+
+
+def test_a_batch_that_loses_too_much_stops_the_run_with_the_reason_and_its_trajectories(tmp_path, monkeypatch):
+    world = World()
+    monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, "db_unavailable") for _ in tasks])
+    with pytest.raises(StopError, match=r"4 of 4 rollouts were lost .*'db_unavailable' \(4 times\).*Is the database"):
+        run(tmp_path, monkeypatch, world, max_lost_fraction=0.5)
+    kept = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
+    assert [row["lost"] for row in kept] == ["db_unavailable"] * 4
+
+
+def test_a_function_rewards_what_nobody_judges_turn_by_turn(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text(
+        "from itertools import count\nplace = count()\n\n\ndef graded(record):\n    return [next(place) % 2, 1]\n"
+    )
+    world = World()
+    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2)
+    record = RolloutRecord("p", "sum", "answered", Score(None, NO_JUDGE), 2, 0, [], 3, 2, 0.1)
+    monkeypatch.setattr(world, "play", lambda tasks, _: [(record, row)] * len(tasks))
+    monkeypatch.setattr(world, "learn", lambda rows, **_: world.learnt.extend(each.credit for each in rows) or {})
+    run(tmp_path, monkeypatch, world, reward=f"{tmp_path}/my.py:graded", loss=LossConfig(scale=False), num_epochs=1)
+    # turns 0, 1, 1, 1 of a group of two: mean 3/4; the first turn has what follows too: -3/4 + 1/4 and 1/4 + 1/4
+    assert sorted(world.learnt[:2]) == [(0.0, -0.5, 0.0, 0.25), (0.0, 0.5, 0.0, 0.25)]

@@ -1,6 +1,7 @@
 """What a trainer gets for the tasks of a batch, whoever plays them: here a script that knows each task's rewards."""
 
 import itertools
+from functools import partial
 
 import pytest
 
@@ -8,6 +9,7 @@ from sql_agent.config import RolloutConfig
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.datatypes import RewardModelConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout
+from sql_agent.source.dynamic_sampling import credit_groups
 from sql_agent.source.source import Source
 from sql_agent.source.stops import TooManyLostError
 from sql_agent.tests.records import ROW, make_outcome
@@ -54,6 +56,7 @@ def source(script, *, tasks=(), kept=None, **settings):
         ending_s=0.0,
         max_broken_fraction=1.0,
         tasks=[{"id": task} for task in tasks],
+        credit=partial(credit_groups, estimator=GroupRelative()),
         keep=lambda rollouts, *, step, validate: (kept if kept is not None else []).extend(rollouts),
     )
 

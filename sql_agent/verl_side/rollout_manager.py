@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from sql_agent.lightning.transport import StoreTransport
 from sql_agent.source import run_context
 from sql_agent.source.batch import to_tensors
 from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.dynamic_sampling import credit_groups
 from sql_agent.source.metrics import clip_metrics
 from sql_agent.source.source import Source, rollouts_of
 
@@ -39,15 +41,17 @@ class RolloutManager:
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
         backends = [f"http://{address}" for address in addresses]
         proxy_url = run.publish({"model": model, "backends": backends})
+        estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
         self.source = Source(
             StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, proxy_url),
             cfg.rollout,
             cfg.reward_model,
-            made(ESTIMATORS[cfg.loss.estimator], cfg.loss),
+            estimator,
             seed=cfg.seed,
             ending_s=cfg.agent.rollout_timeout_s + cfg.reward_wait_s,
             max_broken_fraction=cfg.max_broken_fraction,
             tasks=read_tasks(str(config.data.train_files)) if cfg.rollout.redraws else [],
+            credit=partial(credit_groups, estimator=estimator),
             keep=run.save_trajectories,
             report=run.progress,
         )

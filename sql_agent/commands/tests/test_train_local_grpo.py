@@ -241,10 +241,13 @@ def without_clock(rows: list[dict]) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_run_with_a_reward_function_and_redraws_on_a_database_is_killed_and_ends_as_the_unbroken_one(shop, tmp_path):
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
+def test_a_run_with_a_reward_function_and_redraws_on_a_database_is_killed_and_ends_as_the_unbroken_one(
+    random_policy_folder,  # noqa: F811
+    shop,
+    tmp_path,
+):
     (tmp_path / "my.py").write_text(MINE_REWARD)
-    always = ["--model", ROOT / "models" / "tiny-sql", "--database", shop / "shop.sqlite", "--reward", "agentbench"]
+    always = ["--model", random_policy_folder, "--database", shop / "shop.sqlite", "--reward", "agentbench"]
     always += ["--reward", f"{tmp_path}/my.py:brief=0.5", "--redraws", 1, "--train-file", shop / "train.json"]
     always += ["--held-out-fraction", 0.5, "--eval-tasks", 1, "--batch-size", 1, "--group-size", 3, "--num-epochs", 2]
     always += ["--max-tokens", 24, "--max-turns", 1, "--learning-rate", "1e-3", "--save-every", 1, "--temperature", 1.2]
