@@ -162,11 +162,11 @@ class Trainer:
     ) -> None:
         self.policy, self.progress = policy, progress
         self._learner, self._recipe, self._folder, self._say = learner, recipe, folder, say
-        rewarder = Rewarder(
+        self._rewarder = Rewarder(
             recipe.rollout, recipe.reward_model, recipe.functions, threads=REWARD_THREADS, preset=recipe.preset
         )
         self._source = Source(
-            InProcess(player, rewarder, recipe.sampling, task_of),
+            InProcess(player, self._rewarder, recipe.sampling, task_of),
             recipe.rollout.model_copy(update={"step_timeout_s": math.inf}),  # each episode has its own limit
             recipe.reward_model,
             recipe.estimator,
@@ -189,6 +189,13 @@ class Trainer:
             UnjudgedError: no episode of `MAX_UNJUDGED` batches in a row could be judged.
             StopError: see `Source.batch`.
         """
+        try:
+            self._train()
+        finally:
+            self._loop.run_until_complete(self._rewarder.aclose())
+            self._loop.close()
+
+    def _train(self) -> None:
         recipe, progress = self._recipe, self.progress
         if progress.batches == 0:
             self._evaluate()
@@ -228,7 +235,8 @@ class Trainer:
         rollouts = [rollout for group in groups for rollout in group]
         rewards = [r.reward for r in rollouts if r.temperature is None and r.reward is not None]
         line = {
-            **({"train_step": progress.batches, **found, **self._alarm(found)} if recipe.whole_lines else {}),
+            "train_step": progress.batches,
+            **({**found, **self._alarm(found)} if recipe.whole_lines else {}),
             **recipe.metrics(groups, progress),
             "reward/mean": sum(rewards) / len(rewards) if rewards else None,
             "rollout/stop": dict(Counter(rollout.record.stop_reason for rollout in rollouts)),
@@ -245,10 +253,11 @@ class Trainer:
         )
         self._say("  ".join(filter(None, [recipe.describe(line, groups, progress), rest])))
         if recipe.unit and progress.unjudged_in_a_row >= MAX_UNJUDGED:
-            lost = rollouts[0].record
+            lost, record = rollouts[0], rollouts[0].record
+            why = record.error or (lost.outcome and lost.outcome.reward.error) or record.stop_reason
             raise UnjudgedError(
-                f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.score.reason}: "
-                f"{lost.error or lost.stop_reason}); correct that, then go on with {self._folder.resume_flag}"
+                f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.lost}: {why}); correct "
+                f"that, then go on with {self._folder.resume_flag}"
             )
 
     def _slots(self, drawn: Sequence[tuple[str, Any]]) -> list[GroupSlot]:
@@ -323,9 +332,8 @@ class Trainer:
             return
         started, step = time.perf_counter(), self.progress.batches
         line, words = self._recipe.evaluate(self.measure, step)
-        found = {f"val/{name}": value for name, value in self._found.items()}
-        line = {**({"train_step": step, **found} if self._recipe.whole_lines else {}), **line}
-        self._folder.log({**line, "time/evaluate_s": time.perf_counter() - started})
+        found = {f"val/{name}": value for name, value in self._found.items() if self._recipe.whole_lines}
+        self._folder.log({"train_step": step, **found, **line, "time/evaluate_s": time.perf_counter() - started})
         self._write_lines()
         self._say(words)
 

@@ -82,16 +82,18 @@ class Source:
     ) -> tuple[list[list[Rollout]], dict[str, float]]:
         """Play the first group of each slot, and others in place of those that teach nothing.
 
+        Args:
+            validate: every rollout has a temperature of its own.
         Returns:
             For each slot the group that is trained on, credited unless its rollouts are only measured; and metrics.
         Raises:
             TooManyLostError, ScorerDownError, PrefixBrokenError: the run is to stop; the message says why.
         """
-        trained = [] if validate else [slot for slot in slots if slot.draws[0][0].temperature is None]
+        trained = [slot for slot in slots if slot.draws[0][0].temperature is None]
         self._give_replacements(trained, step)
         await self._play(slots, step=step, validate=validate)
         groups = [choose_group(slot, self._estimator) for slot in slots]
-        self._credit([] if validate else [group for group in groups if group[0].temperature is None])
+        self._credit([group for group in groups if group[0].temperature is None])
         self._keep(rollouts_of(slots), step=step, validate=validate)
         check_lost([rollout for group in groups for rollout in group], self._rollout.max_lost_fraction)
         return groups, self._metrics(slots if validate else trained, validate=validate)

@@ -92,7 +92,7 @@ async def test_a_group_with_a_temperature_of_its_own_is_measured_beside_the_othe
 
 
 async def test_a_validation_is_neither_credited_nor_replaced():
-    slots = [slot(0, "task", 1), slot(1, "second", 1)]
+    slots = [slot(0, "task", 1, temperature=0.0), slot(1, "second", 1, temperature=0.0)]
     script = Script(task=[1.0], second=[0.0])
     groups, metrics = await source(script, tasks=["other"], redraws=1).batch(slots, step=0, validate=True)
     assert shown(groups) == [[("task", 1.0, None)], [("second", 0.0, None)]]
