@@ -27,6 +27,7 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
+from sql_agent.source import outcomes
 from sql_agent.source.spans import read_outcome, read_turns
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
@@ -313,7 +314,7 @@ async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url
     def broken(*_):
         raise ZeroDivisionError("of the user's own")
 
-    monkeypatch.setattr(runner, "reward", broken)
+    monkeypatch.setattr(outcomes, "reward", broken)
     with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
         async with running(store_url) as (_, store):
             ((_, spans),) = await play(store, base_url, TASKS[:1])
