@@ -32,9 +32,9 @@ from sql_agent.apo.launch import check_search, choose_tasks, describe_search, op
 from sql_agent.environments.base import Split, make_environment
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.names import TINY_POLICY
-from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, planned

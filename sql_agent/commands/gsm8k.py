@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_flags(
         parser,
         Gsm8kGrpoConfig,
-        hidden=("loss.name", "loss.estimator", "reward"),
+        hidden=(
+            *("loss.name", "loss.estimator", "reward", "reward_timeout_s", "redraws", "sampler"),
+            *("max_lost_fraction", "reward_model", "llm_judge"),
+        ),
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"

@@ -148,11 +148,10 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))  # pyright: ignore[reportArgumentType]
     with open_backend("sqlite") as backend:
         player = Player(policy, DbBench("strict", backend=backend), LIMITS)
-        (played,) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
-    record = played.record
+        ((record, row),) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
     if ids is None:
-        assert played.trajectory is not None
-        ids = list(played.trajectory.ids)
+        assert row is not None
+        ids = list(row.ids)
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].float()
     return Examined(ids, logits, record.messages, f"{record.num_turns} turns, {record.stop_reason}")

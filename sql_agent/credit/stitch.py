@@ -2,7 +2,7 @@
 
 Every token id is the engine's own; nothing is tokenised again. The turns of a rollout may form several conversations,
 because of a handoff, an agent as a tool, a reset of the context, or parallel calls. Each becomes a chain, and the row
-holds the chains one after another. Leaves out how chains are kept apart in verl's batch (`sql_agent.rollouts.batch`).
+holds the chains one after another. Leaves out how chains are kept apart in verl's batch (`sql_agent.source.batch`).
 """
 
 from __future__ import annotations

@@ -97,7 +97,10 @@ def _weights(rollout: RolloutConfig) -> dict[str, float]:
 
 def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
     """Return the user's own files of a run: reward functions by label, then those of settings by their names."""
-    files = {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}
+    files = {
+        each.label: {"file": str(each.file), "sha256": each.sha256}
+        for each in load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
+    }
     if cfg.env.type not in ENVIRONMENTS:
         _, source = named(cfg.env.type)
         files["env.type"] = {"file": str(source.file), "sha256": source.sha256}

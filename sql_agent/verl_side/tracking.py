@@ -2,7 +2,7 @@
 
 verl calls `Tracking.log` once per step. `RunTracking` adds the rollout manager's metrics and renames those that people
 watch (doc/metrics.md). A sink whose package is not installed is left out with a warning. Leaves out how metrics are
-computed (`sql_agent.rollouts.metrics`).
+computed (`sql_agent.source.metrics`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, sync
-from sql_agent.rollouts.reward_hacking_alarm import RewardHackingAlarm
-from sql_agent.rollouts.run_context import RunContext
+from sql_agent.source.reward_hacking_alarm import RewardHackingAlarm
+from sql_agent.source.run_context import RunContext
 from sql_agent.verl_side.engine_alarm import engine_alarm
 
 logger = logging.getLogger(__name__)
