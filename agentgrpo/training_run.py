@@ -20,8 +20,8 @@ from agentgrpo.checks import UsageError
 from agentgrpo.durations import left
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, remove, written
+from agentgrpo.run_folder import METRICS, begin, start_of
 
-METRICS = "metrics.jsonl"
 CONFIGS = ("adapter_config.json", "config.json")
 """Loaders recognise a model's folder by these files."""
 
@@ -41,23 +41,29 @@ def versions() -> dict[str, str]:
 
 
 class RunLog(TrainerCallback):
-    """Writes metrics.jsonl, prints a line for each of its rows, and signs a record beside each checkpoint.
+    """Writes config.yaml, run.json and metrics.jsonl, prints a line for each row of metrics, and signs a record beside
+    each checkpoint.
 
-    A subclass sets `record_name` and calls `log` from `on_log`.
+    A subclass sets `kind` and `record_name` and calls `log` from `on_log`.
     """
 
+    kind: ClassVar[str]
+    """The command, as `agentgrpo --help` names it."""
     record_name: ClassVar[str]
 
-    def __init__(self, output_dir: Path, record: dict[str, Any]) -> None:
-        self.output_dir, self.record = output_dir, record
+    def __init__(self, output_dir: Path, record: dict[str, Any], settings: Mapping[str, Any]) -> None:
+        self.output_dir, self.record, self.settings = output_dir, record, settings
         self.last_time, self.last_step = time.monotonic(), 0
         self.first_time, self.first_step = self.last_time, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove the rows after the checkpoint, whose steps will be repeated, and a row that a killed run cut off."""
+        """Write how the run begins, and remove the rows after the checkpoint, whose steps will be repeated, and a row
+        that a killed run cut off."""
         self.last_time, self.last_step = time.monotonic(), state.global_step
         self.first_time, self.first_step = self.last_time, self.last_step
         if state.is_world_process_zero:
+            start = start_of(self.kind, steps=state.max_steps, device=args.device.type)
+            begin(self.output_dir, self.settings, start, resumed=state.global_step > 0)
             path = self.output_dir / METRICS
             lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
             kept = [line for line in lines if line.endswith(b"\n") and _train_step(line) <= state.global_step]

@@ -154,8 +154,12 @@ def test_a_line_shows_what_was_measured():
 def test_metrics_after_the_checkpoint_and_half_a_line_are_taken_again(tmp_path):
     lines = [json.dumps({"train_step": step}) + "\n" for step in (1, 2, 3)]
     (tmp_path / METRICS).write_text("".join(lines) + '{"train_st')
-    state = SimpleNamespace(global_step=2, is_world_process_zero=True)
-    RewardRunLog(tmp_path, {}).on_train_begin(None, state, None)
+    state = SimpleNamespace(global_step=2, max_steps=9, is_world_process_zero=True)
+    args = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    RewardRunLog(tmp_path, {}, {"seed": 3}).on_train_begin(args, state, None)
+    assert (tmp_path / "config.yaml").read_text() == "seed: 3\n"
+    start = json.loads((tmp_path / "run.json").read_text())
+    assert [start[name] for name in ("kind", "steps", "device")] == ["reward train", 9, "cpu"]
     assert (tmp_path / METRICS).read_text() == "".join(lines[:2])
 
 

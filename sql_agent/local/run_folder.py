@@ -1,4 +1,7 @@
-"""Manages the folder of a local run: its settings, its two line files, its checkpoints, and the final adapter."""
+"""Manages the folder of a local run: its settings, its two line files, its checkpoints, and the final adapter.
+
+Leaves out what every run's folder has (`agentgrpo.run_folder`).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from agentgrpo import run_folder
 from agentgrpo.checks import UsageError, require
-from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, failures_of_the_disk, written
+from agentgrpo.settings import read_settings
 from agentgrpo.signed import user_key
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
@@ -37,13 +41,14 @@ class RunFolder:
     Args:
         path: the folder; it must not hold a run unless that run is resumed.
         config: settings, saved on the first start; a resumed run must have the same.
+        kind: the command, as `agentgrpo --help` names it.
         free: settings that may change when a run is resumed, by their names in the file, e.g. how often it saves.
         own_files: the user's own files with their sha256, by what they are used for.
     Raises:
         UsageError: a new run's folder is not empty, or a resumed run is missing or has other settings or files.
     """
 
-    SETTINGS, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
+    METRICS, TRAJECTORIES = run_folder.METRICS, "trajectories.jsonl"
     resume_flag = "--resume"
     """The flag that resumes this run."""
 
@@ -53,12 +58,13 @@ class RunFolder:
         config: BaseModel,
         *,
         resumed: bool,
+        kind: str = "local",
         free: Iterable[str] = (),
         own_files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES
         self.checkpoints = path / "checkpoints"
-        self._settings = path / self.SETTINGS
+        self._settings, self._kind, self._resumed = path / run_folder.SETTINGS, kind, resumed
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
@@ -66,11 +72,11 @@ class RunFolder:
         user_key()  # is made, or raises, before anything starts
         if resumed:
             if not self._settings.is_file():
-                raise UsageError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
-            try:
-                earlier, now = _flat(parse_json(self._settings.read_text())), _flat(self._config)
-            except ValueError as error:
-                raise UsageError(f"{self._settings} is no JSON ({error}); start anew in another folder") from error
+                raise UsageError(
+                    f"{path} holds no run of this version ({self._settings.name} is missing); start it without "
+                    "--resume, in another folder if this one holds an earlier version's"
+                )
+            earlier, now = _flat(read_settings(self._settings)), _flat(self._config)
             may_differ = (*free, *FREE)
             for name in now:
                 fixed = not any(name == other or name.startswith(f"{other}.") for other in may_differ)
@@ -79,16 +85,20 @@ class RunFolder:
                         f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now[name]}; "
                         "resume with the same settings, or start anew in another folder"
                     )
-        elif path.exists() and any(path.iterdir()):
+        elif path.exists() and not run_folder.is_empty(path):
             raise UsageError(f"{path} is not empty; go on with its run by --resume, or name another folder")
 
-    def begin(self) -> None:
-        """Make the folder and write the settings; nothing is written before this call."""
+    def begin(self, **facts: Any) -> None:
+        """Make the folder and write the settings and how the run began; nothing is written before this call.
+
+        Args:
+            facts: see `agentgrpo.run_folder.start_of`.
+        """
         with failures_of_the_disk(self.path):
-            for file in (self._settings, self.metrics, self.trajectories):
+            for file in (self.metrics, self.trajectories):
                 file.parent.mkdir(parents=True, exist_ok=True)
-        with written(self._settings) as part:
-            part.write_text(json.dumps(self._config, indent=2) + "\n")
+        start = run_folder.start_of(self._kind, **facts)
+        run_folder.begin(self.path, self._config, start, resumed=self._resumed)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         _append(self.metrics, {**metrics, "at": time.time()})

@@ -34,10 +34,10 @@ OTHER_TASKS = (
 class SessionFolder(RunFolder):
     """Manages a run's folder with sessions/, logs/ and checkpoints/."""
 
-    SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
+    METRICS, TRAJECTORIES = "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
     def __init__(self, path: Path, cfg: ExperimentConfig, *, resumed: bool) -> None:
-        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"))
+        super().__init__(path, cfg, resumed=resumed, kind="single-skill", free=("training_callback", "output_dir"))
         self.resume_flag = f"--resume {path}"
 
 

@@ -199,6 +199,7 @@ class Trainer:
         episodes = [episode for group in groups for episode in group]
         rewards = [e.reward for e in episodes if not e.greedy and e.reward is not None]
         line = {
+            "train_step": progress.batches,
             **recipe.metrics(groups, progress),
             "reward/mean": sum(rewards) / len(rewards) if rewards else None,
             "rollout/stop": dict(Counter(episode.rollout.record.stop_reason for episode in episodes)),
@@ -210,7 +211,13 @@ class Trainer:
         }
         self._folder.log(line)
         for episode in episodes:
-            self._folder.keep({**recipe.labels(episode, progress.batches), **episode.rollout.record.to_dict()})
+            self._folder.keep(
+                {
+                    "train_step": progress.batches,
+                    **recipe.labels(episode, progress.batches),
+                    **episode.rollout.record.to_dict(),
+                }
+            )
         rest = left(
             time.perf_counter() - self._began_at, progress.batches - self._began, recipe.num_batches - self._began
         )
@@ -269,7 +276,9 @@ class Trainer:
             return
         started = time.perf_counter()
         line, words = self._recipe.evaluate(self._player, self.progress.batches)
-        self._folder.log({**line, "time/evaluate_s": time.perf_counter() - started})
+        self._folder.log(
+            {"train_step": self.progress.batches, **line, "time/evaluate_s": time.perf_counter() - started}
+        )
         self._say(words)
 
 
@@ -305,7 +314,7 @@ def start_trainer(
     )
     player = Player(policy, environment, cfg.limits, batch_size=recipe.rows, timeout_s=cfg.rollout_timeout_s)
     learner = Learner(policy, cfg.optim, cfg.loss)
-    folder.begin()
+    folder.begin(steps=recipe.num_batches, device=policy.device.type)
     if opening:
         say(opening)
     state = folder.resume(policy, learner) if resumed else None

@@ -27,6 +27,7 @@ from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit
 from agentgrpo.model_size import count_adapter_weights, count_weights
 from agentgrpo.outputs import OutputError, failures_of_the_disk
+from agentgrpo.run_folder import is_empty
 from agentgrpo.training_run import (
     check_same_run,
     newest_whole,
@@ -164,7 +165,7 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
         raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
     if resume and not (output / CHECKPOINTS).is_dir():
         raise UsageError(f"{output} holds no run to go on with; start it without --resume")
-    if not resume and output.is_dir() and any(output.iterdir()):
+    if not resume and output.is_dir() and not is_empty(output):
         raise UsageError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
     if not resume:
         return None

@@ -1,7 +1,11 @@
-"""Chooses the checkpoint from which a run resumes, and refuses settings and tasks that differ from the run's."""
+"""Chooses the checkpoint from which a run resumes, refuses settings and tasks that differ from the run's, and
+moves what a start does not continue into a folder of its own."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +16,7 @@ from pydantic import ValidationError
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
 from agentgrpo.json_text import parse_json
+from agentgrpo.outputs import written
 from agentgrpo.own_files import find
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.signed import user_key
@@ -22,7 +27,8 @@ from sql_agent.model_check import TINY_POLICY
 from sql_agent.names import ENVIRONMENTS, label
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.startup.preflight import find_model
-from sql_agent.verl_side.checkpoints import newest_whole
+from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, newest_whole, step_of
+from sql_agent.verl_side.tracking import earlier_steps
 
 RESUMED = ("data", "lora", "seed")
 """Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
@@ -162,3 +168,47 @@ def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
             f"the tasks are not those that this run was trained on: {differ} of {len(earlier)} differ from {file}; has "
             "the task file changed? Restore it, or give another --run-dir, or --resume never to start anew there"
         )
+
+
+def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
+    """Move the files of an earlier start into a folder of their own, so that the two runs are not mixed up.
+
+    Args:
+        after: the step that a run resumes from. Logs and sealed checkpoints of later steps are moved, because those
+            steps are repeated. None: everything is moved.
+    Returns:
+        That folder; None if nothing was moved.
+    """
+    aside, rewritten = run_dir / time.strftime("before-%Y%m%d-%H%M%S"), False
+    metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories"
+    if after is None:
+        names = (
+            "metrics.jsonl",
+            "trajectories",
+            "checkpoints",
+            "judge",
+            "candidates.json",
+            "prompt.txt",
+            "config.yaml",
+            "run.json",
+            "report.html",
+            "curve.png",
+        )
+        moved = {run_dir / name: aside / name for name in names if (run_dir / name).exists()}
+    else:
+        later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]
+        moved = {path: aside / "trajectories" / path.name for path in later}
+        # a sealed one may become whole again, and must not be loaded instead of this run's own checkpoint
+        passed_over = [path for path in checkpoints(run_dir / "checkpoints") if step_of(path) > after]
+        moved |= {path: aside / "checkpoints" / path.name for path in passed_over if (path / MANIFEST).exists()}
+        rows = [(row["train_step"], json.dumps(row)) for row in earlier_steps(metrics)]
+        rewritten = any(step > after for step, _ in rows)
+        if rewritten:
+            aside.mkdir(exist_ok=True)
+            shutil.copy2(metrics, aside)
+            with written(metrics) as part:  # a run killed at any moment leaves a complete file
+                part.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
+    for path, target in moved.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    return aside if moved or rewritten else None

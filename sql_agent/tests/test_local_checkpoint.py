@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentgrpo.checks import UsageError
+from agentgrpo.settings import read_settings
 from agentgrpo.signed import NotOursError, why_not_loadable
 from sql_agent.local.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
@@ -134,4 +135,4 @@ def test_the_finished_adapter_lies_there_whole(run, tmp_path):
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
         path.name for path in (tmp_path / "run" / "adapter").iterdir()
     }
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["group_size"] == 4
+    assert read_settings(tmp_path / "run" / "config.yaml")["group_size"] == 4

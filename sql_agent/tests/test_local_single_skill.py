@@ -180,6 +180,7 @@ def test_without_a_baseline_the_advantages_are_the_rewards_and_what_was_not_judg
     timing = {name: line.pop(name) for name in ("time/play_s", "time/update_s", "at")}
     assert all(seconds >= 0 for seconds in timing.values())
     assert line == {
+        "train_step": 2,
         "update": 2,
         "episodes": 8,
         "reward/mean": pytest.approx(0.2),  # (1.0 - 0.1 - 0.3) / 3

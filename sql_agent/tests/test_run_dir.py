@@ -11,11 +11,11 @@ import pytest
 
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
+from agentgrpo.run_folder import claim, write_start
 from dbbench_adapter.export import write_rows
 from sql_agent.config import dump_config, load_config
 from sql_agent.startup.preflight import find_model
-from sql_agent.startup.resume import check_resume, own_files, refuse_other_tasks
-from sql_agent.startup.run_dir import claim, set_aside, write_start
+from sql_agent.startup.resume import check_resume, own_files, refuse_other_tasks, set_aside
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.verl_side.checkpoints import checkpoints
 
@@ -169,7 +169,7 @@ def test_a_folder_is_free_when_its_command_is_dead_though_a_fork_of_it_is_not(tm
     script = f"""
 import os, time
 from pathlib import Path
-from sql_agent.startup.run_dir import claim
+from agentgrpo.run_folder import claim
 with claim(Path({str(tmp_path)!r})):
     os.fork()
     os.write(1, b"up\\n")  # each of the two, in one piece
