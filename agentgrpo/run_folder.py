@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import sys
 import time
@@ -19,11 +20,14 @@ from typing import Any
 
 import yaml
 
-from agentgrpo.checks import UsageError
+from agentgrpo.checks import UsageError, require
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import failures_of_the_disk, written
 from agentgrpo.passwords import masked
+from agentgrpo.signed import user_key
+
+logger = logging.getLogger(__name__)
 
 LOCK, START, SETTINGS, METRICS = ".lock", "run.json", "config.yaml", "metrics.jsonl"
 
@@ -82,6 +86,23 @@ def is_empty(run_dir: Path) -> bool:
     return set(os.listdir(run_dir)) <= {LOCK}
 
 
+def check_begun(run_dir: Path, *, resume: bool, begun: bool) -> None:
+    """Check that a new run writes over nothing, and that a run that is to go on has begun.
+
+    Raises:
+        ValueError: it is not so, the folder cannot be written, or this user has no key to sign checkpoints with.
+    """
+    user_key()  # is made, or raises, before anything starts
+    require(run_dir=run_dir)
+    if resume and not begun:
+        raise UsageError(
+            f"{run_dir} holds no run to go on with; start it without --resume, in another folder if an earlier version "
+            "began one here"
+        )
+    if not resume and run_dir.is_dir() and not is_empty(run_dir):
+        raise UsageError(f"{run_dir} is not empty; go on with its run by --resume, or name another --run-dir")
+
+
 def is_running(run_dir: Path) -> bool:
     """Return whether a training command holds the folder's lock."""
     try:
@@ -133,6 +154,14 @@ def begin(run_dir: Path, settings: Mapping[str, Any], start: Mapping[str, Any], 
     write_start(run_dir, start, resumed=resumed)
 
 
+def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return every setting by its dotted name, as `optim.learning_rate`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
+    return found
+
+
 def write_start(run_dir: Path, start: Mapping[str, Any], *, resumed: bool) -> None:
     """Write run.json: how the run was started, and under `earlier_starts` how it was started before it was resumed."""
     earlier: list[Any] = []
@@ -145,3 +174,46 @@ def write_start(run_dir: Path, start: Mapping[str, Any], *, resumed: bool) -> No
         each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
     with written(run_dir / START) as part:
         part.write_text(json.dumps(starts[0] | {"earlier_starts": earlier}, indent=2))
+
+
+# The rows -------------------------------------------------------------------------------------------------------------
+
+
+def earlier_steps(path: Path) -> list[dict[str, float]]:
+    """Return the metrics that a run has logged, in order; for a step repeated after a resume, the later ones."""
+    if not path.is_file():
+        return []
+    *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows: dict[int, dict[str, float]] = {}
+    for line in lines:
+        try:
+            row = parse_json(line)
+            rows[int(row["train_step"])] = {name: value for name, value in row.items() if value is not None}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            logger.warning("%s: a line is no row of metrics and is skipped", path)
+    return [rows[step] for step in sorted(rows)]
+
+
+def drop_torn_line(path: Path) -> None:
+    """Remove an incomplete last line, which a killed run may leave; the next step would be appended to it."""
+    written = path.read_bytes() if path.is_file() else b""
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        logger.warning("%s: the last line was cut short and is dropped (%d bytes)", path, len(written) - whole)
+        os.truncate(path, whole)
+
+
+def cut_back(file: Path, step: int) -> None:
+    """Remove the rows of later steps, which a resumed run takes again, and what is no whole row; the rest stays."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    kept = [line for line in lines if line.endswith(b"\n") and (at := _train_step(line)) is not None and at <= step]
+    if kept != lines:
+        with written(file) as part:  # a run killed at any moment leaves a complete file
+            part.write_bytes(b"".join(kept))
+
+
+def _train_step(line: bytes) -> int | None:
+    try:
+        return int(parse_json(line)["train_step"])
+    except (ValueError, TypeError, KeyError):
+        return None

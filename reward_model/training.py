@@ -22,6 +22,7 @@ from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.checkpoints import checkpoints, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.json_text import parse_json
@@ -31,8 +32,6 @@ from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import claim
 from agentgrpo.training_run import (
     check_same_run,
-    checkpoints,
-    newest_whole,
     publish,
     remove_torn,
     versions,
@@ -221,7 +220,7 @@ def checkpoint_to_resume(
         if fault := signed.why_not_loadable(checkpoint, RECORD, run_dir=checkpoint.parent):
             raise UsageError(f"--resume-from-checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
     else:
-        checkpoint = newest_whole(output, RECORD, run_dir=output, say=say)
+        checkpoint = newest_whole(output, say, run_dir=output, record=RECORD)
         if checkpoint is None:
             if (output / RECORD).is_file():
                 raise UsageError(

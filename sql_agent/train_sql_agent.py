@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import require
 from agentgrpo.disk_errors import in_words
 from agentgrpo.model_size import count_weights
@@ -48,7 +49,6 @@ from sql_agent.startup.preflight import (
 )
 from sql_agent.startup.resume import go_on_from
 from sql_agent.tiny_policy.make import make_if_default
-from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl
 
 STOPPED = {

@@ -13,7 +13,7 @@ from agentgrpo import signed
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.checks import UsageError
 from agentgrpo.pair_training import metrics_line, rename
-from agentgrpo.training_run import METRICS
+from agentgrpo.run_folder import METRICS
 from reward_model.arguments import TrainingArguments
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.read import split_by_prompt
@@ -199,8 +199,8 @@ def checkpoints(output, **steps):
             {"checkpoint_2": "torn", "checkpoint_4": "whole", "checkpoint_6": "changed", "checkpoint_8": "torn"},
             "checkpoint-4",
             [
-                "{}/checkpoint-8 is skipped: reward_model.json is missing, so it was not written to its end",
-                "{}/checkpoint-6 is skipped: model.safetensors has 1 bytes, expected 0",
+                "checkpoint {}/checkpoint-8 is skipped: reward_model.json is missing, so it was not written to its end",
+                "checkpoint {}/checkpoint-6 is skipped: model.safetensors has 1 bytes, expected 0",
             ],
             id="the_newest_whole_one",
         ),
@@ -208,7 +208,7 @@ def checkpoints(output, **steps):
             {"checkpoint_2": "torn"},
             None,
             [
-                "{}/checkpoint-2 is skipped: reward_model.json is missing, so it was not written to its end",
+                "checkpoint {}/checkpoint-2 is skipped: reward_model.json is missing, so it was not written to its end",
                 "no checkpoint in {} is complete: starting a new run",
             ],
             id="none_is_whole",

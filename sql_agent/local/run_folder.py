@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from agentgrpo import run_folder
-from agentgrpo.checks import UsageError, require
+from agentgrpo.checkpoints import step_of
+from agentgrpo.checks import UsageError
 from agentgrpo.outputs import append_line, failures_of_the_disk, written
 from agentgrpo.settings import read_settings
-from agentgrpo.signed import user_key
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
@@ -68,15 +68,9 @@ class RunFolder:
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
-        require(run_dir=path)
-        user_key()  # is made, or raises, before anything starts
+        run_folder.check_begun(path, resume=resumed, begun=self._settings.is_file())
         if resumed:
-            if not self._settings.is_file():
-                raise UsageError(
-                    f"{path} holds no run of this version ({self._settings.name} is missing); start it without "
-                    "--resume, in another folder if this one holds an earlier version's"
-                )
-            earlier, now = _flat(read_settings(self._settings)), _flat(self._config)
+            earlier, now = run_folder.flat(read_settings(self._settings)), run_folder.flat(self._config)
             may_differ = (*free, *FREE)
             for name in now:
                 fixed = not any(name == other or name.startswith(f"{other}.") for other in may_differ)
@@ -85,8 +79,6 @@ class RunFolder:
                         f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now[name]}; "
                         "resume with the same settings, or start anew in another folder"
                     )
-        elif path.exists() and not run_folder.is_empty(path):
-            raise UsageError(f"{path} is not empty; go on with its run by --resume, or name another folder")
 
     def begin(self, **facts: Any) -> None:
         """Make the folder and write the settings and how the run began; nothing is written before this call.
@@ -107,7 +99,7 @@ class RunFolder:
         _append(self.trajectories, trajectory)
 
     def save(self, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any]) -> None:
-        save_checkpoint(self.checkpoints, step, policy, learner, state, (self.metrics, self.trajectories))
+        save_checkpoint(self.checkpoints, step, policy, learner, state)
 
     def resume(self, policy: LocalPolicy, learner: Learner) -> dict[str, Any] | None:
         """Restore the newest whole checkpoint and return the loop's state; None if there is none, to begin anew."""
@@ -116,7 +108,9 @@ class RunFolder:
             self.metrics.unlink(missing_ok=True)
             self.trajectories.unlink(missing_ok=True)
             return None
-        return resume(checkpoint, policy, learner, (self.metrics, self.trajectories))
+        for file in (self.metrics, self.trajectories):
+            run_folder.cut_back(file, step_of(checkpoint))
+        return resume(checkpoint, policy, learner)
 
     def finish(self, policy: LocalPolicy, name: str = "adapter") -> Path:
         """Write adapter and tokenizer atomically and return their folder."""
@@ -124,13 +118,6 @@ class RunFolder:
             policy.save(unfinished)
             write_trained_on(unfinished, self.trained_on)
         return self.path / name
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
+from agentgrpo.run_folder import flat
 from sql_agent.report.figures import Figure, series
-from sql_agent.report.page import draw_figure, draw_table, filled, flat, questions_table, shown
+from sql_agent.report.page import draw_figure, draw_table, filled, questions_table, shown
 from sql_agent.report.questions import Answers, question, side_by_side, validations
 from sql_agent.report.reading import Change, Run, solved
 
@@ -49,7 +50,7 @@ def change_between(first: Answers, second: Answers) -> Change | None:
 
 def settings_that_differ(pair: Pair) -> list[tuple[str, str, str]]:
     """Return name and both values of each setting that differs; the config itself masks passwords."""
-    first, second = (dict(flat(run.settings)) for run in (pair.first, pair.second))
+    first, second = (flat(run.settings) for run in (pair.first, pair.second))
     names = [name for name in first | second if name not in OF_THE_FOLDER and first.get(name) != second.get(name)]
     return [(name, shown(first.get(name)), shown(second.get(name))) for name in names]
 

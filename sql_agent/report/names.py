@@ -42,6 +42,8 @@ def named_as_train(row: Mapping[str, Any]) -> dict[str, Any]:
         else:
             for key, each in value.items():
                 found |= _rate(f"{new}/{key}", each) if _is_rate(each) else {f"{new}/{key}": each}
+    if row.get("held_out/unjudged"):
+        found["val/reward/unjudged_frac"] = sum(row["held_out/unjudged"].values()) / row["held_out"]["n"]
     return found
 
 
@@ -55,7 +57,7 @@ def _is_rate(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"n", "judged", "correct"}
 
 
-def _rate(name: str, rate: Mapping[str, int]) -> dict[str, float]:
+def _rate(name: str, rate: Mapping[str, int]) -> dict[str, Any]:
     judged = rate["judged"]
     counts = {f"{name}/count": rate["judged" if "skill/" in name else "n"], f"{name}/judged": judged}
     return {f"{name}/success": rate["correct"] / judged, **counts} if judged else counts

@@ -9,11 +9,12 @@ import html
 import json
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agentgrpo.passwords import masked
+from agentgrpo.run_folder import flat
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
 from sql_agent.report.questions import Answers, messages, question, side_by_side, validations
@@ -37,7 +38,7 @@ def render(run: Run) -> str:
         "HEADLINE": _paragraphs(headline(run)),
         "FACTS": draw_table([("", "")], facts(run)),
         "DASHBOARD": dashboard(run),
-        "SETTINGS": draw_table([("setting", "value")], [(name, shown(value)) for name, value in flat(run.settings)]),
+        "SETTINGS": draw_table([("setting", "value")], settings(run)),
         "QUESTIONS": questions_part(run),
         "SKILLS": skills_part(run),
         "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn)),
@@ -167,24 +168,18 @@ def facts(run: Run) -> list[tuple[str, str]]:
     return rows
 
 
+def settings(run: Run) -> list[tuple[str, str]]:
+    return [(name, shown(value)) for name, value in flat(run.settings).items()]
+
+
+MODELS = ("model", "model.model_path", "model_path", "language_model.model_path", "base.path")
+"""The setting that names the model, which has a place of its own in each command."""
+
+
 def model_of(run: Run) -> Any:
-    """Return the model that the run began with; every command has its own place for it."""
-    for path in ("model", "model.model_path", "model_path", "language_model.model_path", "base.path"):
-        value: Any = run.settings
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is not None and not isinstance(value, dict):
-            return value
-    return None
-
-
-def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting with its dotted name."""
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{before}{name}.")
-        else:
-            yield before + name, value
+    """Return the model that the run began with."""
+    given = flat(run.settings)
+    return next((given[name] for name in MODELS if given.get(name) is not None), None)
 
 
 def shown(value: Any) -> str:
@@ -193,7 +188,7 @@ def shown(value: Any) -> str:
 
 def command(run: Run) -> str:
     """Return the command as it was typed; its first word may be two, as in `agentgrpo local`."""
-    program, *words = [masked(str(word), whole=True) for word in run.facts.get("argv", [""])]
+    program, *words = [masked(str(word), whole=True) for word in run.facts.get("argv") or [""]]
     return shlex.join([*(program.split() if program.startswith("agentgrpo ") else [program]), *words])
 
 

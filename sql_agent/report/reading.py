@@ -5,7 +5,6 @@ The run may still be running, or may have been killed. Leaves out how they are s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import comb
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from agentgrpo.checkpoints import checkpoints
 from agentgrpo.json_text import parse_json
 from agentgrpo.run_folder import METRICS, SETTINGS, START, is_running
 from agentgrpo.settings import read_settings
@@ -172,14 +172,9 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Folders of saved steps, oldest first; of `train` the Hugging Face folders in them."""
-        places = (
-            "checkpoints/global_step_*/actor/huggingface",
-            "checkpoints/step_*",
-            "checkpoint-*",
-            "checkpoints/checkpoint-*",
-        )
-        folders = [folder for place in places for folder in self.folder.glob(place) if _step_in(folder) is not None]
-        return sorted(folders, key=lambda folder: _step_in(folder) or 0)
+        found = [*checkpoints(self.folder / "checkpoints"), *checkpoints(self.folder)]
+        saved = (path / "actor/huggingface" if self.config else path for path in reversed(found))
+        return [path for path in saved if path.is_dir()]
 
     @property
     def model(self) -> Path | None:
@@ -196,12 +191,6 @@ class Run:
 
 
 MODEL_CONFIGS = ("adapter_config.json", "config.json")
-
-
-def _step_in(checkpoint: Path) -> int | None:
-    """Return the train step that a checkpoint's path names; None for a folder that is none, as an unfinished one."""
-    found = re.fullmatch(r".*/(?:global_step_|step_|checkpoint-)(\d+)(?:/actor/huggingface)?", str(checkpoint))
-    return int(found[1]) if found else None
 
 
 def read_run(folder: Path | str) -> Run:

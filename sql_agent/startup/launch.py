@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from agentgrpo.run_folder import begin, start_of
@@ -19,7 +20,7 @@ from sql_agent.environments.base import Split
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.resume import own_files, refuse_other_tasks, set_aside
 from sql_agent.trained_on import write_trained_on
-from sql_agent.verl_side.checkpoints import point_verl_at, step_of
+from sql_agent.verl_side.checkpoints import point_verl_at
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 

@@ -3,7 +3,6 @@ moves what a start does not continue into a folder of its own."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -13,12 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentgrpo.checkpoints import MANIFEST, checkpoints, step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
 from agentgrpo.json_text import parse_json
-from agentgrpo.outputs import written
 from agentgrpo.own_files import find
 from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.run_folder import cut_back, earlier_steps
 from agentgrpo.signed import user_key
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import JudgeConfig, RewardModelConfig
@@ -27,8 +27,7 @@ from sql_agent.model_check import TINY_POLICY
 from sql_agent.names import ENVIRONMENTS, label
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.startup.preflight import find_model
-from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, newest_whole, step_of
-from sql_agent.verl_side.tracking import earlier_steps
+from sql_agent.verl_side.checkpoints import newest_whole
 
 RESUMED = ("data", "lora", "seed")
 """Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
@@ -201,13 +200,11 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
         # a sealed one may become whole again, and must not be loaded instead of this run's own checkpoint
         passed_over = [path for path in checkpoints(run_dir / "checkpoints") if step_of(path) > after]
         moved |= {path: aside / "checkpoints" / path.name for path in passed_over if (path / MANIFEST).exists()}
-        rows = [(row["train_step"], json.dumps(row)) for row in earlier_steps(metrics)]
-        rewritten = any(step > after for step, _ in rows)
+        rewritten = any(row["train_step"] > after for row in earlier_steps(metrics))
         if rewritten:
             aside.mkdir(exist_ok=True)
             shutil.copy2(metrics, aside)
-            with written(metrics) as part:  # a run killed at any moment leaves a complete file
-                part.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
+            cut_back(metrics, after)
     for path, target in moved.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)

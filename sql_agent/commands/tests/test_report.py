@@ -251,6 +251,7 @@ def test_metrics_of_other_commands_get_the_names_that_train_has():
     none = {"n": 9, "judged": 0, "correct": 0}
     row = {
         "held_out": rate,
+        "held_out/unjudged": {"db_unavailable": 3},
         "held_out/skill": {"select": rate, "delete": none},
         "success": none,
         "rollout/stop": {"answered": 6, "max_turns": 2},
@@ -263,6 +264,8 @@ def test_metrics_of_other_commands_get_the_names_that_train_has():
         "val/rollout/success": 0.25,
         "val/rollout/count": 9,
         "val/rollout/judged": 8,
+        "val/rollout/lost/db_unavailable": 3,
+        "val/reward/unjudged_frac": pytest.approx(1 / 3),
         "val/skill/select/success": 0.25,
         "val/skill/select/count": 8,
         "val/skill/select/judged": 8,
