@@ -68,12 +68,13 @@ def test_a_torn_checkpoint_is_passed_over_by_name(run, tmp_path, damage, caplog)
 def test_a_run_whose_checkpoints_are_all_torn_is_not_begun_again_unasked(run, tmp_path):
     for step in (40, 60):
         save_checkpoint(tmp_path, step, *run, {})
+    for step in (40, 60):
         (tmp_path / f"step_{step:06d}" / "training.pt").unlink()
     with pytest.raises(
         CheckpointError, match=r"no checkpoint in .* is whole \(step_000060: .*; step_000040: .*move these away"
     ):
         newest_checkpoint(tmp_path)
-    assert save_checkpoint(tmp_path, 20, *run, {}).is_dir()  # older ones than itself go, newer ones never push it out
+    assert save_checkpoint(tmp_path, 20, *run, {}).is_dir()  # newer ones never push it out
 
 
 def test_a_checkpoint_that_this_user_did_not_sign_is_refused(run, tmp_path):
