@@ -58,7 +58,7 @@ LINE = (
 class RewardRunLog(RunLog):
     """Logs the metrics of pairs; the trainer's other reports, such as its summary, are left out."""
 
-    record_name = RECORD
+    kind, record_name = "reward train", RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         metrics = rename(kwargs["logs"], RENAMED)

@@ -23,10 +23,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import require
 from agentgrpo.disk_errors import in_words
 from agentgrpo.model_size import count_weights
 from agentgrpo.passwords import masked, revealed
+from agentgrpo.run_folder import claim
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
 from sql_agent.environments.base import Split, make_environment
@@ -47,9 +49,7 @@ from sql_agent.startup.preflight import (
     with_store,
 )
 from sql_agent.startup.resume import go_on_from
-from sql_agent.startup.run_dir import claim
 from sql_agent.tiny_policy.make import make_if_default
-from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl
 
 STOPPED = {

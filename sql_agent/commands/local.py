@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
+    from agentgrpo.run_folder import claim
     from dbbench_adapter.splits import draw_by_kind
     from sql_agent.environments.named import named
     from sql_agent.local.batch_grpo import BatchGrpo
@@ -89,7 +90,7 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     for function in load_functions(cfg.rollout, cfg.llm_judge, cfg.run_dir):
         own_files[function.label] = f"{function.file.name} with sha256 {function.sha256}"
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, own_files=own_files)
-    with entered(cfg.environment) as environment:
+    with entered(cfg.environment) as environment, claim(cfg.run_dir):
         check_judged(environment, cfg)
         found = environment.load_split(cfg.data, cfg.seed)
         measured = found if cfg.eval_tasks else replace(found, val=[])

@@ -34,10 +34,10 @@ OTHER_TASKS = (
 class SessionFolder(RunFolder):
     """Manages a run's folder with sessions/, logs/ and checkpoints/."""
 
-    SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
+    METRICS, TRAJECTORIES = "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
     def __init__(self, path: Path, cfg: ExperimentConfig, *, resumed: bool) -> None:
-        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"))
+        super().__init__(path, cfg, resumed=resumed, kind="single-skill", free=("training_callback", "output_dir"))
         self.resume_flag = f"--resume {path}"
 
 
@@ -61,7 +61,7 @@ class SingleSkill(Recipe):
         self.sampling = Sampling(cfg.agent.temperature, cfg.agent.top_p)
         self.rows = min(max(self._size, len(self.held_out)), EVALUATED_TOGETHER)
         self.evaluate_every, self.save_every = callback.evaluate_every, callback.save_every
-        self.preset = cfg.task.rewards.preset
+        self.preset = RewardPreset(**dict(cfg.task.rewards))
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:
         """Draw the next tasks; tasks of earlier batches, which a resumed run has already played, are skipped."""

@@ -384,7 +384,7 @@ def start_trainer(
     )
     player = Player(policy, environment, cfg.limits, batch_size=recipe.rows, timeout_s=cfg.rollout_timeout_s)
     learner = Learner(policy, cfg.optim, cfg.loss)
-    folder.begin()
+    folder.begin(steps=recipe.num_batches, device=policy.device.type)
     if opening:
         say(opening)
     state = folder.resume(policy, learner) if resumed else None

@@ -1,6 +1,6 @@
 """Checks of a training run's settings and servers (`agentgrpo.checks.CHECKS`), and what fills in those left open.
 
-Leaves out the run's folder (`sql_agent.startup.run_dir`), the machine and the tasks (`sql_agent.startup.machine`,
+Leaves out the run's folder (`agentgrpo.run_folder`), the machine and the tasks (`sql_agent.startup.machine`,
 `sql_agent.startup.readable`).
 """
 

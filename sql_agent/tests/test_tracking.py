@@ -5,12 +5,13 @@ import math
 
 import pytest
 
+from agentgrpo.run_folder import drop_torn_line, earlier_steps
 from sql_agent.settings.load import load_config
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.metrics import clip_metrics
 from sql_agent.source.run_context import RunContext
 from sql_agent.tests.records import make_row
-from sql_agent.verl_side.tracking import drop_torn_line, earlier_steps, make_tracking
+from sql_agent.verl_side.tracking import make_tracking
 
 
 def test_a_step_that_was_taken_again_counts_once_with_its_later_metrics(tmp_path):

@@ -123,7 +123,8 @@ def test_a_run_is_resumed_with_the_environment_file_it_began_with(shop, monkeypa
     RunFolder(cfg.run_dir, cfg, resumed=False, own_files={"env": other}).begin()
     with pytest.raises(UsageError, match=rf"started with own_files\.env = {other}, now it is {same}"):
         train_local_grpo.run(cfg, resumed=True)
-    (cfg.run_dir / "config.json").write_text((cfg.run_dir / "config.json").read_text().replace(other, same))
+    saved = cfg.run_dir / "config.yaml"
+    saved.write_text(saved.read_text().replace(other.split()[-1], same.split()[-1]))
     with pytest.raises(StartedError):
         train_local_grpo.run(cfg, resumed=True)
 
