@@ -10,6 +10,7 @@ trainer is gone, while upstream's keeps polling. Leaves out the restart of a kil
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -26,8 +27,8 @@ from agentgrpo.processes import RUN_ID
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.config import TrainConfig
-from sql_agent.datatypes import MAX_RETRIES, FunctionReward, Reward, RolloutRecord, ScorerResult
-from sql_agent.environments.base import Environment, make_environment
+from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.environments.base import Environment, Taskset, make_taskset
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.own_agents.play import play, policy_of
@@ -53,6 +54,8 @@ GIVE_BACK_S = 5.0
 """Seconds between two looks for rollouts that are assigned to this runner but not played by it."""
 CANCELLED_S = 0.4
 """Seconds between two looks for cancelled rollouts among those that are played."""
+OUTCOME_SEQUENCE_ID = 1_000_000_000
+"""The number of a rollout's last span, higher than that of any call."""
 END_S = 5.0
 """Seconds that a runner that ends waits for its rollouts to close their databases."""
 
@@ -71,11 +74,15 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         super().__init__()
         self.cfg = cfg
         self.functions = RewardFunctions(load_functions(cfg), threads=cfg.rollout.runner_concurrency)
-        self._environment: Environment | None = None
-        self._entering: asyncio.Task[Environment] | None = None
+        self._entering: asyncio.Task[Taskset] | None = None
         self._scorer: RolloutScorer | None = None
 
-    async def environment(self) -> Environment:
+    @functools.cached_property
+    def made(self) -> Taskset:
+        """The environment of this process before it is entered, which may fail."""
+        return make_taskset(self.cfg.environment)
+
+    async def environment(self) -> Taskset:
         """Return the environment, which the first rollout of the process enters.
 
         Rollouts that start together share one try.
@@ -83,12 +90,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         Raises:
             BackendUnavailable: this try failed; the next rollout tries again.
         """
-        if self._environment is not None:
-            return self._environment
-        if self._entering is None or self._entering.done():
-            self._entering = asyncio.create_task(asyncio.to_thread(make_environment(self.cfg.environment).__enter__))
-        self._environment = environment = await asyncio.shield(self._entering)
-        return environment
+        if self._entering is None or (self._entering.done() and self._entering.exception() is not None):
+            self._entering = asyncio.create_task(asyncio.to_thread(self.made.__enter__))
+        return await asyncio.shield(self._entering)
 
     @property
     def scorer(self) -> RolloutScorer | None:
@@ -101,12 +105,11 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if self._scorer is not None:
             await self._scorer.aclose()
             self._scorer = None
-        if self._environment is None and self._entering is not None:
+        if self._entering is not None:
             with suppress(BackendUnavailable):  # a server may have started meanwhile
-                self._environment = await self._entering
-        if self._environment is not None:
-            self._environment.__exit__(None, None, None)
-            self._environment = None
+                (await self._entering).__exit__(None, None, None)
+            self._entering = None
+            del self.made
 
     async def rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
         try:
@@ -118,15 +121,13 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         try:
             environment = await self.environment()
         except BackendUnavailable as failure:
-            asked, lost = make_environment(self.cfg.environment).task(task), Score(None, "db_unavailable")
+            asked, lost = self.made.task(task), Score(None, "db_unavailable")
             record = RolloutRecord(asked.id, asked.kind, "db_unavailable", lost, error=str(failure))
         else:
             record = await self._record(environment, task, resources, rollout)
         return await self._ended(record, rollout)
 
-    async def _record(
-        self, environment: Environment, task: dict[str, Any], resources: Any, rollout: Any
-    ) -> RolloutRecord:
+    async def _record(self, environment: Taskset, task: dict[str, Any], resources: Any, rollout: Any) -> RolloutRecord:
         """Play the task and write a span for each turn."""
         metadata = rollout.metadata or {}
         llm = resources["main_llm"]
@@ -144,6 +145,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed)
             others_reward = bool(self.functions) or self.scorer is not None
             return await play(environment.agent, environment.task(task), policy, agent, others_reward=others_reward)
+        assert isinstance(environment, Environment)
         record = await run_rollout(
             environment.task(task),
             environment=environment,
@@ -180,9 +182,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         given = await self.functions.ask(RewardRecord.of(record, rollout.input)) if asked else {}
         if record.comparison is not None:
             await self.runner.get_store().save_comparison(rollout.attempt, record.comparison)
-        replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
-        last = replies * (MAX_RETRIES + 1) + 1  # higher than the number of any call, retries included
-        return [self._span(self._outcome_fields(record, scorer_result, given), rollout, last)]
+        return [self._span(self._outcome_fields(record, scorer_result, given), rollout, OUTCOME_SEQUENCE_ID)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:

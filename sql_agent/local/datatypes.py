@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.environments.base import Playable as Playable
 from sql_agent.success import Rate
 
 

@@ -25,6 +25,7 @@ from agentgrpo.model_size import count_adapter_weights, count_weights
 from sql_agent.credit.spread import no_spread
 from sql_agent.credit.tables import ESTIMATORS, Credit, made
 from sql_agent.datatypes import RolloutRecord
+from sql_agent.environments.base import World
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import KEPT
 from sql_agent.local.config import GrpoConfig, LossConfig
@@ -33,7 +34,6 @@ from sql_agent.local.datatypes import (
     BatchEpisode,
     DivergedError,
     LocalRollout,
-    Playable,
     Progress,
     Sampling,
     UnjudgedError,
@@ -276,7 +276,7 @@ class Trainer:
 def start_trainer(
     cfg: GrpoConfig | ExperimentConfig,
     recipe: Recipe,
-    environment: Playable,
+    environment: World,
     folder: RunFolder,
     *,
     resumed: bool,
