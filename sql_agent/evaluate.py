@@ -37,7 +37,7 @@ from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
-from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
+from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, Taskset, make_taskset
 from sql_agent.model_servers.calls_as_text import CallsAsText
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.model_servers.listed import listed_models, lists_all, served_as
@@ -126,7 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             stack.enter_context(environment)
         except (BackendUnavailable, ValueError) as failure:
             raise SystemExit(f"{_flag(args.env_type)}: {failure}") from failure
-        tasks = _fitted(args, environment, tasks, api_key, console)
+        if isinstance(environment, Environment):  # an agent of the user's own writes its prompts
+            tasks = _fitted(args, environment, tasks, api_key, console)
         write = stack.enter_context(_sink(output, console, len(tasks) * args.samples))
         started = time.perf_counter()
         play = _player(args, environment, functions, api_key, stack)
@@ -171,8 +172,6 @@ def _fitted(
 
     A prompt that cannot be shortened is sent as it is.
     """
-    if isinstance(environment, AgentTasks):
-        return tasks
     flag = "--max-prompt-tokens"
     try:
         with DeadlineClient(api_key) as client:
@@ -206,14 +205,14 @@ def _fitted(
 
 def _player(
     args: EvaluateConfig,
-    environment: Environment,
+    environment: Taskset,
     functions: Sequence[LoadedReward],
     api_key: str,
     stack: ExitStack,
 ) -> Callable[[Any], Awaitable[RolloutRecord]]:
     """Return a function that plays one task; the resources that it needs stay open as long as `stack`."""
     limits = AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens)
-    if not isinstance(environment, AgentTasks):
+    if isinstance(environment, Environment):
         return functools.partial(
             run_rollout,
             base_url=args.base_url,
@@ -224,6 +223,7 @@ def _player(
         )
     from sql_agent.own_agents.evaluation import evaluate_rollout, policy_served  # imports agent-lightning
 
+    assert isinstance(environment, AgentTasks)
     return functools.partial(
         evaluate_rollout,
         agent=environment.agent,
@@ -422,9 +422,9 @@ def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[Rollou
         yield write
 
 
-def _environment(args: EvaluateConfig) -> Environment:
+def _environment(args: EvaluateConfig) -> Taskset:
     try:
-        environment = make_environment(args.environment)
+        environment = make_taskset(args.environment)
     except InstructionsError as failure:
         raise SystemExit(f"--instructions: {failure}") from failure
     except ValueError as failure:
@@ -449,7 +449,7 @@ def _functions(args: EvaluateConfig) -> list[LoadedReward]:
         raise SystemExit(str(failure)) from failure
 
 
-def _load(environment: Environment, path: Path, split: str | None) -> list[EnvironmentTask]:
+def _load(environment: Taskset, path: Path, split: str | None) -> list[EnvironmentTask]:
     try:
         if split in (None, "all"):
             return environment.read_tasks(path)

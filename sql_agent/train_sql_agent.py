@@ -31,7 +31,7 @@ from agentgrpo.passwords import masked, revealed
 from agentgrpo.run_folder import claim
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
-from sql_agent.environments.base import Split, make_environment
+from sql_agent.environments.base import Taskset, make_taskset
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.load import dump_config
@@ -58,12 +58,8 @@ STOPPED = {
 }
 
 
-def run(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
-    """Check everything that is cheap to check, then train.
-
-    Args:
-        found: the tasks, if they were loaded already (`check_own_tasks`).
-    """
+def run(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+    """Check everything that is cheap to check, then train."""
     if checkpoint is not None and step_of(checkpoint) >= cfg.trainer.steps:
         print(
             f"{cfg.run_dir} has reached step {step_of(checkpoint)} of {cfg.trainer.steps} already; raise "
@@ -72,20 +68,20 @@ def run(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: 
         return
     give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)
     revealed(cfg.rollout.backend)  # raises if its password is missing; runners would only notice later
-    require(**servers_of(cfg))
-    make_environment(cfg.environment).prepare(print)
+    require(environment=environment, **servers_of(cfg))
+    environment.prepare(print)
     if cfg.algorithm == "apo":
-        optimise(cfg, found, check_search(cfg), debug=debug)
+        optimise(cfg, environment, check_search(cfg, environment), debug=debug)
         return
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY)
-    require_model(cfg, model)
+    require_model(cfg, model, environment)
     weights = count_weights(model)
     print(describe_learning_rate(cfg.optim, cfg.lora, weights))
     check_disk(cfg, weights)
     optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg.optim, cfg.lora, model)})
     cfg = cfg.model_copy(update={"model": model, "optim": optim})
-    train(cfg, found, checkpoint, cpu=cpu, debug=debug)
+    train(cfg, environment, checkpoint, cpu=cpu, debug=debug)
 
 
 def servers_of(cfg: TrainConfig) -> dict[str, Any]:
@@ -103,20 +99,22 @@ def main(argv: list[str] | None = None) -> int:
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
         cfg = with_store(cfg)
-        require(rewards=cfg)
-        found = check_own_tasks(cfg) if trains else None  # a runner gets its tasks from the store
+        # made before reward functions, so that a user's file that imports agent-lightning gets it without LiteLLM
+        environment = make_taskset(cfg.environment)
+        require(rewards=cfg, environment=environment)
+        if trains:  # a runner gets its tasks from the store
+            check_own_tasks(cfg, environment)
         cpu = use_cpu(cfg.engine)
         grpo = cfg.algorithm == "grpo"
         if args.dry_run and not grpo:
-            environment = make_environment(cfg.environment)
-            selection, split, held_out = choose_tasks(cfg, environment, found)
+            selection, split, held_out = choose_tasks(cfg, environment)
             plan = "\n".join(describe_search(cfg, len(selection), split, held_out))
             print(f"# settings\n{dump_config(cfg)}\n# plan\n{plan}")
             return 0
         if args.dry_run:
-            cfg = with_model_here(cfg)
+            cfg = with_model_here(cfg, environment)
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
-            chosen, tasks = planned(cfg, found)
+            chosen, tasks = planned(cfg, environment)
             overrides = to_verl(chosen, files, cpu=cpu)
             compose(overrides)
             plan = "\n".join([*tasks, *describe_plan(chosen, cpu=cpu)])
@@ -125,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         if trains:  # runners need neither verl nor vLLM
             require(run_dir=cfg.run_dir, **({"on_cpu": cpu} if grpo else {}))
         with claim(cfg.run_dir) if trains else nullcontext():
-            run(cfg, found, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
+            run(cfg, environment, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for words in describe_faults(error, TrainConfig):
             print(masked(f"config: {words}"), file=sys.stderr)

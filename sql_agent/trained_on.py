@@ -1,7 +1,7 @@
 """Keeps beside a model what it was trained on, and refuses to measure a model on what it has learnt.
 
 A model carries on what the models before it learnt. Tasks are known by their fingerprints
-(`Environment.fingerprint`), so a row is found again in another file and at another place. Leaves out rows that are no
+(`Taskset.fingerprint`), so a row is found again in another file and at another place. Leaves out rows that are no
 tasks, such as conversations and pairs: their number is recorded, and that they are not listed.
 """
 
@@ -19,7 +19,7 @@ from agentgrpo.hub import ModelError, model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.outputs import written
-from sql_agent.environments.base import Environment
+from sql_agent.environments.base import Taskset
 from sql_agent.names import ENVIRONMENTS
 from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 
@@ -177,7 +177,7 @@ def trained_further(
 def trained_by(
     command: str,
     model: Path | str,
-    environment: Environment,
+    environment: Taskset,
     settings: EnvironmentSettings,
     data: DataConfig,
     train: Sequence[Any],
@@ -200,7 +200,7 @@ def trained_by(
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def check_not_learnt(model: Path | str, environment: Environment, tasks: Sequence[Any], remedy: str) -> list[str]:
+def check_not_learnt(model: Path | str, environment: Taskset, tasks: Sequence[Any], remedy: str) -> list[str]:
     """Check that a model has learnt none of the tasks that it is to be measured on.
 
     Args:

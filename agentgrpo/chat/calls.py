@@ -1,4 +1,4 @@
-"""Writes tool calls in chat-completions form, and mends the arguments of those that went through a table.
+"""Writes tools and calls in chat-completions form, and mends the arguments of those that went through a table.
 
 Data libraries give every struct of a column the fields of all rows, so that a call of one tool has the parameters of
 the others too, as nulls; and a text of JSON that is encoded once more is a text in quotes. A policy would learn to
@@ -9,11 +9,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgrpo.chat.messages import Message, ToolCall
 from agentgrpo.json_text import parse_json
+
+
+def tool(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+    """Return a tool in chat-completions form.
+
+    Args:
+        arguments: what each is, by name; all are texts, and all are needed.
+    """
+    parameters = {
+        "type": "object",
+        "properties": {argument: {"type": "string", "description": words} for argument, words in arguments.items()},
+        "required": list(arguments),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def call(name: str, arguments: str | dict[str, Any], call_id: str = "call_0") -> dict[str, Any]:

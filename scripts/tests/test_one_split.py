@@ -113,7 +113,7 @@ def test_every_command_holds_the_same_tasks_of_a_file_out_whatever_its_seed(rand
         greedy = run_dbbench_greedy_grpo.load_split(GreedyGrpoConfig(data=tasks, seed=seed), environment)
         found["run_dbbench_greedy_grpo", seed] = fingerprints(settings, greedy.val)
         main = main_job(model, seed, f"data.train_file={tasks}")
-        found["train_sql_agent", seed] = set(choose_tasks(main).trained_on.held_out)
+        found["train_sql_agent", seed] = set(choose_tasks(main, environment).trained_on.held_out)
         search = apo.choose_tasks(main_job(model, seed, f"data.train_file={tasks}", *APO), environment)
         found["apo", seed] = fingerprints(settings, search[1].val)
     found["run_experiment", 0] = fingerprints(settings, each_once(file_split(TaskConfig(data=tasks))[1]))
@@ -139,7 +139,7 @@ def test_every_command_holds_the_same_questions_of_a_database_out(random_policy_
         assert len(learnt.learnt) == 9 and not set(learnt.learnt) & set(learnt.held_out)
         local = LocalGrpoConfig(database=database, train_file=file, seed=seed)
         found["train_local_grpo", seed] = fingerprints(settings, environment.load_split(local.data, seed).val)
-        main = choose_tasks(main_job(random_policy_folder, seed, *of_file)).trained_on
+        main = choose_tasks(main_job(random_policy_folder, seed, *of_file), environment).trained_on
         found["train_sql_agent", seed] = set(main.held_out)
         assert (len(main.learnt), str(main.sources[-1])) == (
             48,
@@ -258,7 +258,7 @@ def test_evaluate_counts_what_a_part_of_a_file_leaves_out(shop, tmp_path, capsys
 def test_instructions_are_not_chosen_on_tasks_that_the_policy_has_learnt(learnt, tasks, tmp_path):
     cfg = main_job(learnt, 0, f"data.train_file={tasks}", "apo.selection_tasks=8", f"run_dir={tmp_path / 'run'}", *APO)
     with pytest.raises(ValueError, match=r"has learnt 21 of the 21 .* give others with --train-file and --val-file"):
-        apo.make_search(cfg, "run", learnt)
+        apo.make_search(cfg, make_environment(cfg.environment), "run", learnt)
     assert not (tmp_path / "run").exists()
 
 

@@ -16,7 +16,7 @@ from agentgrpo.printed_commands import install_extra
 from agentgrpo.processes import ends_in_order, own_run
 from agentgrpo.run_folder import begin, start_of
 from dbbench_adapter.splits import draw_by_kind
-from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.environments.base import Split, Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, kinds_of
 from sql_agent.startup.launch import fit
@@ -29,7 +29,7 @@ OTHER_TASKS = (
 )
 
 
-def check_search(cfg: TrainConfig) -> Path | None:
+def check_search(cfg: TrainConfig, environment: Taskset) -> Path | None:
     """Check that the instructions can be replaced, that poml is there, and that both models are served.
 
     Returns:
@@ -40,7 +40,6 @@ def check_search(cfg: TrainConfig) -> Path | None:
     from sql_agent.apo.lit_agent import POLICY_KEY
     from sql_agent.evaluate import check_endpoint
 
-    environment = make_environment(cfg.environment)
     environment.with_instructions(environment.instructions)
     served = check_endpoint(str(cfg.base_url), str(cfg.model), os.environ.get(POLICY_KEY) or "-")
     if os.environ.get("AGL_CURRENT_ROLE") == "runner":
@@ -58,27 +57,26 @@ def check_search(cfg: TrainConfig) -> Path | None:
     return served
 
 
-def optimise(cfg: TrainConfig, found: Split | None, served: Path | None, *, debug: bool) -> None:
+def optimise(cfg: TrainConfig, environment: Taskset, served: Path | None, *, debug: bool) -> None:
     """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command.
 
     Args:
-        found: the tasks, if they were loaded already (`choose_tasks`).
         served: the policy's folder, if it is known.
     """
     from sql_agent.apo.lit_agent import InstructedLitAgent
 
     with ends_in_order(), own_run() as (run_id, _):
-        search = None if os.environ.get("AGL_CURRENT_ROLE") == "runner" else make_search(cfg, run_id, served, found)
+        runs = os.environ.get("AGL_CURRENT_ROLE") == "runner"
+        search = None if runs else make_search(cfg, environment, run_id, served)
         fit(cfg, search, InstructedLitAgent(cfg), debug=debug)
         if search is not None and not search.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
-def make_search(cfg: TrainConfig, run_id: str, served: Path | None, found: Split | None = None) -> Any:
+def make_search(cfg: TrainConfig, environment: Taskset, run_id: str, served: Path | None) -> Any:
     from sql_agent.apo.search import InstructionsSearch, SearchTasks
 
-    environment = make_environment(cfg.environment)
-    selection, split, held_out = choose_tasks(cfg, environment, found)
+    selection, split, held_out = choose_tasks(cfg, environment)
     notes = check_not_learnt(served, environment, [*selection, *split.val], OTHER_TASKS) if served else []
     lists = ([task.to_dict() for task in tasks] for tasks in (split.train, selection, split.val))
     aside = set_aside(cfg.run_dir)
@@ -95,20 +93,16 @@ def make_search(cfg: TrainConfig, run_id: str, served: Path | None, found: Split
     return InstructionsSearch(cfg, environment, SearchTasks(*lists), run_id, say)
 
 
-def choose_tasks(
-    cfg: TrainConfig, environment: Environment, found: Split | None = None
-) -> tuple[list[Any], Split, int]:
+def choose_tasks(cfg: TrainConfig, environment: Taskset) -> tuple[list[Any], Split, int]:
     """Choose the tasks of a search.
 
-    Args:
-        found: the tasks, if they were loaded already (`sql_agent.startup.preflight.check_own_tasks`).
     Returns:
         Selection tasks, drawn evenly by kind from those to train on; the split, without them; and the number of
         held-out tasks that those of the split were drawn from.
     Raises:
         ValueError: a file does not fit, or has too few tasks.
     """
-    whole = found or environment.load_split(cfg.data, cfg.seed)
+    whole = environment.load_split(cfg.data, cfg.seed)
     wanted = cfg.apo.selection_tasks
     if len(whole.train) <= wanted or not whole.val:
         raise UsageError(

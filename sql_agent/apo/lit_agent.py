@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.environments.base import Environment
+from sql_agent.environments.base import Environment, Taskset
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.train import TrainConfig
@@ -30,13 +30,11 @@ class InstructedLitAgent(SqlLitAgent):
         once = cfg.rollout.model_copy(update={"max_attempts": 1})
         super().__init__(cfg.model_copy(update={"rollout": once}))
 
-    async def _record(
-        self, environment: Environment, task: dict[str, Any], resources: Any, rollout: Any
-    ) -> RolloutRecord:
+    async def _record(self, environment: Taskset, task: dict[str, Any], resources: Any, rollout: Any) -> RolloutRecord:
         limits = self.cfg.agent
         if rollout.mode == "val":
             limits = limits.model_copy(update={"temperature": 0.0})
-        assert self.cfg.base_url is not None
+        assert self.cfg.base_url is not None and isinstance(environment, Environment)
         return await run_rollout(
             environment.task(task),
             environment=environment.with_instructions(resources[INSTRUCTIONS].template),

@@ -26,7 +26,7 @@ from openai import AsyncOpenAI, OpenAIError
 from agentgrpo.outputs import written
 from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without_key
 from sql_agent.apo.lit_agent import INSTRUCTIONS
-from sql_agent.environments.base import Environment, InstructionsError
+from sql_agent.environments.base import InstructionsError, Taskset
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.model_servers.ask import ChatClient
@@ -67,7 +67,7 @@ class InstructionsSearch(APO[Json]):
     """
 
     def __init__(
-        self, cfg: TrainConfig, environment: Environment, tasks: SearchTasks, run_id: str, say: Callable[[str], None]
+        self, cfg: TrainConfig, environment: Taskset, tasks: SearchTasks, run_id: str, say: Callable[[str], None]
     ) -> None:
         self.key = os.environ.get(OPTIMISER_KEY) or ""
         self.requests = 0

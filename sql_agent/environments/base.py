@@ -1,4 +1,4 @@
-"""Defines the interface of an environment: prompts, tools and episodes for the agent, and tasks for a training run.
+"""Defines what can be asked (`Taskset`) and where it is played (`World`); an `Environment` is both.
 
 Leaves out the reward (`sql_agent.rewards`) and who writes the replies (`sql_agent.play`).
 """
@@ -76,8 +76,8 @@ class LeftOut:
     without names is left out as a whole."""
 
 
-class Playable(Protocol):
-    """Offers what is needed to play an episode of an environment."""
+class World(Protocol):
+    """Says where a task is played: first prompts, tools and episodes."""
 
     tools: list[dict[str, Any]]
     """Tools in chat-completions form; empty if the policy writes its actions as text."""
@@ -123,13 +123,15 @@ class Playable(Protocol):
         ...
 
 
-class Environment(Playable, ABC):
-    """Provides tasks and episodes, one environment per process. It must be entered before episodes are opened."""
+class Taskset(ABC):
+    """Says what can be asked: tasks, their first prompts and their solutions, in the form of every command."""
 
     name: ClassVar[str]
     """Its key in `ENVIRONMENTS`."""
     judged: ClassVar[bool] = True
-    """Whether there is a judge; without one, `judge` returns None with the reason `rewards.NO_JUDGE`."""
+    """Whether rollouts come with a verdict or a reward; else a verdict is None with the reason `rewards.NO_JUDGE`."""
+    tools: list[dict[str, Any]]
+    """Tools in chat-completions form; empty if the policy writes its actions as text, or if an agent has its own."""
     instructions: str = ""
     """How to act: the part of the first prompt that is the same for all tasks and may be replaced; "" if there is none,
     because the tasks bring their whole prompt."""
@@ -137,18 +139,20 @@ class Environment(Playable, ABC):
     """Whether the opening of an episode, or the user's own agent, adds to the first prompt of `messages`."""
     marks: tuple[str, ...] = ()
     """Words that instructions have to hold, since no reply can be right without them."""
+    _loaded: tuple[Any, Split] | None = None
 
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        """Make the environment from its settings.
+        """Make it from its settings.
 
         Raises:
             ValueError: a setting does not fit.
         """
 
-    def history(self, messages: Sequence[Message]) -> list[Message]:
-        return list(messages)
+    @abstractmethod
+    def messages(self, task: Any) -> list[Message]:
+        """Return the first prompt."""
 
     def with_instructions(self, text: str) -> Self:
         """Return this environment with other instructions; all else is shared with it, open databases too.
@@ -175,14 +179,14 @@ class Environment(Playable, ABC):
         """Return whether everything that `prepare` makes exists."""
         return True
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to make
         """Make files that this machine can make by itself; called before anything else.
 
         Raises:
             ValueError: something is missing; the message says how to get it.
         """
 
-    def check_episodes(self) -> None:
+    def check_episodes(self) -> None:  # noqa: B027  most need nothing
         """Check that episodes can be opened on this machine; called before anything that takes long.
 
         Raises:
@@ -194,14 +198,19 @@ class Environment(Playable, ABC):
         """Load the tasks to train on and all held-out ones; every command that takes a file of tasks asks this.
 
         A task that is in both halves is held out: it is left out of training and counted as `also_held_out`, so that
-        what is measured stays the same, whatever the training file contains.
+        what is measured stays the same, whatever the training file contains. The same split is loaded once, because a
+        `load_split` of the user's may be slow, or draw anew at each call.
 
         Args:
             seed: makes generated tasks and may order the others; it never decides which half a row of a file is in.
         Raises:
             ValueError: a file is missing, a row does not parse, or every task to train on is held out too.
         """
-        split = self.read_split(data, seed)
+        if self._loaded is None or self._loaded[0] != (data, seed):
+            self._loaded = (data, seed), self._without_held_out(self.read_split(data, seed), data)
+        return self._loaded[1]
+
+    def _without_held_out(self, split: Split, data: DataConfig) -> Split:
         held_out = set(map(self.fingerprint, split.val))
         train = [task for task in split.train if self.fingerprint(task) not in held_out]
         if len(train) == len(split.train):
@@ -244,17 +253,6 @@ class Environment(Playable, ABC):
         """Return the replies of an assistant that knows the solution, in order; [] if no solution is known."""
         return []
 
-    def typed(self, id: str, question: str, like: Any | None) -> Any:
-        """Return a task without a solution for a question that a person types.
-
-        Args:
-            id: the task's id.
-            like: the task that was asked last; None if there is none.
-        Raises:
-            ValueError: it takes more than a question to make a task.
-        """
-        raise ValueError("this environment takes no questions of your own; ask its tasks, :task N")
-
     def read_tasks(self, file: Path) -> list[Any]:
         """Read every task of a file, in the form of `agentgrpo evaluate --tasks`.
 
@@ -290,8 +288,28 @@ class Environment(Playable, ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(  # noqa: B027  most have nothing to close
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         pass
+
+
+class Environment(Taskset, World, ABC):
+    """Provides tasks and the world of their episodes. It must be entered before episodes are opened."""
+
+    def history(self, messages: Sequence[Message]) -> list[Message]:
+        return list(messages)
+
+    def typed(self, id: str, question: str, like: Any | None) -> Any:
+        """Return a task without a solution for a question that a person types.
+
+        Args:
+            id: the task's id.
+            like: the task that was asked last; None if there is none.
+        Raises:
+            ValueError: it takes more than a question to make a task.
+        """
+        raise ValueError("this environment takes no questions of your own; ask its tasks, :task N")
 
 
 def digest(content: Any) -> str:
@@ -308,16 +326,25 @@ def with_observation(messages: list[Message], episode: Episode) -> list[Message]
     return [*earlier, {**last, "content": f"{last['content']}{observation}"}]
 
 
-def make_environment(settings: EnvironmentSettings) -> Environment:
-    """Make the environment that `settings.type` names, a registered one or one of the user's own.
+def make_taskset(settings: EnvironmentSettings) -> Taskset:
+    """Make what `settings.type` names: an environment, registered or the user's own, or the tasks of the user's agent.
+
+    A command makes it once and passes it on.
 
     Raises:
         ValueError: a file, a class or its tools, or another setting does not fit.
     """
-    environment = pkgutil.resolve_name(OWN)(settings)
+    tasks = pkgutil.resolve_name(OWN)(settings)
     if settings.instructions is None:
-        return environment
+        return tasks
     try:
-        return environment.with_instructions(settings.instructions.read_text("utf-8-sig"))
+        return tasks.with_instructions(settings.instructions.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError, InstructionsError) as fault:
         raise InstructionsError(f"the instructions of {settings.instructions}: {fault}") from None
+
+
+def make_environment(settings: EnvironmentSettings) -> Environment:
+    """Make the environment of a command that plays no agent of the user's; errors are those of `make_taskset`."""
+    environment = make_taskset(settings)
+    assert isinstance(environment, Environment)
+    return environment

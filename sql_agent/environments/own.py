@@ -26,17 +26,16 @@ from agentgrpo.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
 from sql_agent.datatypes import OWN_REWARD
-from sql_agent.environments.base import Environment, EpisodeLostError, Split, digest
+from sql_agent.environments.base import Environment, EpisodeLostError, Split, Taskset
 from sql_agent.environments.named import named, tool_methods, tool_schemas
 from sql_agent.environments.rows import (
     PlacedTask,
     RowTask,
+    RowTaskset,
     as_messages,
     placed_tasks,
     read_rows,
-    said_by,
     short,
-    split_rows,
     text_of,
 )
 from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
@@ -53,14 +52,14 @@ _reported: set[str] = set()
 """Errors of tools that this process has logged; each is logged once."""
 
 
-def open_own(settings: EnvironmentSettings) -> Environment:
-    """Make the environment that `settings.type` names.
+def open_own(settings: EnvironmentSettings) -> Taskset:
+    """Make what `settings.type` names.
 
     Raises:
         OwnFileError: it cannot be imported, or is not an environment.
     """
     thing, _ = named(settings.type)
-    if isinstance(thing, type) and issubclass(thing, Environment):
+    if isinstance(thing, type) and issubclass(thing, Taskset):
         if missing := sorted(getattr(thing, "__abstractmethods__", ())):
             interface = f"{Environment.__module__}.{Environment.__name__}"
             raise OwnFileError(f"{place(thing)}: class {thing.__name__} lacks {', '.join(missing)} of {interface}")
@@ -120,7 +119,7 @@ class Instance:
         self._worker.stop()
 
 
-class OwnEnvironment(Environment):
+class OwnEnvironment(RowTaskset, Environment):
     """Plays a class in TRL's form.
 
     Args:
@@ -139,6 +138,7 @@ class OwnEnvironment(Environment):
         self.kind = factory if isinstance(factory, type) else _made_kind(factory, timeout_s)
         self.name = name or OwnEnvironment.name  # pyright: ignore[reportAttributeAccessIssue]  depends on the class
         self._tasks_kind = name or self.kind.__name__
+        self._without_file = f"environment {self.kind.__name__} makes no tasks"
         self.tools = tool_schemas(self.kind)
         self.methods = frozenset(tool_methods(self.kind))
         self.says = frozenset(name for name in ("done", "solved") if _declares(self.kind, name))
@@ -196,29 +196,11 @@ class OwnEnvironment(Environment):
 
     def read_split(self, data: DataConfig, seed: int) -> Split:
         """Load the rows that the class's `load_split` gives, or else those of the files."""
-        if (own := self._own_split(data, seed)) is not None:
-            return own
-        if data.train_file is None:
-            raise ValueError(
-                f"environment {self.kind.__name__} makes no tasks; give a file of rows, --train-file ROWS.jsonl"
-            )
-        train = self.read_tasks(data.train_file)
-        if data.val_file is not None:
-            return Split(train, self.read_tasks(data.val_file))
-        return Split(*split_rows(train, data.held_out_fraction))
-
-    def fingerprint(self, task: RowTask) -> str:
-        return digest(said_by(task))
+        return self._own_split(data, seed) or super().read_split(data, seed)
 
     def read_tasks(self, file: Path) -> list[RowTask]:
         """Read every row, and check that it has a prompt and that `reset` takes its columns."""
         return self._checked(read_rows(file, self._tasks_kind))
-
-    def row(self, task: RowTask) -> dict[str, Any]:
-        return task.row
-
-    def task(self, fields: dict[str, Any]) -> RowTask:
-        return RowTask.from_dict(fields)
 
     def reference_replies(self, task: RowTask) -> list[Message]:
         """Return the replies that the class's `reference` gives, or else those of the row's column `reference`.

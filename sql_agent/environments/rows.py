@@ -1,12 +1,13 @@
 """Reads tasks from the rows of a file: JSON objects of any form, one per line, or parquet.
 
-Leaves out what a row means (`own`).
+What a row means is left out: a class of the user's says it (`own`), or an agent (`sql_agent.own_agents.tasks`).
 """
 
 from __future__ import annotations
 
 import json
 import random
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from agentgrpo.nearest import did_you_mean
 from dbbench_adapter.protocols import Message
 from dbbench_adapter.tasks.load import raw_records
 from dbbench_adapter.tasks.records import Fault
-from sql_agent.settings.groups import NO_SPLIT, SPLIT_SEED
+from sql_agent.environments.base import Split, Taskset, digest
+from sql_agent.settings.groups import NO_SPLIT, SPLIT_SEED, DataConfig
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,34 @@ class PlacedTask:
     task: RowTask
     place: str
     """`FILE, line N`, for messages."""
+
+
+class RowTaskset(Taskset):
+    """Provides tasks that are rows of files."""
+
+    _without_file: str
+    """Why there are no tasks without a file."""
+
+    def read_split(self, data: DataConfig, seed: int) -> Split:
+        if data.train_file is None:
+            raise ValueError(f"{self._without_file}; give a file of rows, --train-file ROWS.jsonl")
+        train = self.read_tasks(data.train_file)
+        if data.val_file is not None:
+            return Split(train, self.read_tasks(data.val_file))
+        return Split(*split_rows(train, data.held_out_fraction))
+
+    @abstractmethod
+    def read_tasks(self, file: Path) -> list[RowTask]: ...
+
+    def fingerprint(self, task: RowTask) -> str:
+        said = {name: value for name, value in task.row.items() if name != "id" and value is not None}
+        return digest(json.dumps(said, sort_keys=True))  # columns that only other rows of the file have do not count
+
+    def row(self, task: RowTask) -> dict[str, Any]:
+        return task.row
+
+    def task(self, fields: dict[str, Any]) -> RowTask:
+        return RowTask.from_dict(fields)
 
 
 def read_rows(file: Path, kind: str) -> list[PlacedTask]:
@@ -90,11 +120,6 @@ def placed_tasks(found: Sequence[tuple[str, str, Any]], kind: str) -> list[Place
     return tasks
 
 
-def said_by(task: RowTask) -> str:
-    """Return what a row says beside its `id`, as JSON; columns that only other rows of its file have are left out."""
-    return json.dumps({k: v for k, v in task.row.items() if k != "id" and v is not None}, sort_keys=True)
-
-
 def split_rows(tasks: Sequence[RowTask], held_out_fraction: float) -> tuple[list[RowTask], list[RowTask]]:
     """Return (train, held out), drawn by `SPLIT_SEED`; rows that differ only in their `id` stay together.
 
@@ -105,7 +130,7 @@ def split_rows(tasks: Sequence[RowTask], held_out_fraction: float) -> tuple[list
     """
     if not held_out_fraction:
         return list(tasks), []
-    # the whole text and not `said_by`, because its alphabetical order decides the draw, and splits have to last
+    # unlike `fingerprint` with columns that only other rows have, whose order decides the draw: splits have to last
     said = [json.dumps({k: v for k, v in task.row.items() if k != "id"}, sort_keys=True) for task in tasks]
     different = sorted(set(said))
     if len(different) < 2:

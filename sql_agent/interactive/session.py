@@ -19,9 +19,9 @@ from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.environments.base import Environment
+from sql_agent.environments.base import Environment, World
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.local.datatypes import Playable, Sample, Sampling
+from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import LocalPlay
 from sql_agent.prompts.fit import Fitted, fit_tasks
@@ -34,7 +34,7 @@ OWN = "own question"
 UNJUDGED = Score(None, NO_JUDGE)
 
 
-class Subject(Playable, Protocol):
+class Subject(World, Protocol):
     """Describes an environment whose questions may also come from a person."""
 
     tasks: Sequence[Any]

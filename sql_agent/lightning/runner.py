@@ -10,6 +10,7 @@ trainer is gone, while upstream's keeps polling. Leaves out the restart of a kil
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -24,7 +25,7 @@ from agentgrpo.processes import RUN_ID
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.environments.base import Environment, make_environment
+from sql_agent.environments.base import Environment, Taskset, make_taskset
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.own_agents.play import play, policy_of
@@ -32,7 +33,6 @@ from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import RolloutOutcome
 from sql_agent.source.outcomes import Rewarder
@@ -50,6 +50,8 @@ GIVE_BACK_S = 5.0
 """Seconds between two looks for rollouts that are assigned to this runner but not played by it."""
 CANCELLED_S = 0.4
 """Seconds between two looks for cancelled rollouts among those that are played."""
+OUTCOME_SEQUENCE_ID = 1_000_000_000
+"""The number of a rollout's last span, higher than that of any call."""
 END_S = 5.0
 """Seconds that a runner that ends waits for its rollouts to close their databases."""
 
@@ -74,10 +76,14 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             threads=cfg.rollout.runner_concurrency,
             one_conversation=cfg.env.agent is None,
         )
-        self._environment: Environment | None = None
-        self._entering: asyncio.Task[Environment] | None = None
+        self._entering: asyncio.Task[Taskset] | None = None
 
-    async def environment(self) -> Environment:
+    @functools.cached_property
+    def made(self) -> Taskset:
+        """The environment of this process before it is entered, which may fail."""
+        return make_taskset(self.cfg.environment)
+
+    async def environment(self) -> Taskset:
         """Return the environment, which the first rollout of the process enters.
 
         Rollouts that start together share one try.
@@ -85,21 +91,17 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         Raises:
             BackendUnavailable: this try failed; the next rollout tries again.
         """
-        if self._environment is not None:
-            return self._environment
-        if self._entering is None or self._entering.done():
-            self._entering = asyncio.create_task(asyncio.to_thread(make_environment(self.cfg.environment).__enter__))
-        self._environment = environment = await asyncio.shield(self._entering)
-        return environment
+        if self._entering is None or (self._entering.done() and self._entering.exception() is not None):
+            self._entering = asyncio.create_task(asyncio.to_thread(self.made.__enter__))
+        return await asyncio.shield(self._entering)
 
     async def aclose(self) -> None:
         await self.rewarder.aclose()
-        if self._environment is None and self._entering is not None:
+        if self._entering is not None:
             with suppress(BackendUnavailable):  # a server may have started meanwhile
-                self._environment = await self._entering
-        if self._environment is not None:
-            self._environment.__exit__(None, None, None)
-            self._environment = None
+                (await self._entering).__exit__(None, None, None)
+            self._entering = None
+            del self.made
 
     async def rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
         try:
@@ -111,15 +113,13 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         try:
             environment = await self.environment()
         except BackendUnavailable as failure:
-            asked, lost = make_environment(self.cfg.environment).task(task), Score(None, "db_unavailable")
+            asked, lost = self.made.task(task), Score(None, "db_unavailable")
             record = RolloutRecord(asked.id, asked.kind, "db_unavailable", lost, error=str(failure))
         else:
             record = await self._record(environment, task, resources, rollout)
         return await self._ended(record, rollout)
 
-    async def _record(
-        self, environment: Environment, task: dict[str, Any], resources: Any, rollout: Any
-    ) -> RolloutRecord:
+    async def _record(self, environment: Taskset, task: dict[str, Any], resources: Any, rollout: Any) -> RolloutRecord:
         """Play the task and write a span for each turn."""
         metadata = rollout.metadata or {}
         llm = resources["main_llm"]
@@ -137,6 +137,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed)
             alone = self.rewarder.rewards_alone
             return await play(environment.agent, environment.task(task), policy, agent, others_reward=alone)
+        assert isinstance(environment, Environment)
         record = await run_rollout(
             environment.task(task),
             environment=environment,
@@ -171,9 +172,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         outcome = await self.rewarder(record, rollout.input)
         if record.comparison is not None:
             await self.runner.get_store().save_comparison(rollout.attempt, record.comparison)
-        replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
-        last = replies * (MAX_RETRIES + 1) + 1  # higher than the number of any call, retries included
-        return [self._span(outcome_fields(outcome), rollout, last)]
+        return [self._span(outcome_fields(outcome), rollout, OUTCOME_SEQUENCE_ID)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from sql_agent.environments.base import Playable as Playable
 from sql_agent.source.datatypes import StopError
 from sql_agent.success import Rate
 

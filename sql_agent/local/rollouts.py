@@ -13,7 +13,8 @@ from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.interaction import Message
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.datatypes import Playable, Sample, Sampling
+from sql_agent.environments.base import World
+from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.play.state import Call, Play
 from sql_agent.settings.groups import AgentConfig
@@ -39,7 +40,7 @@ class Player:
     def __init__(
         self,
         policy: LocalPolicy,
-        environment: Playable,
+        environment: World,
         limits: AgentConfig,
         *,
         batch_size: int = 32,
@@ -102,7 +103,7 @@ class LocalPlay(Play):
     def __init__(
         self,
         task: Any,
-        environment: Playable,
+        environment: World,
         conversation: Conversation,
         limits: AgentConfig,
         *,

@@ -1,6 +1,6 @@
 """Enters an environment for a local command, and fits its tasks to the policy.
 
-Leaves out where tasks come from (`Environment.load_split`) and how many of them a command takes.
+Leaves out where tasks come from (`Taskset.load_split`) and how many of them a command takes.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from agentgrpo.chat.calls import tool
 from agentgrpo.checkout import HOME
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
 from sql_agent.environments.base import Environment, Split
-from sql_agent.environments.episode import tool
 from sql_agent.medical.database import MedicalDatabase, check_questions, format_result, missing, read_schema
 from sql_agent.medical.datatypes import Question, Schema, read_questions
 from sql_agent.medical.invent import make_database

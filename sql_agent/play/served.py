@@ -37,7 +37,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from sql_agent.datatypes import ROW_END, RolloutRecord
-from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, Playable
+from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, World
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
 from sql_agent.play.state import Call, Play
@@ -52,7 +52,7 @@ Json = dict[str, Any]
 async def run_rollout(
     task: EnvironmentTask,
     *,
-    environment: Playable,
+    environment: World,
     base_url: str,
     model: str,
     config: AgentConfig,
@@ -118,7 +118,7 @@ class _Served(Play):
     def __init__(
         self,
         task: EnvironmentTask,
-        environment: Playable,
+        environment: World,
         config: AgentConfig,
         on_reply: Callable[[ChatCompletion], None] | None,
     ) -> None:
@@ -289,7 +289,7 @@ async def _call_tool(context: ToolContext[_Served], _arguments: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _agent(environment: Playable) -> Agent[_Served]:
+def _agent(environment: World) -> Agent[_Served]:
     return Agent(
         name="sql",
         tools=[

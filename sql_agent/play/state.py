@@ -16,7 +16,7 @@ from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.interaction import Episode, Message, Stop
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.environments.base import EpisodeLostError, Playable, with_observation
+from sql_agent.environments.base import EpisodeLostError, World, with_observation
 from sql_agent.settings.groups import AgentConfig
 
 Call = Literal["no call", "a model call", "a database call"]
@@ -35,7 +35,7 @@ class Play:
         limits: turns and the statement timeout; who writes the replies keeps the limit of their tokens.
     """
 
-    def __init__(self, task: Any, environment: Playable, limits: AgentConfig) -> None:
+    def __init__(self, task: Any, environment: World, limits: AgentConfig) -> None:
         self._started = time.perf_counter()
         self.task, self.environment, self.limits = task, environment, limits
         self.messages = environment.messages(task)

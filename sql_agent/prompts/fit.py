@@ -1,6 +1,6 @@
 """Fits tasks to the longest first prompt that a command plays, and says what that cuts, by name.
 
-The environment knows how a prompt becomes shorter (`Environment.shorter`), the command knows its tokens; what is played
+The environment knows how a prompt becomes shorter (`Taskset.shorter`), the command knows its tokens; what is played
 is decided here alone. References have no part in it: they are only looked at to warn.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgrpo.checks import Problem
-from sql_agent.environments.base import Environment, LeftOut, Split
+from sql_agent.environments.base import LeftOut, Split, Taskset
 from sql_agent.prompts.limit import Limit
 
 SHOWN = 12
@@ -28,7 +28,7 @@ PromptTokens = Callable[[Any], int]
 class Fitted:
     """Holds tasks as they are played, with the tokens of their first prompts."""
 
-    environment: Environment
+    environment: Taskset
     limit: Limit
     tasks: list[Any]
     """Every task, shortened where its prompt was too long."""
@@ -113,7 +113,7 @@ def describe_lengths(lengths: Sequence[int], limit: Limit) -> str:
     )
 
 
-def fit_tasks(tasks: Sequence[Any], environment: Environment, prompt_tokens: PromptTokens, limit: Limit) -> Fitted:
+def fit_tasks(tasks: Sequence[Any], environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> Fitted:
     """Shorten the tasks whose first prompts are longer than the limit, as little as it takes."""
     whole = [prompt_tokens(task) for task in tasks]
     played = [
@@ -127,7 +127,7 @@ def fit_tasks(tasks: Sequence[Any], environment: Environment, prompt_tokens: Pro
     return Fitted(environment, limit, played, lengths, whole)
 
 
-def _shortened(task: Any, environment: Environment, prompt_tokens: PromptTokens, limit: Limit) -> Any:
+def _shortened(task: Any, environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> Any:
     """Return the task with the longest prompt that fits, or else with the shortest one."""
     shorter = environment.shorter(task)
     if not shorter or limit.tokens is None:
@@ -137,9 +137,7 @@ def _shortened(task: Any, environment: Environment, prompt_tokens: PromptTokens,
     return shorter[min(first, len(shorter) - 1)]
 
 
-def fit_split(
-    split: Split, environment: Environment, prompt_tokens: PromptTokens, limit: Limit
-) -> tuple[Split, Fitted]:
+def fit_split(split: Split, environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> tuple[Split, Fitted]:
     """Fit both halves of a split; what is too long all the same is left out and counted.
 
     Returns:

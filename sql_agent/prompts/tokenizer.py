@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.template import ChatTemplate, for_template
-from sql_agent.environments.base import Environment
+from sql_agent.environments.base import Taskset
 from sql_agent.model_check import special_tokens
 
 
@@ -19,7 +19,7 @@ class PromptTokenizer:
         template: the chat template of the run.
     """
 
-    def __init__(self, model: Path, environment: Environment, template: str) -> None:
+    def __init__(self, model: Path, environment: Taskset, template: str) -> None:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -140,7 +140,7 @@ class EnvConfig(Settings):
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """Holds the settings for `sql_agent.environments.base.make_environment`; each environment reads its own."""
+    """Holds the settings for `sql_agent.environments.base.make_taskset`; each environment reads its own."""
 
     type: str = "dbbench"
     """A key of `sql_agent.names.ENVIRONMENTS`, or the name of a user's own environment."""

@@ -45,12 +45,10 @@ from agentgrpo.file_kinds import RowFileError
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.engines import Backend, BackendUnavailable
+from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.interaction import Message
-from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import OWN_REWARD, success_of
 from sql_agent.environments.base import Environment
-from sql_agent.environments.dbbench import DbBench
 from sql_agent.play.scripted import ScriptedPlay, play
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
@@ -104,8 +102,8 @@ class Demonstrations:
 # Sources --------------------------------------------------------------------------------------------------------------
 
 
-def dbbench_demonstrations(tasks: Sequence[Task], backend: Backend, protocol: ProtocolName = "fc") -> Demonstrations:
-    """Play the oracle's replies through a real episode of each task, and keep those that the strict judge finds right.
+def dbbench_demonstrations(tasks: Sequence[Task], environment: Environment) -> Demonstrations:
+    """Play the oracle's replies through a real episode of each task, and keep those that the judge finds right.
 
     The others are left out by reason: `no_reference` (the task has no statement, so the oracle would have to guess),
     the judge's reason, `table_error`, or `history_cut` (the protocol would not show the policy the whole conversation).
@@ -114,7 +112,7 @@ def dbbench_demonstrations(tasks: Sequence[Task], backend: Backend, protocol: Pr
         BackendUnavailable: the database server does not answer.
     """
     known = [task for task in tasks if task.gold.sql is not None]
-    found = reference_demonstrations(known, DbBench("strict", protocol, backend))
+    found = reference_demonstrations(known, environment)
     if unknown := len(tasks) - len(known):
         found.left_out["no_reference"] = unknown
     return found

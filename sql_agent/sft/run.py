@@ -22,7 +22,6 @@ from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
 from agentgrpo.model_size import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
-from dbbench_adapter.engines import open_backend
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
@@ -232,8 +231,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
         tasks = split.train[: cfg.num_tasks] if in_order else draw_by_kind(split.train, cfg.num_tasks, cfg.seed)
         tasks = fit(tasks, environment)
         if cfg.source == "dbbench":
-            with open_backend("sqlite") as backend:
-                found = dbbench_demonstrations(tasks, backend, cfg.protocol)
+            found = dbbench_demonstrations(tasks, environment)
         else:
             found = reference_demonstrations(tasks, environment)
         found.left_out.update(split.left_out)

@@ -15,7 +15,7 @@ from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from agentgrpo.run_folder import begin, start_of
-from sql_agent.environments.base import Split
+from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.resume import own_files, refuse_other_tasks, set_aside
@@ -24,11 +24,11 @@ from sql_agent.verl_side.checkpoints import point_verl_at
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
-def train(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+def train(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command.
 
     Args:
-        found: the tasks, if they were loaded already (`choose_tasks`).
+        environment: of this process; a runner makes its own, because a connection to a database survives no fork.
     """
     from agentgrpo.processes import ends_in_order, own_run
     from sql_agent.lightning.runner import SqlLitAgent
@@ -37,20 +37,20 @@ def train(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu
     with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None
         if role != "runner":
-            algorithm = make_algorithm(cfg, found, checkpoint, run_id, folder / "ray", cpu=cpu)
+            algorithm = make_algorithm(cfg, environment, checkpoint, run_id, folder / "ray", cpu=cpu)
         fit(cfg, algorithm, SqlLitAgent(cfg), debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
 def make_algorithm(
-    cfg: TrainConfig, found: Split | None, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool
+    cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool
 ) -> Any:
     from sql_agent.lightning.algorithm import VerlGrpo, start_driver
     from sql_agent.startup.console import Console
 
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
-    order = prepare(cfg, found, checkpoint, cpu=cpu)
+    order = prepare(cfg, environment, checkpoint, cpu=cpu)
     assert cfg.model is not None
     facts = {"device": "cpu" if cpu else "gpu", "precision": precision(cfg.engine, cfg.model, cpu=cpu)}
     facts |= {"tasks": order.pop("tasks")}  # by kind
@@ -68,7 +68,7 @@ def make_algorithm(
     return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
 
 
-def prepare(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
+def prepare(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
     """Do everything that can fail early (model, tasks, parquet, verl's config) and return the driver's order."""
     from omegaconf import OmegaConf
 
@@ -79,8 +79,8 @@ def prepare(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, c
     from sql_agent.startup.plan import choose_tasks, with_prompts
 
     assert cfg.model is not None
-    tasks = choose_tasks(cfg, found)
-    environment, template, split = tasks.environment, tasks.template, tasks.split
+    tasks = choose_tasks(cfg, environment)
+    template, split = tasks.template, tasks.split
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
             f"{len(split.train)} training tasks are fewer than data.train_batch_size={cfg.data.train_batch_size}; "
@@ -92,7 +92,7 @@ def prepare(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, c
         (data / "train.parquet").resolve(),
         (data / "val.parquet").resolve(),
         checkpoint,
-        None if template == chat_template(cfg.model, protocol_of(cfg)) else template,
+        None if template == chat_template(cfg.model, protocol_of(cfg, environment)) else template,
     )
     for rows, file in ((split.train, files.train), (split.val, files.val)):
         rows = environment.verl_rows(rows)

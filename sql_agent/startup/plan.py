@@ -12,11 +12,10 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_space import DiskNeed, describe_disk, folder_bytes
 from agentgrpo.model_size import count_weights
 from agentgrpo.nearest import did_you_mean
-from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.environments.base import Environment, Split, Taskset
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_check import template_of_run
 from sql_agent.names import TINY_POLICY
-from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
@@ -38,7 +37,7 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True)
 class ChosenTasks:
-    environment: Environment
+    environment: Taskset
     tokenizer: PromptTokenizer
     template: str
     split: Split
@@ -56,7 +55,7 @@ class ChosenTasks:
         return describe_kinds(self.split, self.held_out) + self.notes
 
     def describe_prompts(self) -> list[str]:
-        if isinstance(self.environment, AgentTasks):
+        if not isinstance(self.environment, Environment):
             return ["first prompts: your agent writes them"]
         return self.prompts.describe()
 
@@ -70,19 +69,16 @@ class ChosenTasks:
         return longest if limit.tokens is None else min(longest, limit.tokens)
 
 
-def choose_tasks(cfg: TrainConfig, found: Split | None = None) -> ChosenTasks:
+def choose_tasks(cfg: TrainConfig, environment: Taskset) -> ChosenTasks:
     """Choose the tasks of a run.
 
-    Args:
-        found: the tasks, if they were loaded already (`check_own_tasks`).
     Raises:
         ValueError: a file does not fit, no task does, or the model has learnt held-out ones.
     """
     assert cfg.model is not None
-    environment = make_environment(cfg.environment)
-    template, _ = template_of_run(cfg.model, protocol_of(cfg))
+    template, _ = template_of_run(cfg.model, protocol_of(cfg, environment))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
-    found = found or environment.load_split(cfg.data, cfg.seed)
+    found = environment.load_split(cfg.data, cfg.seed)
     response, flag = cfg.data.max_response_tokens, "data.max_prompt_tokens"
     limit = choose_limit(cfg.model, cfg.data.max_prompt_tokens, flag, response_tokens=response)
     whole, prompts = fit_split(found, environment, tokenizer.prompt_tokens, limit)
@@ -102,19 +98,18 @@ def with_prompts(cfg: TrainConfig, tasks: ChosenTasks) -> TrainConfig:
     return cfg.model_copy(update={"data": data})
 
 
-def planned(cfg: TrainConfig, found: Split | None = None) -> tuple[TrainConfig, list[str]]:
+def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[str]]:
     """Return the settings with the length of the prompts, and lines about tasks and prompts, for `--dry-run`.
 
-    A model that is not on this machine is not fetched for it; the length stays unknown then. `found`: see
-    `choose_tasks`.
+    A model that is not on this machine is not fetched for it; the length stays unknown then.
     """
-    if not make_environment(cfg.environment).prepared:
+    if not environment.prepared:
         return cfg, ["tasks and prompts: not known before the run has made its database"]
     if cfg.model is None or not (cfg.model / "tokenizer.json").is_file():
         absent = cfg.model not in (None, TINY_POLICY) and not cfg.model.is_dir()
         fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""
         return cfg, [f"tasks and prompts: not known before the model is on this machine{fetched}"]
-    tasks = choose_tasks(cfg, found)
+    tasks = choose_tasks(cfg, environment)
     return with_prompts(cfg, tasks), tasks.describe() + tasks.describe_prompts()
 
 

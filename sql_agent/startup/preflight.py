@@ -20,7 +20,7 @@ from agentgrpo.checks import Finding, Problem, UsageError, require
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.environments.base import Split, make_environment
+from sql_agent.environments.base import Taskset
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.main_job import EngineConfig, StoreConfig
@@ -51,16 +51,14 @@ def store_is_managed() -> bool:
     return os.environ.get("AGL_MANAGED_STORE", "1").strip().lower() not in UNMANAGED
 
 
-def check_judged(cfg: TrainConfig) -> None:
+def check_judged(cfg: TrainConfig, environment: Taskset) -> None:
     """Check that a reward model or a reward function is configured if the environment has no judge, and load functions.
 
     Raises:
         UsageError: there is none; the message names the command that starts a scoring service.
         ValueError: see `load_functions`.
     """
-    # comes first, so that a user's own file that imports agent-lightning gets it without LiteLLM
-    judged = make_environment(cfg.environment).judged
-    if not judged and cfg.reward_model.url is None and not functions(cfg.rollout.weights):
+    if not environment.judged and cfg.reward_model.url is None and not functions(cfg.rollout.weights):
         if cfg.env.agent is not None:
             raise UsageError(
                 f"nobody can tell what a rollout of {cfg.env.agent} is worth: give a function of its record, --reward "
@@ -76,18 +74,16 @@ def check_judged(cfg: TrainConfig) -> None:
     load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
 
 
-def check_own_tasks(cfg: TrainConfig) -> Split | None:
+def check_own_tasks(cfg: TrainConfig, environment: Taskset) -> None:
     """Check that the rows fit the user's own environment or agent; a dry run checks this too.
 
-    Returns:
-        The tasks, with which the run goes on: a `load_split` of the user's may be slow, or draw anew at each call. None
-        for an environment of this project, whose tasks are read when the model is here.
+    Those of an environment of this project are read when the model is here.
+
     Raises:
         ValueError: they do not; the message names the row, or the place in the class, and the remedy.
     """
-    if cfg.env.type in ENVIRONMENTS and cfg.env.agent is None:
-        return None
-    return make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
+    if cfg.env.type not in ENVIRONMENTS or cfg.env.agent is not None:
+        environment.load_split(cfg.data, cfg.seed)
 
 
 def check_store(store: StoreConfig) -> Finding | None:
@@ -151,7 +147,7 @@ def check_store(store: StoreConfig) -> Finding | None:
     return Finding(store.address, (Problem(what, remedy, blocks=False),))
 
 
-def check_episodes(cfg: TrainConfig) -> None:
+def check_episodes(cfg: TrainConfig, environment: Taskset) -> None:
     """Check that episodes can be opened on this machine.
 
     Raises:
@@ -160,7 +156,7 @@ def check_episodes(cfg: TrainConfig) -> None:
     from dbbench_adapter.engines import BackendUnavailable
 
     try:
-        make_environment(cfg.environment).check_episodes()
+        environment.check_episodes()
     except BackendUnavailable as error:
         setting = "env.database" if cfg.env.database is not None else "rollout.backend"
         raise UsageError(f"{setting}: {error}") from None
@@ -237,7 +233,7 @@ def find_model_here(model: Path) -> Path | None:
         raise
 
 
-def with_model_here(cfg: TrainConfig) -> TrainConfig:
+def with_model_here(cfg: TrainConfig, environment: Taskset) -> TrainConfig:
     """Fill in the model's folder and check it, for a dry run; a model that is not on this machine stays as it is named.
 
     Raises:
@@ -246,19 +242,20 @@ def with_model_here(cfg: TrainConfig) -> TrainConfig:
     model = find_model_here(cfg.model or TINY_POLICY)
     if model is None or not model.is_dir():  # the run fetches it, or makes it
         return cfg
-    require_model(cfg, model)
+    require_model(cfg, model, environment)
     return cfg.model_copy(update={"model": model})
 
 
-def require_model(cfg: TrainConfig, model: Path) -> None:
+def require_model(cfg: TrainConfig, model: Path, environment: Taskset) -> None:
     """Check that the run can train the model.
 
     Raises:
         UsageError: it cannot; the message lists every problem, or the GPUs that cannot share the model evenly.
     """
-    require(model=model, protocol=protocol_of(cfg), tensor_parallel=cfg.engine.tensor_parallel_size)
+    protocol = protocol_of(cfg, environment)
+    require(model=model, protocol=protocol, tensor_parallel=cfg.engine.tensor_parallel_size)
 
 
-def protocol_of(cfg: TrainConfig) -> ProtocolName:
+def protocol_of(cfg: TrainConfig, environment: Taskset) -> ProtocolName:
     """Return the protocol that the model has to support; `fc` in every environment that offers tools."""
-    return "fc" if make_environment(cfg.environment).tools else cfg.agent.protocol
+    return "fc" if environment.tools else cfg.agent.protocol

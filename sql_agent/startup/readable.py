@@ -11,7 +11,7 @@ from agentgrpo.checks import Finding, Problem, UsageError
 from agentgrpo.hub import model_folder
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.environments.base import make_environment
+from sql_agent.environments.base import make_taskset
 from sql_agent.model_check import check_model_dir, check_tensor_parallel, template_of_run
 from sql_agent.names import check_name
 from sql_agent.prompts.fit import describe_lengths, fit_tasks
@@ -110,7 +110,7 @@ def check_tasks(env: str, rest: Mapping[str, Any], train_file: Path | None, val_
     """
     check_name(env)
     shown = rest["agent"] or env
-    with _answering(), make_environment(EnvironmentSettings(env, **rest)) as environment:
+    with _answering(), make_taskset(EnvironmentSettings(env, **rest)) as environment:
         if train_file is None:
             return Finding(f"{shown} can be loaded; give its tasks with --train-file")
         split = environment.load_split(DataConfig(train_file=train_file, val_file=val_file), seed=0)

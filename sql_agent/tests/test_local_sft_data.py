@@ -15,6 +15,7 @@ from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
 from sql_agent.environments.base import make_environment
+from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
 from sql_agent.oracle import call, calls
 from sql_agent.settings.groups import EnvironmentSettings
@@ -130,7 +131,7 @@ def test_the_prompt_is_what_the_engine_will_read_whatever_the_template(with_temp
 def test_what_is_learnt_is_what_a_rollout_would_be_had_the_policy_said_it(tokenizer, protocol):
     (task,) = generate_tasks(1, seed=4)
     tools, first = PROTOCOLS[protocol].tools, PROTOCOLS[protocol].messages(task)
-    (shown,) = dbbench_demonstrations([task], BACKEND, protocol).kept
+    (shown,) = dbbench_demonstrations([task], DbBench("strict", protocol, BACKEND)).kept
     encoded = encode_conversation(tokenizer, shown.messages, shown.tools)
     *_, reply, answer, last = shown.messages
     start = encoded.mask.index(1)
@@ -194,7 +195,7 @@ def test_what_is_too_long_is_left_out_whole(tokenizer):
 
 def test_the_oracles_episode_is_the_prompt_its_statement_the_real_result_and_the_answer():
     task = next(task for task in generate_tasks(8, seed=4) if task.kind == "counting")
-    (shown,) = dbbench_demonstrations([task], BACKEND).kept
+    (shown,) = dbbench_demonstrations([task], DbBench("strict", backend=BACKEND)).kept
     (count,) = task.gold.answers
     assert shown == Demonstration(
         [
@@ -215,14 +216,14 @@ def test_what_the_judge_does_not_call_right_is_left_out_and_counted_by_reason():
         replace(task, id="wrong", gold=Gold(answers=task.gold.answers, rows=((-1,),), sql=task.gold.sql)),
         replace(task, id="guess", gold=Gold(answers=task.gold.answers)),
     ]
-    found = dbbench_demonstrations(tasks, BACKEND)
+    found = dbbench_demonstrations(tasks, DbBench("strict", backend=BACKEND))
     assert [shown.where for shown in found.kept] == [f"task {task.id!r}"]
     assert found.left_out == {"wrong_answer": 1, "no_reference": 1}
 
 
 def test_an_episode_that_the_protocol_would_cut_is_left_out():
     task = replace(generate_tasks(1, seed=4)[0], table_note="x " * 3500)  # 3,500 segments are all that text shows
-    assert dbbench_demonstrations([task], BACKEND, "text").left_out == {"history_cut": 1}
+    assert dbbench_demonstrations([task], DbBench("strict", "text", BACKEND)).left_out == {"history_cut": 1}
 
 
 # GSM8K ----------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.disk_space import DiskNeed
+from sql_agent.environments.base import make_taskset
 from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import LoraConfig, TrainerConfig
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, disk_need, planned
@@ -26,7 +27,8 @@ SETTINGS = [
 
 
 def plan(model, *more):
-    cfg, tasks = planned(load_config(None, [*SETTINGS, f"model={model}", *more]))
+    cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
+    cfg, tasks = planned(cfg, make_taskset(cfg.environment))
     return [*tasks, *describe_plan(cfg, cpu=True)]
 
 

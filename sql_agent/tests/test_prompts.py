@@ -19,7 +19,7 @@ from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
-from sql_agent.environments.base import Split
+from sql_agent.environments.base import Split, make_taskset
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
@@ -213,7 +213,7 @@ def settings_of(model, wide, *settings):
 def main_job(model, wide, *settings):
     """The prompts and the settings of the main job."""
     cfg = settings_of(model, wide, *settings)
-    chosen = choose_tasks(cfg)
+    chosen = choose_tasks(cfg, make_taskset(cfg.environment))
     with chosen.environment:
         return [*map(chosen.tokenizer.prompt_ids, chosen.split.train)], with_prompts(cfg, chosen).data, chosen
 
@@ -310,7 +310,8 @@ def test_what_is_chosen_is_no_setting_so_a_run_resumes_with_what_was_given(
         return settings_of(random_policy_folder, wide, f"run_dir={tmp_path / 'run'}", *more)
 
     cfg, checkpoint = settings(given), checkpoint_of(tmp_path / "run", 1)
-    assert with_prompts(cfg, choose_tasks(cfg)).data.max_prompt_tokens is not None
+    chosen = choose_tasks(cfg, make_taskset(cfg.environment))
+    assert with_prompts(cfg, chosen).data.max_prompt_tokens is not None
     assert cfg.data.max_prompt_tokens == given
     (tmp_path / "run" / "config.yaml").write_text(dump_config(cfg))
     check_resume(settings(given), checkpoint, cpu=True)

@@ -12,6 +12,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import install_command
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import FunctionReward
+from sql_agent.environments.base import make_taskset
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.oracle import call, calls
 from sql_agent.reward_functions import RewardRecord, RewardUnavailable
@@ -19,6 +20,7 @@ from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.source.spans import read_outcome
 from sql_agent.startup.flags import parse_args, resolve
@@ -173,9 +175,10 @@ def test_a_function_is_waited_for_within_the_step():
 
 
 def test_where_nobody_judges_a_function_is_reward_enough():
+    medical = make_taskset(EnvironmentSettings("medical"))
     with pytest.raises(UsageError, match=r"or give a function of your own, --reward FILE\.py:NAME"):
-        check_judged(load_config(None, ["env.type=medical"]))
-    check_judged(load_config(None, ["env.type=medical", "rollout.reward=my.py:f"]))
+        check_judged(load_config(None, ["env.type=medical"]), medical)
+    check_judged(load_config(None, ["env.type=medical", "rollout.reward=my.py:f"]), medical)
 
 
 # what it gets ---------------------------------------------------------------------------------------------------------

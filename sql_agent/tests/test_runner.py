@@ -250,7 +250,7 @@ async def test_a_statement_that_still_runs_does_not_hold_the_place_of_a_cancelle
     agent = SqlLitAgent(CFG)
     with open_backend("sqlite") as backend, oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
         slow = OneSlowStatement(backend, 4.0)
-        agent._environment = DbBench("strict", backend=slow)
+        agent.made = DbBench("strict", backend=slow)
         task = next(task for task in TASKS if task.gold.sql)
         async with running(store_url, concurrency=1, agent=agent) as (_, store):
             (late,) = await enqueue(store, base_url, [task])
@@ -269,7 +269,7 @@ async def test_all_rollouts_in_flight_may_wait_for_their_databases_at_once(store
     """40 are more than the 32 threads that a pool has by default on the largest machine."""
     agent = SqlLitAgent(CFG)
     with open_backend("sqlite") as backend, oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
-        agent._environment = DbBench("strict", backend=Meeting(backend, 40))
+        agent.made = DbBench("strict", backend=Meeting(backend, 40))
         task = next(task for task in TASKS if task.gold.sql)
         async with running(store_url, concurrency=40, agent=agent) as (_, store):
             ended = await play(store, base_url, [task] * 40, attempts=1)

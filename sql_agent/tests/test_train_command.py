@@ -20,6 +20,7 @@ from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from agentgrpo.run_folder import write_start
 from sql_agent import upstream_patches as patches
+from sql_agent.commands import local
 from sql_agent.lightning.algorithm import spawn
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
@@ -373,6 +374,35 @@ class Shop:
     assert main(["--run-dir", str(tmp_path / "run"), *own, "--dry-run"]) == 0
     assert "tasks: 12 to train on, 1 held out" in capsys.readouterr().out
     assert (tmp_path / "calls").read_text() == "loaded\n"
+
+
+def test_a_command_makes_its_environment_once_and_loads_its_tasks_once(capsys, tmp_path, random_policy_folder):
+    (tmp_path / "mine.py").write_text(
+        f"""
+from sql_agent.environments.dbbench import DbBench
+
+def say(what):
+    with open({str(tmp_path / "calls")!r}, "a") as calls:
+        calls.write(what + "\\n")
+
+class Counted(DbBench):
+    @classmethod
+    def from_settings(cls, settings):
+        say("made")
+        return cls("strict")
+
+    def read_split(self, data, seed):
+        say("loaded")
+        return super().read_split(data, seed)
+"""
+    )
+    own = ["--env", f"{tmp_path}/mine.py:Counted", "--model", str(random_policy_folder)]
+    few = ["--set", "data.generate=16", "--set", "data.val_limit=4"]
+    assert main(["--run-dir", str(tmp_path / "run"), "--device", "cpu", *own, *few, "--dry-run"]) == 0
+    assert (tmp_path / "calls").read_text() == "made\nloaded\n"
+    with pytest.raises(SystemExit, match="no training task has a first prompt of at most 16 tokens"):
+        local.main(["--run-dir", str(tmp_path / "local"), *own, "--max-prompt-tokens", "16"])
+    assert (tmp_path / "calls").read_text() == 2 * "made\nloaded\n"
 
 
 def test_a_dry_run_takes_the_example_environment(capsys, tmp_path):

@@ -6,12 +6,11 @@ import json
 import re
 from typing import Any
 
-from agentgrpo.chat.calls import call, calls
+from agentgrpo.chat.calls import call, calls, tool
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
 from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
-from sql_agent.environments.episode import tool
 from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
 

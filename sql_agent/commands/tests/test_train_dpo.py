@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from agentgrpo.chat.conversations import legal, read_conversation
 from agentgrpo.printed_commands import program_command
-from dbbench_adapter.engines import open_backend
 from dbbench_adapter.generator import generate_tasks
 from reward_model.data.preferences import write_preferences
 from reward_model.data.read import split_by_prompt
@@ -25,6 +24,7 @@ from sql_agent.commands.dpo import main
 from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
 from sql_agent.dpo.run import next_commands
 from sql_agent.dpo.trainer import RECORD
+from sql_agent.environments.dbbench import DbBench
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.data import dbbench_demonstrations
 from sql_agent.tiny_policy.make import make_tiny_policy
@@ -230,8 +230,8 @@ main(sys.argv[1:])
 
 def exchanged(count: int) -> list[Preference]:
     """The oracle's conversations, preferred to the same prompts answered by the replies of the next task."""
-    with open_backend("sqlite") as backend:
-        found = dbbench_demonstrations(generate_tasks(count, seed=5), backend).kept
+    with DbBench("strict") as environment:
+        found = dbbench_demonstrations(generate_tasks(count, seed=5), environment).kept
     conversations = []
     for one in found:
         messages = legal(read_conversation(one.messages, "messages", Counter()), "messages")
