@@ -55,7 +55,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in CHAINS)  # what takes longest begins first
+    """What takes longest begins first: chains, then files with slow tests, so that no worker ends with one alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path.name not in CHAINS, item.path not in slow))
 
 
 @pytest.fixture(autouse=True)
