@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from agentgrpo import own_files
 from agentgrpo.machine import free_port
+from agentgrpo.processes import folders_of, processes_of
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.verl_side.checkpoints import describe, seal
@@ -96,13 +97,17 @@ def load(tmp_path):
 
 
 def train_small_policy(folder: Path, *flags: str, settings: Sequence[str]) -> SimpleNamespace:
-    """One train step of the small policy through the whole chain, by the command: its output, metrics and rollouts."""
+    """One train step of the small policy, or `trainer.steps`, through the whole chain, by the command.
+
+    Returns:
+        Its folder, its output, and the first step's metrics and rollouts; no process and no scratch folder is left.
+    """
     from sql_agent.tiny_policy.make import make_tiny_policy
 
     policy = ROOT / "models" / "tiny-sql"
     make_tiny_policy(policy)
     # an entropy term, so that the weights change even where all rewards of a group are equal
-    all_settings = [*settings, "trainer.save_every=0", "loss.entropy_coef=0.01"]
+    all_settings = ["trainer.save_every=0", "loss.entropy_coef=0.01", *settings]
     where = ["--model", str(policy), "--run-dir", str(folder), "--device", "cpu"]
     result = subprocess.run(
         [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", *flags, *where]
@@ -115,9 +120,11 @@ def train_small_policy(folder: Path, *flags: str, settings: Sequence[str]) -> Si
     )
     log = folder / "logs" / "driver.log"
     assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
-    (metrics,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    run_id = json.loads((folder / "run.json").read_text())["run_id"]
+    assert (processes_of(run_id), folders_of(run_id)) == ([], [])
+    metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     lines = (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()
-    return SimpleNamespace(out=result.stdout, metrics=metrics, rollouts=[*map(json.loads, lines)])
+    return SimpleNamespace(folder=folder, out=result.stdout, metrics=metrics, rollouts=[*map(json.loads, lines)])
 
 
 def scoring_service(score, seen=None) -> Starlette:

@@ -55,11 +55,10 @@ def check_nothing_is_left(left):
 
 
 def test_a_whole_run_tries_to_reach_nothing_but_this_machine(command):
-    """Two steps: held-out tasks, rollouts, an update, weights that the sampler gets, a checkpoint."""
-    steps = ["trainer.steps=2", "trainer.val_before_train=true", "trainer.val_every=2", "rollout.backend=mariadb"]
-    left = cage.run(Plan([*command, *(word for step in steps for word in ("--set", step))]))
+    """One step: rollouts, an update, weights that the sampler gets, held-out tasks on them, a checkpoint."""
+    left = cage.run(Plan([*command, "--set", "trainer.val_every=1", "rollout.backend=mariadb"]))
     assert left.code == 0, left.output + left.logs
-    assert re.search(r"step 2/2 .*held-out success", left.output), left.output
+    assert re.search(r"step 1/1 .*held-out success", left.output), left.output
     check_nothing_was_sent(left)
     check_nothing_is_left(left)
 
@@ -81,15 +80,6 @@ def test_a_run_that_is_killed_while_ray_starts_leaves_nothing(command):
     kill = {"sign": signal.SIGKILL, "line": "starting Ray", "delay_s": 2.0}
     left = cage.run(Plan([*command, "--set", "rollout.backend=mariadb"], **kill))
     assert left.code == -signal.SIGKILL, left.output + left.logs
-    check_nothing_is_left(left)
-
-
-def test_a_run_that_a_script_started_in_the_background_ends_in_order_when_it_is_told_to(command):
-    """`command &` in a script: deaf to SIGINT. The signal is the one of batch schedulers."""
-    deaf = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
-    left = cage.run(Plan(deaf, sign=signal.SIGTERM, file="trajectories/train_000001.jsonl"))
-    assert left.code == 130, left.output + left.logs
-    assert "stopped; the same command goes on from the newest checkpoint" in left.output
     check_nothing_is_left(left)
 
 
