@@ -111,27 +111,61 @@ def test_the_graph_of_langgraphs_tutorial_is_trained_as_it_is(tmp_path):
         assert rollout["messages"][5]["content"].startswith("Answer a question about a sqlite database")
 
 
-def test_of_two_agents_the_turns_of_one_are_trained(tmp_path):
-    """Which tools the small policy calls depends on the CPU that made it, so a function asks both agents in turn."""
+DESK = """
+from pydantic import BaseModel
+
+class Query(BaseModel):
+    query: str
+
+@function_tool
+def execute_sql(query: str) -> str:
+    '''Run one SQL statement.'''
+    return "[]"
+
+clerk = Agent(name="clerk", instructions="You are the clerk.", tools=[execute_sql])
+# the small policy calls nothing but execute_sql, so this is how it hands over
+over = handoff(clerk, tool_name_override="execute_sql", input_type=Query, on_handoff=lambda context, query: None)
+desk = Agent(name="desk", instructions="You are the desk.", handoffs=[over])
+"""
+IN_TURN = """
+async def agent(task):
+    answer = None
+    for asked in (triage, analyst, desk):
+        try:
+            answer = (await Runner.run(asked, task["prompt"], max_turns=2)).final_output
+        except AgentsException:
+            pass
+    return answer
+"""
+
+
+def test_the_turns_of_the_named_agents_are_trained_on_both_sides_of_a_handoff(tmp_path):
+    """Which tools the small policy calls depends on the CPU that made it, so a function asks the agents in turn."""
     example = ROOT / "examples" / "multi_agent"
     file = tmp_path / "in_turn.py"
-    file.write_text(
-        f"import sys\n\nsys.path.append({str(example)!r})\n"
-        "from agents import AgentsException, Runner\nfrom library_agents import analyst, reward, triage\n"
-        "\n\nasync def agent(task):\n    answer = None\n    for asked in (triage, analyst):\n        try:\n"
-        "            answer = (await Runner.run(asked, task['prompt'], max_turns=2)).final_output\n"
-        "        except AgentsException:\n            pass\n    return answer\n"
+    imports = (
+        f"import sys\nsys.path.append({str(example)!r})\n"
+        "from agents import Agent, AgentsException, Runner, function_tool, handoff\n"
+        "from library_agents import analyst, reward, triage\n"
     )
+    file.write_text(imports + DESK + IN_TURN)
     flags = [f"{file}:{word.rpartition(':')[2]}" if ".py:" in word else word for word in flags_of("multi_agent")]
     flags[flags.index(f"{file}:triage")] = f"{file}:agent"
-    more = ["--train-agents", "analyst"]
+    more = ["--train-agents", "analyst,desk,clerk"]
     run = train_small_policy(tmp_path / "run", *flags, *more, settings=SETTINGS)
     check_trained(run)
     assert {rollout["lost"] for rollout in run.rollouts} <= {None, "no_trained_agent"}
     kept = [rollout for rollout in run.rollouts if rollout["lost"] is None]
+    assert kept
+    named = "Answer with the value alone.", "You are the desk.", "You are the clerk."
+    handed_over = 0
     for rollout in kept:
         first, *others = [message["content"] for message in rollout["messages"] if message["role"] == "system"]
         assert first.startswith("You answer questions about a library.")
-        assert others and all(text.startswith("Answer with the value alone.") for text in others)
-    assert kept
+        assert others and all(text.startswith(named) for text in others)
+        if named[2] in others:
+            handed_over += 1
+            assert named[1] in others
+            assert rollout["chains"] >= 3  # the analyst's, and one on each side of the handoff; triage is not named
+    assert handed_over > 0
     assert run.metrics["rollout/unused_turns/other_agent"] > 0
