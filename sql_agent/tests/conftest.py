@@ -23,6 +23,7 @@ from agentgrpo.machine import free_port
 from agentgrpo.processes import folders_of, processes_of
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
+from sql_agent.tests import cage
 from sql_agent.verl_side.checkpoints import describe, seal
 
 ROOT = Path(__file__).parents[2]
@@ -96,9 +97,11 @@ def load(tmp_path):
     return load
 
 
-def train_small_policy(folder: Path, *flags: str, settings: Sequence[str]) -> SimpleNamespace:
+def train_small_policy(folder: Path, *flags: str, settings: Sequence[str], caged: bool = False) -> SimpleNamespace:
     """One train step of the small policy, or `trainer.steps`, through the whole chain, by the command.
 
+    Args:
+        caged: where this machine lets us, run it in a world without a network; `left` is what `cage` found there.
     Returns:
         Its folder, its output, and the first step's metrics and rollouts; no process and no scratch folder is left.
     """
@@ -108,23 +111,28 @@ def train_small_policy(folder: Path, *flags: str, settings: Sequence[str]) -> Si
     make_tiny_policy(policy)
     # an entropy term, so that the weights change even where all rewards of a group are equal
     all_settings = ["trainer.save_every=0", "loss.entropy_coef=0.01", *settings]
-    where = ["--model", str(policy), "--run-dir", str(folder), "--device", "cpu"]
-    result = subprocess.run(
-        [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", *flags, *where]
-        + [flag for setting in all_settings for flag in ("--set", setting)],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(policy)]
+    command += [*flags, *(flag for setting in all_settings for flag in ("--set", setting))]
+    left = None
+    if caged and cage.unshare() is not None:
+        plan = cage.Plan([*command, "--run-dir", str(cage.RUN_DIR)], start_s=1500.0, keep=str(folder))
+        left = cage.run(plan)
+        code, out = left.code, left.output
+    else:
+        environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
+        out_and_err = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        result = subprocess.run(
+            [*command, "--run-dir", str(folder)], cwd=ROOT, env=environment, timeout=1500, **out_and_err
+        )
+        code, out = result.returncode, result.stdout
     log = folder / "logs" / "driver.log"
-    assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
+    assert code == 0, out + (log.read_text()[-5000:] if log.is_file() else "")
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
     assert (processes_of(run_id), folders_of(run_id)) == ([], [])
     metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     lines = (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()
-    return SimpleNamespace(folder=folder, out=result.stdout, metrics=metrics, rollouts=[*map(json.loads, lines)])
+    rollouts = [*map(json.loads, lines)]
+    return SimpleNamespace(folder=folder, out=out, metrics=metrics, rollouts=rollouts, left=left)
 
 
 def scoring_service(score, seen=None) -> Starlette:

@@ -1,28 +1,32 @@
 """The example environment and a LoRA adapter through the whole chain: store, runners, vLLM, verl, a small policy;
 nothing scripted.
 
-One run of two steps, about two minutes. The small policy solves hardly any of the example's questions; what counts is
-that its rewards are the file's own, and that the sampler and the checkpoint have the adapter.
+One run of two steps, about two minutes, with no network but loopback. The small policy solves hardly any of the
+example's questions; what counts is that its rewards are the file's own, and that sampler and checkpoint have the
+adapter.
 """
 
 import json
+import re
 
 import pytest
 
+from sql_agent.tests.cage import check_nothing_is_left, check_nothing_was_sent
 from sql_agent.tests.conftest import ROOT, train_small_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXAMPLE = "examples/own_environment"
 SETTINGS = ["agent.max_turns=4", "agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
-TRAINING = ["trainer.steps=2", "trainer.save_every=2", "optim.learning_rate=1e-3"]
+TRAINING = ["trainer.steps=2", "trainer.save_every=2", "trainer.val_every=2", "optim.learning_rate=1e-3"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     tasks = ["--env", f"{EXAMPLE}/orders.py:Orders", "--train-file", f"{EXAMPLE}/rows.jsonl"]
-    adapter = ["--lora", "--lora-rank", "8"]
-    return train_small_policy(tmp_path_factory.mktemp("run"), *tasks, *adapter, settings=[*SETTINGS, *TRAINING])
+    flags = [*tasks, "--llm-proxy", "--lora", "--lora-rank", "8"]
+    folder = tmp_path_factory.mktemp("run")
+    return train_small_policy(folder, *flags, settings=[*SETTINGS, *TRAINING], caged=True)
 
 
 def test_every_reward_is_what_the_file_gives_and_success_what_it_says(run):
@@ -42,6 +46,15 @@ def test_the_policy_called_the_tools_of_the_file_and_a_step_was_taken(run):
     assert run.metrics["policy/grad_norm"] > 0
     assert run.metrics["prefix/broken_frac"] == 0.0
     assert "step 1/2  reward" in run.out
+
+
+def test_the_run_tried_to_reach_nothing_but_this_machine_and_left_nothing_behind(run):
+    """Held-out tasks, rollouts, updates, weights that the sampler gets, a checkpoint."""
+    assert re.search("step 2/2 .*held-out success", run.out), run.out
+    if run.left is None:
+        pytest.skip("this machine does not let us make namespaces (unshare --pid --mount --net)")
+    check_nothing_was_sent(run.left)
+    check_nothing_is_left(run.left)
 
 
 def test_with_an_adapter_the_run_serves_and_saves_whole_weights(run, tmp_path):
