@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("few_objects")
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [

@@ -152,7 +152,8 @@ def test_the_turns_of_the_named_agents_are_trained_on_both_sides_of_a_handoff(tm
     flags = [f"{file}:{word.rpartition(':')[2]}" if ".py:" in word else word for word in flags_of("multi_agent")]
     flags[flags.index(f"{file}:triage")] = f"{file}:agent"
     more = ["--train-agents", "analyst,desk,clerk"]
-    run = train_small_policy(tmp_path / "run", *flags, *more, settings=SETTINGS)
+    room = ["agent.max_tokens=96", "data.max_response_tokens=3000"]  # of all conversations together
+    run = train_small_policy(tmp_path / "run", *flags, *more, settings=[*SETTINGS, *room])
     check_trained(run)
     assert {rollout["lost"] for rollout in run.rollouts} <= {None, "no_trained_agent"}
     kept = [rollout for rollout in run.rollouts if rollout["lost"] is None]

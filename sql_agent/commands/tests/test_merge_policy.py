@@ -1,7 +1,7 @@
 """`agentgrpo merge`: what it writes computes what was trained, `vllm serve` loads it, and it refuses with words.
 
-Checkpoints here are written by two real FSDP2 workers, as verl's checkpoint manager does; test_end_to_end.py merges one
-that verl wrote.
+Checkpoints here are written by two real FSDP2 workers, as verl's checkpoint manager does;
+test_own_environment_end_to_end.py merges one that verl wrote.
 """
 
 import asyncio
