@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from starlette.routing import Route
 
 from agentgrpo import own_files
 from agentgrpo.machine import free_port
-from agentgrpo.processes import folders_of, processes_of
+from agentgrpo.processes import RUN_ID, folders_of, processes_of, run_folder
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.tests import cage
@@ -35,6 +36,16 @@ def tokens(monkeypatch):
     """A command that a test runs in this process makes a token; the next test has none of it."""
     for name in (RUN_TOKEN, STORE_TOKEN):
         monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+@pytest.fixture
+def run_id(monkeypatch) -> Iterator[str]:
+    """This process and what it starts belong to a run of this id, which has its folder."""
+    run_id = uuid.uuid4().hex[:12]
+    monkeypatch.setenv(RUN_ID, run_id)
+    run_folder(run_id).mkdir()
+    yield run_id
+    shutil.rmtree(run_folder(run_id))
 
 
 def wait_for(url: str, process: subprocess.Popen, timeout_s: float = 90.0) -> None:
