@@ -33,8 +33,10 @@ CHAINS = {
     "test_medical_end_to_end.py",
     "test_merge_policy.py",
     "test_own_agent_end_to_end.py",
+    "test_own_database_recipe.py",
     "test_own_environment_end_to_end.py",
     "test_served_templates.py",
+    "test_typed_pages.py",
     "test_vllm_stands_in.py",
     "test_weight_sync.py",
 }

@@ -2,7 +2,8 @@
 
 About a minute each. The small policy solves hardly any of the tasks; what counts is whose tasks, rewards and turns are
 trained. The pages of own_agent, own_environment and medical have tests of their own. Without `--full` the commands of
-gsm8k and own_reward only plan their runs: an environment of one's own and a reward are trained by those tests too.
+gsm8k, own_reward and own_database only plan their runs: an environment of one's own, a reward and a database are
+trained by those tests and by test_own_database_recipe.py too.
 """
 
 import re
@@ -50,12 +51,22 @@ def check_trained(run):
 @pytest.fixture
 def full(request):
     if not request.config.getoption("--full"):
-        pytest.skip("other examples train in every run what this one trains: --full")
+        pytest.skip("other tests train in every run what this one trains: --full")
 
 
-@pytest.mark.parametrize(("example", "settings"), [("gsm8k", "type: gsm8k"), ("own_reward", "looks_first")])
+def flags_of_shop(folder):
+    """The flags of own_database's page, whose database is made in this folder."""
+    subprocess.run([sys.executable, "examples/own_database/make_shop.py", folder], cwd=ROOT, check=True)
+    return [word.replace("data/shop", str(folder)) for word in flags_of("own_database")]
+
+
+@pytest.mark.parametrize(
+    ("example", "settings"),
+    [("gsm8k", "type: gsm8k"), ("own_reward", "looks_first"), ("own_database", "type: text2sql")],
+)
 def test_a_page_s_command_plans_its_run(example, settings, tmp_path):
-    command = [sys.executable, "sql_agent/train_sql_agent.py", "--dry-run", *flags_of(example)]
+    flags = flags_of_shop(tmp_path / "shop") if example == "own_database" else flags_of(example)
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--dry-run", *flags]
     where = ["--run-dir", tmp_path / "run"]
     planned = subprocess.run([*command, *where], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert settings in planned
@@ -74,9 +85,9 @@ def test_gsm8k_is_rewarded_for_the_right_number(tmp_path):
         assert (rollout["reward"], rollout["score"]["value"]) == (float(right), float(right))
 
 
+@pytest.mark.usefixtures("full")
 def test_a_database_is_asked_and_stays_as_it_is(tmp_path):
-    subprocess.run([sys.executable, "examples/own_database/make_shop.py", tmp_path / "shop"], cwd=ROOT, check=True)
-    flags = [word.replace("data/shop", str(tmp_path / "shop")) for word in flags_of("own_database")]
+    flags = flags_of_shop(tmp_path / "shop")
     before = (tmp_path / "shop" / "shop.sqlite").read_bytes()
     run = train_small_policy(tmp_path / "run", *flags, settings=SETTINGS)
     check_trained(run)
