@@ -69,7 +69,7 @@ async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(tiny_p
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     raw.write_text("".join(json.dumps(row) + "\n" for row in raw_rows(64)))
 
-    run(sys.executable, "reward_model/convert_dpo_format.py", f"--input={raw}", f"--output={converted}")
+    run(sys.executable, "-m", "agentgrpo", "reward", "convert", f"--input={raw}", f"--output={converted}")
     run(sys.executable, "-m", "agentgrpo", "reward", "validate", converted)
     train = [BIN / "accelerate", "launch", "--cpu", "--num_processes", "1", "reward_model/reward_modeling.py"]
     flags = ["--dataset_name", converted, "--model_name_or_path", tiny_policy, "--output_dir", adapter]
@@ -79,7 +79,7 @@ async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(tiny_p
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    serve = [sys.executable, "reward_model/inference_api.py", "--model_path", str(merged), "--port", str(port)]
+    serve = [sys.executable, "-m", "agentgrpo", "reward", "serve", "--model", str(merged), "--port", str(port)]
     service = subprocess.Popen(serve, cwd=ROOT)
     try:
         wait_for(f"{url}/readyz", service)
