@@ -38,7 +38,7 @@ TASKS = ["--train-file", str(LIFELONG)] if LIFELONG.is_file() else []
 COMMAND = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--set", "trainer.save_every=1"]
 # An entropy term, so that the weights change even in a step whose groups all have equal rewards; rows that hold every
 # turn, since a policy that solves nothing may talk to its last.
-SIZES = ["agent.max_tokens=128", "data.max_response_tokens=3000"]
+SIZES = ["agent.max_turns=6", "agent.max_tokens=128", "data.max_response_tokens=3000"]
 TRAINING = ["--set", "loss.entropy_coef=0.01", *SIZES, "--device", "cpu"]
 
 
