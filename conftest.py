@@ -62,6 +62,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (item.path.name not in CHAINS, item.path not in slow))
 
 
+@pytest.fixture(scope="session")
+def small_policy() -> Path:
+    """The folder of the small policy, which is made once a checkout."""
+    from sql_agent.tiny_policy.make import make_tiny_policy
+
+    folder = Path(__file__).parent / "models" / "tiny-sql"
+    make_tiny_policy(folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def root_log_levels():
     """Every test leaves the levels of the root logger and its handlers as they were.

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare here"),
 ]
 
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "models" / "tiny-sql"
 FULL_RUNS = 50
 
 
@@ -33,13 +30,10 @@ def permitted():
 
 
 @pytest.fixture(scope="module")
-def command():
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(MODEL)
-    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(MODEL)]
+def command(small_policy):
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu"]
     shorter = ["--set", "agent.max_turns=4", "data.max_response_tokens=1500", "rollout.redraws=0"]
-    return [*command, "--run-dir", str(RUN_DIR), "--llm-proxy", *shorter]
+    return [*command, "--model", str(small_policy), "--run-dir", str(RUN_DIR), "--llm-proxy", *shorter]
 
 
 @pytest.mark.timeout(1800)

@@ -43,15 +43,7 @@ TRAINING = ["--set", "loss.entropy_coef=0.01", *SIZES, "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
-    return ROOT / "models" / "tiny-sql"
-
-
-@pytest.fixture(scope="module")
-def first_run(model, tmp_path_factory):
+def first_run(small_policy, tmp_path_factory):
     """Two steps through `agl store` and the LLM proxy; yields what they left behind while the store is still up."""
     run_dir, port = tmp_path_factory.mktemp("run"), free_port()
     address = f"http://127.0.0.1:{port}"
@@ -59,7 +51,8 @@ def first_run(model, tmp_path_factory):
     store = subprocess.Popen([agl_command, "store", "--host", "127.0.0.1", "--port", str(port)])
     try:
         wait_for(f"{address}/v1/agl/health", store)
-        where = ["--llm-proxy", "--external-store-address", address, "--model", str(model), "--run-dir", str(run_dir)]
+        where = ["--llm-proxy", "--external-store-address", address, "--model", str(small_policy)]
+        where += ["--run-dir", str(run_dir)]
         result = subprocess.run(
             [*COMMAND, *TRAINING, *TASKS, *where, "--set", "trainer.steps=2"],
             cwd=ROOT,
@@ -137,9 +130,9 @@ def test_every_trained_token_was_sampled_by_the_engine(first_run):
         assert row["engine/probs_diff_max"] < 1e-3
 
 
-def test_the_weights_changed_and_vllm_served_the_changed_ones(first_run, model):
+def test_the_weights_changed_and_vllm_served_the_changed_ones(first_run, small_policy):
     turns = [turn for step, _, turns in rollouts_of(first_run) if step == 2 for turn in turns]
-    error_before = max(log_prob_error(model, turn) for turn in turns[:8])
+    error_before = max(log_prob_error(small_policy, turn) for turn in turns[:8])
     error_after = max(log_prob_error(huggingface(first_run.dir, 1), turn) for turn in turns[:8])
     assert error_after < 1e-3 < error_before
 
@@ -161,8 +154,8 @@ def test_nothing_is_left_of_the_first_run(first_run):
     assert (left_of(first_run.dir, first_run.id), folders_of(first_run.id)) == ([], [])
 
 
-def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(first_run, model, tmp_path):
-    run = Broken(tmp_path / "run", model, steps=50)
+def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(first_run, small_policy, tmp_path):
+    run = Broken(tmp_path / "run", small_policy, steps=50)
     with run.started():  # SIGKILL to every process at once, while the second checkpoint is written
         run.wait(lambda: "first rollouts" in run.said())
         everyone = processes_of(run.id)
@@ -188,17 +181,17 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(fi
 
 
 @pytest.mark.timeout(3 * 3600)
-def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, model, tmp_path):
+def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, small_policy, tmp_path):
     """At random: a phase of the start or a step, up to ten seconds later, the command alone or every process."""
     if not request.config.getoption("--full"):
         pytest.skip("--full kills a run twenty times: an hour")
     steps, chance, kills, number = 6, random.Random(0), 0, 0
-    unbroken = Broken(tmp_path / "unbroken", model, steps=steps)
+    unbroken = Broken(tmp_path / "unbroken", small_policy, steps=steps)
     with unbroken.started():
         assert unbroken.process.wait(900) == 0, unbroken.said()
     while kills < 20:
         number += 1
-        run = Broken(tmp_path / f"run-{number}", model, steps=steps)
+        run = Broken(tmp_path / f"run-{number}", small_policy, steps=steps)
         code = None
         while code is None:
             with run.started():
@@ -218,14 +211,14 @@ def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, mod
 
 
 def test_a_disk_that_fills_up_stops_the_run_and_with_room_it_ends_as_the_unbroken_one(
-    request, first_run, model, tmp_path
+    request, first_run, small_policy, tmp_path
 ):
     if not request.config.getoption("--full"):
         pytest.skip("--full fills a disk: three minutes")
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("mounting a small disk needs root")
     try:
-        run = Broken(tmp_path / "run", model, steps=2)
+        run = Broken(tmp_path / "run", small_policy, steps=2)
         with run.started():
             assert run.process.wait(900) == 1, run.said()
         assert "global_step_2 could not be written, its disk is full" in run.said()

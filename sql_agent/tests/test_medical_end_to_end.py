@@ -27,23 +27,15 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def policy() -> Path:
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
-    return ROOT / "models" / "tiny-sql"
-
-
-@pytest.fixture(scope="module")
-def scorer(policy, tmp_path_factory):
+def scorer(small_policy, tmp_path_factory):
     """The URL of a running service."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder, port = tmp_path_factory.mktemp("reward_model"), free_port()
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
-    tokenizer = AutoTokenizer.from_pretrained(policy)
+    model = AutoModelForSequenceClassification.from_pretrained(small_policy, num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(small_policy)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -167,15 +167,7 @@ def test_the_shards_of_two_workers_become_the_model_they_were(sharded, random_po
 
 
 @pytest.fixture(scope="module")
-def tiny_model() -> Path:
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
-    return ROOT / "models" / "tiny-sql"
-
-
-@pytest.fixture(scope="module")
-def merged_adapter(tiny_model, tmp_path_factory):
+def merged_adapter(small_policy, tmp_path_factory):
     """A small change to the small policy, as an adapter, and merged."""
     import torch
 
@@ -184,7 +176,7 @@ def merged_adapter(tiny_model, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("merged")
     torch.manual_seed(0)
-    policy = load_policy(tiny_model, adapter=AdapterConfig(r=4, alpha=4), device="cpu")
+    policy = load_policy(small_policy, adapter=AdapterConfig(r=4, alpha=4), device="cpu")
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
