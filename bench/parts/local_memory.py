@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.parts.report import Row
-from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.memory import Estimate, estimate, give_back_freed_memory, shape_of
+from sql_agent.settings.local import AdapterConfig, LossConfig, OptimConfig
 
 SIZES: dict[str, dict[str, Any]] = {
     "1M": {"model_type": "qwen3", "hidden_size": 128, "layers": 4, "heads": 4, "kv_heads": 2, "vocab_size": 1024},
@@ -66,7 +66,7 @@ class Point:
 
     @property
     def adapter(self) -> AdapterConfig:
-        return AdapterConfig(r=self.rank, dropout=self.dropout)
+        return AdapterConfig(rank=self.rank, dropout=self.dropout)
 
 
 POINTS = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Literal
 
-from sql_agent.config import TrainerConfig
+from sql_agent.settings.main_job import TrainerConfig
 
 Phase = Literal["rollouts", "log-probs", "update"]
 PHASES: dict[Phase, tuple[str, ...]] = {

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 
 CFG = load_config(None)  # 512 tokens of first prompt, 768 of response, 512 a reply
 FIRST = 500

@@ -8,9 +8,8 @@ import pytest
 from dbbench_adapter import engines
 from dbbench_adapter.engines import open_backend, open_databases
 from dbbench_adapter.tests.toy_engine import CSV
-from sql_agent.config import EnvConfig
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
+from sql_agent.settings.groups import AgentConfig, EnvConfig, EnvironmentSettings
 from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
 
