@@ -33,8 +33,10 @@ CHAINS = {
     "test_medical_end_to_end.py",
     "test_merge_policy.py",
     "test_own_agent_end_to_end.py",
+    "test_own_database_recipe.py",
     "test_own_environment_end_to_end.py",
     "test_served_templates.py",
+    "test_typed_pages.py",
     "test_vllm_stands_in.py",
     "test_weight_sync.py",
 }
@@ -55,7 +57,19 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in CHAINS)  # what takes longest begins first
+    """What takes longest begins first: chains, then files with slow tests, so that no worker ends with one alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path.name not in CHAINS, item.path not in slow))
+
+
+@pytest.fixture(scope="session")
+def small_policy() -> Path:
+    """The folder of the small policy, which is made once a checkout."""
+    from sql_agent.tiny_policy.make import make_tiny_policy
+
+    folder = Path(__file__).parent / "models" / "tiny-sql"
+    make_tiny_policy(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -9,11 +10,12 @@ REPLY = {"role": "assistant", "content": "a"}
 SPELLINGS = ("loss_mask", "lossMask", "Loss-Mask", "LOSS_MASK")
 
 
-@pytest.mark.parametrize("name", sorted(LEARNT | NOT_LEARNT))
-@pytest.mark.parametrize("value", [False, True, 0, 1, 0.0, 1.0])
-def test_a_known_mark_is_taken_out_of_its_message_and_obeyed(name, value):
-    learnt = (value == 1) == (name in LEARNT)
-    assert take_mark(REPLY | {name: value}, "m") == (REPLY, Mark(name, learnt))
+def test_a_known_mark_is_taken_out_of_its_message_and_obeyed():
+    marks = [*product(LEARNT | NOT_LEARNT, [False, True, 0, 1, 0.0, 1.0])]
+    found = {(name, repr(value)): take_mark(REPLY | {name: value}, "m") for name, value in marks}
+    assert found == {
+        (name, repr(value)): (REPLY, Mark(name, learnt=(value == 1) == (name in LEARNT))) for name, value in marks
+    }
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -21,19 +23,19 @@ def test_case_and_separators_of_a_mark_do_not_count(name):
     assert take_mark(REPLY | {name: 0}, "m") == (REPLY, Mark(name, learnt=False))
 
 
-@pytest.mark.parametrize("name", sorted(LEARNT | NOT_LEARNT | MARK_WORDS | {"train_detail", "my_own_mask"}))
-@pytest.mark.parametrize("value", [None, "", [], {}])
-def test_a_mark_without_a_value_says_nothing(name, value):
-    message = REPLY | {name: value}
-    assert take_mark(message, "m") == (message, None)
+def test_a_mark_without_a_value_says_nothing():
+    names = LEARNT | NOT_LEARNT | MARK_WORDS | {"train_detail", "my_own_mask"}
+    messages = [REPLY | {name: value} for name, value in product(names, [None, "", [], {}])]
+    assert [take_mark(message, "m") for message in messages] == [(message, None) for message in messages]
 
 
-@pytest.mark.parametrize("name", sorted(LEARNT | NOT_LEARNT))
 @pytest.mark.parametrize("value", [0.5, 2, -1, "false", [0, 1]])
-def test_a_share_or_a_text_as_mark_is_refused(name, value):
-    with pytest.raises(RowError) as problem:
-        take_mark(REPLY | {name: value}, "messages.1")
-    assert str(problem.value).startswith(f"messages.1.{name}: expected 0 or 1, found {value!r}; write `weight` 0 or 1")
+def test_a_share_or_a_text_as_mark_is_refused(value):
+    for name in LEARNT | NOT_LEARNT:
+        with pytest.raises(RowError) as problem:
+            take_mark(REPLY | {name: value}, "messages.1")
+        said = f"messages.1.{name}: expected 0 or 1, found {value!r}; write `weight` 0 or 1"
+        assert str(problem.value).startswith(said)
 
 
 @pytest.mark.parametrize("name", ["mask", "train_detail", "loss_type", "masks", "trained", "grad", "token_weights"])

@@ -30,13 +30,12 @@ def nothing_known(monkeypatch):
 # what is shown --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("place", ["db.example:3306", "127.0.0.1", "[::1]:3306", "h:3306/name?charset=utf8"])
-def test_user_and_place_are_shown_and_no_part_of_the_password(secret, scheme, place):
-    shown = hidden(f"{scheme}user:{secret}@{place}")
-    assert shown == f"{scheme}user:***@{place.replace('charset=utf8', '***')}"
-    assert hidden(shown) == shown
+def test_user_and_place_are_shown_and_no_part_of_the_password(place):
+    given = [*itertools.product(SCHEMES, SECRETS)]
+    shown = [hidden(f"{scheme}user:{secret}@{place}") for scheme, secret in given]
+    assert shown == [f"{scheme}user:***@{place.replace('charset=utf8', '***')}" for scheme, _ in given]
+    assert [*map(hidden, shown)] == shown
 
 
 @pytest.mark.parametrize(
@@ -108,14 +107,15 @@ def test_one_that_nobody_knows_is_asked_for():
     assert revealed("mysql://u@h") == "mysql://u@h"  # there are accounts without one
 
 
-@pytest.mark.parametrize(("secret", "scheme"), [*itertools.product(SECRETS, SCHEMES)])
-def test_no_error_of_a_backend_shows_it(secret, scheme):
-    spec = f"{scheme}user:{secret}@127.0.0.1:notaport"
-    for given in (spec, hidden(spec)):
-        with pytest.raises(ValueError) as refused, open_backend(given):
-            pass
-        assert secret not in str(refused.value)
-        assert "user:***@127.0.0.1:notaport" in str(refused.value)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_error_of_a_backend_shows_it(scheme):
+    for secret in SECRETS:
+        spec = f"{scheme}user:{secret}@127.0.0.1:notaport"
+        for given in (spec, hidden(spec)):
+            with pytest.raises(ValueError) as refused, open_backend(given):
+                pass
+            assert secret not in str(refused.value)
+            assert "user:***@127.0.0.1:notaport" in str(refused.value)
 
 
 @pytest.mark.parametrize("secret", ["sl/ash", "12/34", "ha#sh", "12#34", "qu?ery", "1?2", "[x]"])

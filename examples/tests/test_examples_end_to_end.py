@@ -2,7 +2,8 @@
 
 About a minute each. The small policy solves hardly any of the tasks; what counts is whose tasks, rewards and turns are
 trained. The pages of own_agent, own_environment and medical have tests of their own. Without `--full` the commands of
-gsm8k and own_reward only plan their runs: an environment of one's own and a reward are trained by those tests too.
+gsm8k, own_reward and own_database only plan their runs: an environment of one's own, a reward and a database are
+trained by those tests and by test_own_database_recipe.py too.
 """
 
 import re
@@ -50,12 +51,22 @@ def check_trained(run):
 @pytest.fixture
 def full(request):
     if not request.config.getoption("--full"):
-        pytest.skip("other examples train in every run what this one trains: --full")
+        pytest.skip("other tests train in every run what this one trains: --full")
 
 
-@pytest.mark.parametrize(("example", "settings"), [("gsm8k", "type: gsm8k"), ("own_reward", "looks_first")])
+def flags_of_shop(folder):
+    """The flags of own_database's page, whose database is made in this folder."""
+    subprocess.run([sys.executable, "examples/own_database/make_shop.py", folder], cwd=ROOT, check=True)
+    return [word.replace("data/shop", str(folder)) for word in flags_of("own_database")]
+
+
+@pytest.mark.parametrize(
+    ("example", "settings"),
+    [("gsm8k", "type: gsm8k"), ("own_reward", "looks_first"), ("own_database", "type: text2sql")],
+)
 def test_a_page_s_command_plans_its_run(example, settings, tmp_path):
-    command = [sys.executable, "sql_agent/train_sql_agent.py", "--dry-run", *flags_of(example)]
+    flags = flags_of_shop(tmp_path / "shop") if example == "own_database" else flags_of(example)
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--dry-run", *flags]
     where = ["--run-dir", tmp_path / "run"]
     planned = subprocess.run([*command, *where], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert settings in planned
@@ -74,9 +85,9 @@ def test_gsm8k_is_rewarded_for_the_right_number(tmp_path):
         assert (rollout["reward"], rollout["score"]["value"]) == (float(right), float(right))
 
 
+@pytest.mark.usefixtures("full")
 def test_a_database_is_asked_and_stays_as_it_is(tmp_path):
-    subprocess.run([sys.executable, "examples/own_database/make_shop.py", tmp_path / "shop"], cwd=ROOT, check=True)
-    flags = [word.replace("data/shop", str(tmp_path / "shop")) for word in flags_of("own_database")]
+    flags = flags_of_shop(tmp_path / "shop")
     before = (tmp_path / "shop" / "shop.sqlite").read_bytes()
     run = train_small_policy(tmp_path / "run", *flags, settings=SETTINGS)
     check_trained(run)
@@ -111,27 +122,62 @@ def test_the_graph_of_langgraphs_tutorial_is_trained_as_it_is(tmp_path):
         assert rollout["messages"][5]["content"].startswith("Answer a question about a sqlite database")
 
 
-def test_of_two_agents_the_turns_of_one_are_trained(tmp_path):
-    """Which tools the small policy calls depends on the CPU that made it, so a function asks both agents in turn."""
+DESK = """
+from pydantic import BaseModel
+
+class Query(BaseModel):
+    query: str
+
+@function_tool
+def execute_sql(query: str) -> str:
+    '''Run one SQL statement.'''
+    return "[]"
+
+clerk = Agent(name="clerk", instructions="You are the clerk.", tools=[execute_sql])
+# the small policy calls nothing but execute_sql, so this is how it hands over
+over = handoff(clerk, tool_name_override="execute_sql", input_type=Query, on_handoff=lambda context, query: None)
+desk = Agent(name="desk", instructions="You are the desk.", handoffs=[over])
+"""
+IN_TURN = """
+async def agent(task):
+    answer = None
+    for asked in (triage, analyst, desk):
+        try:
+            answer = (await Runner.run(asked, task["prompt"], max_turns=2)).final_output
+        except AgentsException:
+            pass
+    return answer
+"""
+
+
+def test_the_turns_of_the_named_agents_are_trained_on_both_sides_of_a_handoff(tmp_path):
+    """Which tools the small policy calls depends on the CPU that made it, so a function asks the agents in turn."""
     example = ROOT / "examples" / "multi_agent"
     file = tmp_path / "in_turn.py"
-    file.write_text(
-        f"import sys\n\nsys.path.append({str(example)!r})\n"
-        "from agents import AgentsException, Runner\nfrom library_agents import analyst, reward, triage\n"
-        "\n\nasync def agent(task):\n    answer = None\n    for asked in (triage, analyst):\n        try:\n"
-        "            answer = (await Runner.run(asked, task['prompt'], max_turns=2)).final_output\n"
-        "        except AgentsException:\n            pass\n    return answer\n"
+    imports = (
+        f"import sys\nsys.path.append({str(example)!r})\n"
+        "from agents import Agent, AgentsException, Runner, function_tool, handoff\n"
+        "from library_agents import analyst, reward, triage\n"
     )
+    file.write_text(imports + DESK + IN_TURN)
     flags = [f"{file}:{word.rpartition(':')[2]}" if ".py:" in word else word for word in flags_of("multi_agent")]
     flags[flags.index(f"{file}:triage")] = f"{file}:agent"
-    more = ["--train-agents", "analyst"]
-    run = train_small_policy(tmp_path / "run", *flags, *more, settings=SETTINGS)
+    more = ["--train-agents", "analyst,desk,clerk"]
+    room = ["agent.max_tokens=96", "data.max_response_tokens=3000"]  # of all conversations together
+    run = train_small_policy(tmp_path / "run", *flags, *more, settings=[*SETTINGS, *room])
     check_trained(run)
     assert {rollout["lost"] for rollout in run.rollouts} <= {None, "no_trained_agent"}
     kept = [rollout for rollout in run.rollouts if rollout["lost"] is None]
+    assert kept
+    named = "Answer with the value alone.", "You are the desk.", "You are the clerk."
+    handed_over = 0
     for rollout in kept:
         first, *others = [message["content"] for message in rollout["messages"] if message["role"] == "system"]
         assert first.startswith("You answer questions about a library.")
-        assert others and all(text.startswith("Answer with the value alone.") for text in others)
-    assert kept
+        assert others and all(text.startswith(named) for text in others)
+        if named[2] in others:
+            handed_over += 1
+            assert named[1] in others
+            assert rollout["chains"] >= 3  # the analyst's, and one on each side of the handoff; triage is not named
+    assert handed_over > 0
     assert run.metrics["rollout/unused_turns/other_agent"] > 0

@@ -25,6 +25,7 @@ FULL = {
     r"tiny_cpu\.yaml": "It trains for a minute, as tests of that command do.",
     r"scripts/demo\.sh": "It takes seven minutes.",
     r"^README.*(?:--num-tasks (?:10|5) |gsm8k_grpo)": "Tests of these commands run them.",
+    r"^README.*(?:accelerate launch|reward (?:merge|serve))": "test_reward_model_chain.py runs them.",
     r"(?:agentgrpo train|train_sql_agent\.py)(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",
     r"agl store --host|--base-url URL": "It serves a train step, or asks a server that starts in a minute.",
     r"MODEL --d": "It trains for minutes, or reads what was trained.",

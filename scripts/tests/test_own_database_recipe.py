@@ -1,4 +1,5 @@
-"""README's commands for a database of one's own are typed in a fresh clone, on a database that they have not seen.
+"""README's commands for a database of one's own are typed in a fresh clone, on a database that they have not seen and
+that stays as it is.
 
 Without --full the small policy stands in for the pretrained one and each training takes a step; with it the commands
 are typed as they stand, which takes half an hour.
@@ -27,7 +28,7 @@ SHORTER = {
     "models/smollm2-135m-instruct": "models/tiny-sql",
     "--learning-rate 5e-4": "--learning-rate 1e-3 --num-epochs 1 --num-tasks 8",
     "--run-dir runs/mine": "--run-dir runs/mine --set trainer.steps=1 data.train_batch_size=2 rollout.group_size=2 "
-    "rollout.redraws=0 agent.max_tokens=32",
+    "rollout.redraws=0 agent.max_tokens=32 loss.entropy_coef=0.01",
     "global_step_12": "global_step_1",
     "--split held-out": "--split held-out --max-tokens 32",
 }
@@ -44,6 +45,7 @@ def said(tmp_path_factory, request):
         make_tiny_policy(ROOT / "models" / "tiny-sql")
         shutil.copytree(ROOT / "models" / "tiny-sql", clone / "models" / "tiny-sql")
     database, questions = library_database.make(clone)
+    before = database.read_bytes()
     shown: dict[str, str] = {}
     serve = ""
     for text in RECIPE:
@@ -64,6 +66,7 @@ def said(tmp_path_factory, request):
         else:
             type_it(text, clone, log)
         shown[program] = log.read_text()
+    assert database.read_bytes() == before
     return shown, clone
 
 
@@ -92,6 +95,19 @@ def test_every_command_of_the_recipe_ends_well(said):
     assert "12 held out (the same ones that training and evaluate hold out" in shown["sft"]
     assert "held-out success before" in shown["report"]
     assert (clone / "runs" / "mine" / "report.html").is_file()
+
+
+@pytest.mark.timeout(7200)
+def test_the_policy_is_trained_on_what_the_judge_said(said, request):
+    run_dir = said[1] / "runs" / "mine"
+    metrics = next(row for row in lines(run_dir / "metrics.jsonl") if row["train_step"] == 1)
+    assert metrics["prefix/broken_frac"] == 0.0
+    if not request.config.getoption("--full"):  # the pretrained one computes in bfloat16, and no entropy moves it
+        assert metrics["policy/grad_norm"] > 0
+        assert metrics["engine/probs_diff_max"] < 1e-3
+    known = {"match": 1.0, "wrong_result": 0.0, "sql_error": 0.0, "too_many_rows": 0.0, "no_answer": 0.0}
+    for rollout in lines(run_dir / "trajectories" / "train_000001.jsonl"):
+        assert rollout["reward"] == rollout["score"]["value"] == known[rollout["score"]["reason"]]
 
 
 @pytest.mark.timeout(7200)

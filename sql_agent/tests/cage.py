@@ -32,6 +32,8 @@ RUN_DIR = Path("/tmp/run")
 OUT = Path("/tmp/run.out")
 _SIOCSIFFLAGS, _UP, _LISTENING = 0x8914, 0x1, "0A"
 _PLACES = ("/tmp", "/dev/shm")
+_CACHES = ("/tmp/torchinductor_",)
+"""What outlives a run on purpose: torch's own cache of compiled code, empty where nothing is compiled."""
 _NAMESPACES = ["--fork", "--pid", "--mount", "--net", "--mount-proc"]
 
 
@@ -49,6 +51,8 @@ class Plan:
     """Longest wait for either, or for the command's end."""
     end_s: float = 90.0
     """Longest wait, after the command's end or signal, for everything else to end."""
+    keep: str = ""
+    """Folder outside the cage that is the run directory in it, so that the run's files outlast both."""
 
 
 @dataclass
@@ -95,9 +99,20 @@ def run(plan: Plan) -> Left:
     return Left(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def check_nothing_was_sent(left: Left) -> None:
+    assert left.no_route == 0, "which process it was says `strace -f -e trace=connect,sendto,sendmsg`"
+
+
+def check_nothing_is_left(left: Left) -> None:
+    where = f"run {left.run_id}\n{left.output}\n{left.logs}"
+    assert left.processes == [], where
+    assert (left.ports, left.sockets) == ([], []), where
+    assert [file for file in left.files if not file.startswith(_CACHES)] == [], where
+
+
 def main() -> None:
     plan = Plan(**json.loads(sys.stdin.read()))
-    _furnish()
+    _furnish(plan.keep)
     with OUT.open("wb") as out:
         process = subprocess.Popen(plan.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     deadline = time.monotonic() + plan.start_s
@@ -115,16 +130,18 @@ def main() -> None:
     print(json.dumps(asdict(_look(process, others, seconds))))
 
 
-def _furnish() -> None:
-    checkout = os.open(ROOT, os.O_RDONLY)  # it may stand in a folder that is about to be covered
+def _furnish(keep: str) -> None:
+    outside = {ROOT: os.open(ROOT, os.O_RDONLY)}  # it may stand in a folder that is about to be covered
+    if keep:
+        outside[RUN_DIR] = os.open(keep, os.O_RDONLY)
     for place in _PLACES:
         subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
-    if not ROOT.is_dir():
-        ROOT.mkdir(parents=True)
-        subprocess.run(
-            ["mount", "--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{checkout}", str(ROOT)], check=True
-        )
-    os.close(checkout)
+    for place, folder in outside.items():
+        if not place.is_dir():
+            place.mkdir(parents=True)
+            source = f"/proc/{os.getpid()}/fd/{folder}"
+            subprocess.run(["mount", "--no-canonicalize", "--bind", source, str(place)], check=True)
+        os.close(folder)
     resolver = Path("/tmp/resolv.conf")
     resolver.write_text("nameserver 192.0.2.1\n")  # whoever looks up a name has to send for it
     subprocess.run(["mount", "--bind", str(resolver), "/etc/resolv.conf"], check=True)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +21,10 @@ from starlette.routing import Route
 
 from agentgrpo import own_files
 from agentgrpo.machine import free_port
+from agentgrpo.processes import RUN_ID, folders_of, processes_of, run_folder
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
+from sql_agent.tests import cage
 from sql_agent.verl_side.checkpoints import describe, seal
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +36,16 @@ def tokens(monkeypatch):
     """A command that a test runs in this process makes a token; the next test has none of it."""
     for name in (RUN_TOKEN, STORE_TOKEN):
         monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+@pytest.fixture
+def run_id(monkeypatch) -> Iterator[str]:
+    """This process and what it starts belong to a run of this id, which has its folder."""
+    run_id = uuid.uuid4().hex[:12]
+    monkeypatch.setenv(RUN_ID, run_id)
+    run_folder(run_id).mkdir()
+    yield run_id
+    shutil.rmtree(run_folder(run_id))
 
 
 def wait_for(url: str, process: subprocess.Popen, timeout_s: float = 90.0) -> None:
@@ -95,29 +108,42 @@ def load(tmp_path):
     return load
 
 
-def train_small_policy(folder: Path, *flags: str, settings: Sequence[str]) -> SimpleNamespace:
-    """One train step of the small policy through the whole chain, by the command: its output, metrics and rollouts."""
+def train_small_policy(folder: Path, *flags: str, settings: Sequence[str], caged: bool = False) -> SimpleNamespace:
+    """One train step of the small policy, or `trainer.steps`, through the whole chain, by the command.
+
+    Args:
+        caged: where this machine lets us, run it in a world without a network; `left` is what `cage` found there.
+    Returns:
+        Its folder, its output, and the first step's metrics and rollouts; no process and no scratch folder is left.
+    """
     from sql_agent.tiny_policy.make import make_tiny_policy
 
     policy = ROOT / "models" / "tiny-sql"
     make_tiny_policy(policy)
     # an entropy term, so that the weights change even where all rewards of a group are equal
-    all_settings = [*settings, "trainer.save_every=0", "loss.entropy_coef=0.01"]
-    where = ["--model", str(policy), "--run-dir", str(folder), "--device", "cpu"]
-    result = subprocess.run(
-        [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", *flags, *where]
-        + [flag for setting in all_settings for flag in ("--set", setting)],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
+    all_settings = ["trainer.save_every=0", "loss.entropy_coef=0.01", *settings]
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(policy)]
+    command += [*flags, *(flag for setting in all_settings for flag in ("--set", setting))]
+    left = None
+    if caged and cage.unshare() is not None:
+        plan = cage.Plan([*command, "--run-dir", str(cage.RUN_DIR)], start_s=1500.0, keep=str(folder))
+        left = cage.run(plan)
+        code, out = left.code, left.output
+    else:
+        environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
+        out_and_err = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        result = subprocess.run(
+            [*command, "--run-dir", str(folder)], cwd=ROOT, env=environment, timeout=1500, **out_and_err
+        )
+        code, out = result.returncode, result.stdout
     log = folder / "logs" / "driver.log"
-    assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
-    (metrics,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    assert code == 0, out + (log.read_text()[-5000:] if log.is_file() else "")
+    run_id = json.loads((folder / "run.json").read_text())["run_id"]
+    assert (processes_of(run_id), folders_of(run_id)) == ([], [])
+    metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     lines = (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()
-    return SimpleNamespace(out=result.stdout, metrics=metrics, rollouts=[*map(json.loads, lines)])
+    rollouts = [*map(json.loads, lines)]
+    return SimpleNamespace(folder=folder, out=out, metrics=metrics, rollouts=rollouts, left=left)
 
 
 def scoring_service(score, seen=None) -> Starlette:

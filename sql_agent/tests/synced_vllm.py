@@ -1,7 +1,8 @@
 """verl's vLLM server and weight sync with a call in flight: `python -m sql_agent.tests.synced_vllm OLD NEW RAY_DIR`.
 
 OLD and NEW are folders of the same model with other weights. Prints one line of JSON: what the server answered to one
-prompt under OLD, after a sync to NEW by our manager, and the error of a sync by verl's.
+prompt under OLD, after a sync to NEW by our manager, and the error of a sync by verl's; and, under OLD, the lengths of
+replies to prompts that nearly fill a row.
 """
 
 import asyncio
@@ -19,6 +20,20 @@ from omegaconf import OmegaConf
 
 PROMPT = "|" * 300
 """A token each; vLLM's cache keeps blocks of 128."""
+ROW_END = 280
+CONTEXT = 320 + 704
+"""The longest row, which is what verl's settings make of it; a rollout's own row may end before."""
+REPLY = 150
+ROWS = [
+    (80, {}),
+    (100, {"vllm_xargs": {"row_end": ROW_END}}),
+    (200, {"vllm_xargs": {"row_end": ROW_END}}),
+    (ROW_END - 1, {"vllm_xargs": {"row_end": ROW_END}}),
+    (ROW_END, {"vllm_xargs": {"row_end": ROW_END}}),
+    (CONTEXT - 100, {"max_tokens": None, "max_completion_tokens": REPLY}),  # a field that our agent does not use
+    (CONTEXT - 1, {}),
+]
+"""Tokens of a prompt and what else is asked."""
 LONG = 700
 """Tokens of a call that is in flight while weights are sent; two seconds and more."""
 
@@ -53,6 +68,7 @@ def main() -> None:
     old, new, ray_dir = sys.argv[1:]
     cfg = load_config(None, ["data.max_prompt_tokens=320", "data.max_response_tokens=704"])
     verl = compose(to_verl(cfg, Files(Path(old), Path("unused"), Path("unused")), cpu=True)).actor_rollout_ref
+    assert verl.rollout.max_model_len == CONTEXT
     OmegaConf.update(verl.rollout, "engine_kwargs.vllm.enable_prompt_tokens_details", True, force_add=True)
     ray.init(num_cpus=8, num_gpus=1, include_dashboard=False, _temp_dir=ray_dir, log_to_driver=True)
 
@@ -62,11 +78,20 @@ def main() -> None:
     asyncio.run(replica.launch_servers())
     url = f"http://{replica.server_address}/v1/chat/completions"
 
-    def ask(content, max_tokens):
+    def ask(content, max_tokens, **fields):
         messages = [{"role": "user", "content": content}]
         body = {"model": old, "messages": messages, "max_tokens": max_tokens, "temperature": 0.0, "logprobs": True}
-        body |= {"return_token_ids": True, "ignore_eos": True}
+        body |= {"return_token_ids": True, "ignore_eos": True} | fields
         return requests.post(url, json=body, headers=authorization(RUN_TOKEN), timeout=120).json()
+
+    def lengths(tokens, fields):
+        """Tokens of prompt and reply, and why that ended, or what was refused; a prompt is six tokens of the template
+        and a bar each."""
+        answer = ask("|" * (tokens - 6), **{"max_tokens": REPLY, **fields})
+        if "error" in answer:
+            return answer["error"]
+        usage = answer["usage"]
+        return [usage["prompt_tokens"], usage["completion_tokens"], answer["choices"][0]["finish_reason"]]
 
     def seen(answer):
         choice = answer["choices"][0]
@@ -98,7 +123,7 @@ def main() -> None:
         return {"late_tokens": tokens, "late_end": ends[0]["choices"][0]["finish_reason"], "error": error}
 
     ask(PROMPT, 2)
-    results = {"old": seen(ask(PROMPT, 2))}
+    results = {"old": seen(ask(PROMPT, 2)), "rows": [lengths(*row) for row in ROWS]}
     results["ours"] = sync(QuietWeightSync, new, 1)
     results["new"] = seen(ask(PROMPT, 2))
     results["verl"] = sync(CheckpointEngineManager, old, 2)

@@ -1,5 +1,6 @@
 """The training command, in a world of its own: told to stop or killed in any phase it leaves nothing, and it never
-tries to reach anything but this machine. `--full` stops 50 runs more, in about an hour.
+tries to reach anything but this machine. `--full` stops 50 runs, in about an hour, and runs the demo; one that ends by
+itself is that of test_own_environment_end_to_end.py.
 """
 
 import random
@@ -7,12 +8,11 @@ import re
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 from sql_agent.tests import cage
-from sql_agent.tests.cage import RUN_DIR, Plan
+from sql_agent.tests.cage import RUN_DIR, Plan, check_nothing_is_left, check_nothing_was_sent
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,11 +20,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare here"),
 ]
 
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "models" / "tiny-sql"
 FULL_RUNS = 50
-CACHES = ("/tmp/torchinductor_",)
-"""What outlives a run on purpose: torch's own cache of compiled code, empty where nothing is compiled."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,34 +30,10 @@ def permitted():
 
 
 @pytest.fixture(scope="module")
-def command():
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(MODEL)
-    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(MODEL)]
+def command(small_policy):
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu"]
     shorter = ["--set", "agent.max_turns=4", "data.max_response_tokens=1500", "rollout.redraws=0"]
-    return [*command, "--run-dir", str(RUN_DIR), "--llm-proxy", *shorter]
-
-
-def check_nothing_was_sent(left):
-    assert left.no_route == 0, "which process it was says `strace -f -e trace=connect,sendto,sendmsg`"
-
-
-def check_nothing_is_left(left):
-    where = f"run {left.run_id}\n{left.output}\n{left.logs}"
-    assert left.processes == [], where
-    assert (left.ports, left.sockets) == ([], []), where
-    assert [file for file in left.files if not file.startswith(CACHES)] == [], where
-
-
-def test_a_whole_run_tries_to_reach_nothing_but_this_machine(command):
-    """Two steps: held-out tasks, rollouts, an update, weights that the sampler gets, a checkpoint."""
-    steps = ["trainer.steps=2", "trainer.val_before_train=true", "trainer.val_every=2", "rollout.backend=mariadb"]
-    left = cage.run(Plan([*command, *(word for step in steps for word in ("--set", step))]))
-    assert left.code == 0, left.output + left.logs
-    assert re.search(r"step 2/2 .*held-out success", left.output), left.output
-    check_nothing_was_sent(left)
-    check_nothing_is_left(left)
+    return [*command, "--model", str(small_policy), "--run-dir", str(RUN_DIR), "--llm-proxy", *shorter]
 
 
 @pytest.mark.timeout(1800)
@@ -81,15 +53,7 @@ def test_a_run_that_is_killed_while_ray_starts_leaves_nothing(command):
     kill = {"sign": signal.SIGKILL, "line": "starting Ray", "delay_s": 2.0}
     left = cage.run(Plan([*command, "--set", "rollout.backend=mariadb"], **kill))
     assert left.code == -signal.SIGKILL, left.output + left.logs
-    check_nothing_is_left(left)
-
-
-def test_a_run_that_a_script_started_in_the_background_ends_in_order_when_it_is_told_to(command):
-    """`command &` in a script: deaf to SIGINT. The signal is the one of batch schedulers."""
-    deaf = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
-    left = cage.run(Plan(deaf, sign=signal.SIGTERM, file="trajectories/train_000001.jsonl"))
-    assert left.code == 130, left.output + left.logs
-    assert "stopped; the same command goes on from the newest checkpoint" in left.output
+    check_nothing_was_sent(left)
     check_nothing_is_left(left)
 
 
@@ -117,4 +81,5 @@ def test_a_run_that_is_stopped_anywhere_leaves_nothing(command, number, request,
     what = f"{number} {sign.name} in {phase} +{delay_s} s, {backend}"
     print(f"{what}: ended with {left.code}, everything gone after {left.seconds:.1f} s", flush=True)
     assert left.code == (-signal.SIGKILL if sign == signal.SIGKILL else 130), left.output + left.logs
+    check_nothing_was_sent(left)
     check_nothing_is_left(left)

@@ -11,6 +11,7 @@ import pytest
 from agentgrpo.machine import free_port
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
+from sql_agent.verl_side.micro_batch_file import MicroBatches, read
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,8 +53,9 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_log_probs_entropies_and_gradients_are_those_of_rows_apart(model):
+def test_log_probs_entropies_and_gradients_are_those_of_rows_apart_and_the_update_is_reported(model, run_id):
     found = played(model, "float32", 20, 30, 3)
+    assert read(run_id) == MicroBatches(False, 1, 1, 1)  # twelve rows of fifty tokens fit into one of 4,096
     assert found["log_probs"] < 1e-4
     assert found["entropies"] < 1e-4
     assert found["gradients"] < 1e-3

@@ -1,8 +1,8 @@
 """The whole chain, nothing scripted: store, proxy, runners, vLLM, verl, a small policy, real DB-Bench tasks.
 
-Three runs. The first takes two steps through the LLM proxy and a store that is kept outside; the second, with a store
-of its own and the runner's tracing, is killed on the way to the same two steps, and told to stop after a third; the
-last trains a LoRA adapter. `--full` kills a run over and over, and fills a disk. About five minutes.
+Two runs. The first takes two steps through the LLM proxy and a store that is kept outside; the second, with a store of
+its own and the runner's tracing, is killed on the way to the same two steps, goes on as a script would start it, and is
+told to stop after them. `--full` kills a run over and over, and fills a disk. About four minutes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import pytest
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checkpoints import checkpoints, fault_of
 from agentgrpo.machine import free_port
-from agentgrpo.processes import processes_of
+from agentgrpo.processes import folders_of, processes_of
 from sql_agent.source.spans import read_outcome, read_turns
 from sql_agent.tests.conftest import wait_for
 
@@ -38,20 +38,12 @@ TASKS = ["--train-file", str(LIFELONG)] if LIFELONG.is_file() else []
 COMMAND = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--set", "trainer.save_every=1"]
 # An entropy term, so that the weights change even in a step whose groups all have equal rewards; rows that hold every
 # turn, since a policy that solves nothing may talk to its last.
-SIZES = ["agent.max_tokens=128", "data.max_response_tokens=3000"]
+SIZES = ["agent.max_turns=6", "agent.max_tokens=128", "data.max_response_tokens=3000"]
 TRAINING = ["--set", "loss.entropy_coef=0.01", *SIZES, "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
-    return ROOT / "models" / "tiny-sql"
-
-
-@pytest.fixture(scope="module")
-def first_run(model, tmp_path_factory):
+def first_run(small_policy, tmp_path_factory):
     """Two steps through `agl store` and the LLM proxy; yields what they left behind while the store is still up."""
     run_dir, port = tmp_path_factory.mktemp("run"), free_port()
     address = f"http://127.0.0.1:{port}"
@@ -59,7 +51,8 @@ def first_run(model, tmp_path_factory):
     store = subprocess.Popen([agl_command, "store", "--host", "127.0.0.1", "--port", str(port)])
     try:
         wait_for(f"{address}/v1/agl/health", store)
-        where = ["--llm-proxy", "--external-store-address", address, "--model", str(model), "--run-dir", str(run_dir)]
+        where = ["--llm-proxy", "--external-store-address", address, "--model", str(small_policy)]
+        where += ["--run-dir", str(run_dir)]
         result = subprocess.run(
             [*COMMAND, *TRAINING, *TASKS, *where, "--set", "trainer.steps=2"],
             cwd=ROOT,
@@ -137,9 +130,9 @@ def test_every_trained_token_was_sampled_by_the_engine(first_run):
         assert row["engine/probs_diff_max"] < 1e-3
 
 
-def test_the_weights_changed_and_vllm_served_the_changed_ones(first_run, model):
+def test_the_weights_changed_and_vllm_served_the_changed_ones(first_run, small_policy):
     turns = [turn for step, _, turns in rollouts_of(first_run) if step == 2 for turn in turns]
-    error_before = max(log_prob_error(model, turn) for turn in turns[:8])
+    error_before = max(log_prob_error(small_policy, turn) for turn in turns[:8])
     error_after = max(log_prob_error(huggingface(first_run.dir, 1), turn) for turn in turns[:8])
     assert error_after < 1e-3 < error_before
 
@@ -158,47 +151,47 @@ def log_prob_error(folder: Path, turn) -> float:
 
 
 def test_nothing_is_left_of_the_first_run(first_run):
-    assert left_of(first_run.dir, first_run.id) == []
-    assert not Path(f"/tmp/agentgrpo-{first_run.id}").exists()
+    assert (left_of(first_run.dir, first_run.id), folders_of(first_run.id)) == ([], [])
 
 
-def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(first_run, model, tmp_path):
-    run = Broken(tmp_path / "run", model, steps=50)
+def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(first_run, small_policy, tmp_path):
+    run = Broken(tmp_path / "run", small_policy, steps=50)
     with run.started():  # SIGKILL to every process at once, while the second checkpoint is written
         run.wait(lambda: "first rollouts" in run.said())
         everyone = processes_of(run.id)
         run.wait(lambda: (run.dir / "checkpoints/global_step_2/actor").exists(), every_s=0.001)
         run.kill(*everyone)
-    with run.started():
-        run.wait(lambda: "step 3/50" in run.said())
-        run.process.send_signal(signal.SIGTERM)
+    with run.started(deaf=True):
+        run.wait(lambda: "step 2/50" in run.said())
+        run.process.send_signal(signal.SIGTERM)  # the signal of batch schedulers
         assert run.process.wait(60) == 130, run.said()
+    assert "stopped; the same command goes on from the newest checkpoint" in run.said()
     torn = run.dir / "checkpoints" / "global_step_2"
     assert f"checkpoint {torn} is skipped: manifest.json is missing" in run.said()
     assert f"going on from {run.dir / 'checkpoints' / 'global_step_1'}" in run.said()
     assert "step 1/50" not in run.said()
-    assert left_of(run.dir, run.id) == []
+    assert (left_of(run.dir, run.id), folders_of(run.id)) == ([], [])
 
     assert differences(first_run.dir, run.dir, 2) == []
     assert {path.name: fault_of(path) for path in checkpoints(run.dir / "checkpoints")} == {
-        "global_step_3": None,
         "global_step_2": None,
+        "global_step_1": None,
     }
-    assert sorted(metrics(run.dir)) == [1, 2, 3]
+    assert sorted(metrics(run.dir)) == [1, 2]
 
 
 @pytest.mark.timeout(3 * 3600)
-def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, model, tmp_path):
+def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, small_policy, tmp_path):
     """At random: a phase of the start or a step, up to ten seconds later, the command alone or every process."""
     if not request.config.getoption("--full"):
         pytest.skip("--full kills a run twenty times: an hour")
     steps, chance, kills, number = 6, random.Random(0), 0, 0
-    unbroken = Broken(tmp_path / "unbroken", model, steps=steps)
+    unbroken = Broken(tmp_path / "unbroken", small_policy, steps=steps)
     with unbroken.started():
         assert unbroken.process.wait(900) == 0, unbroken.said()
     while kills < 20:
         number += 1
-        run = Broken(tmp_path / f"run-{number}", model, steps=steps)
+        run = Broken(tmp_path / f"run-{number}", small_policy, steps=steps)
         code = None
         while code is None:
             with run.started():
@@ -218,14 +211,14 @@ def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, mod
 
 
 def test_a_disk_that_fills_up_stops_the_run_and_with_room_it_ends_as_the_unbroken_one(
-    request, first_run, model, tmp_path
+    request, first_run, small_policy, tmp_path
 ):
     if not request.config.getoption("--full"):
         pytest.skip("--full fills a disk: three minutes")
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("mounting a small disk needs root")
     try:
-        run = Broken(tmp_path / "run", model, steps=2)
+        run = Broken(tmp_path / "run", small_policy, steps=2)
         with run.started():
             assert run.process.wait(900) == 1, run.said()
         assert "global_step_2 could not be written, its disk is full" in run.said()
@@ -248,15 +241,21 @@ class Broken:
         self._earlier: str | None = None
 
     @contextmanager
-    def started(self):
-        """Start it; when the block ends so does whatever is left of it."""
+    def started(self, *, deaf: bool = False):
+        """Start it, if `deaf` as `command &` in a script does, which makes it ignore SIGINT; when the block ends so
+        does whatever is left of it."""
         self.dir.mkdir(exist_ok=True)
         self._earlier = self._run_id()
         environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
         with self._log.open("w") as out:
             # session of its own: a signal goes to the command alone, as a service manager would send it
             self.process = subprocess.Popen(
-                self._command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+                [*(["sh", "-c", "trap '' INT; exec \"$@\"", "sh"] if deaf else []), *self._command],
+                cwd=ROOT,
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         try:
             yield
@@ -366,32 +365,3 @@ def left_of(run_dir: Path, run_id: str) -> list[str]:
         if str(run_dir) in command:
             found.append(command)
     return found
-
-
-def test_a_lora_run_serves_and_saves_whole_weights(model, tmp_path):
-    where = ["--model", str(model), "--run-dir", str(tmp_path), "--lora", "--lora-rank", "8", "--device", "cpu"]
-    settings = ["--set", "trainer.steps=2", "loss.entropy_coef=0.01", "optim.learning_rate=1e-3"]
-    settings += ["--set", "agent.max_tokens=128", "rollout.redraws=0"]
-    environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
-    result = subprocess.run(
-        [*COMMAND, *where, *settings], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    # after an update, the sampler still gives the actor's probabilities: it has the adapter, in full precision
-    assert metrics(tmp_path)[2]["engine/probs_diff_max"] < 1e-3
-
-    from safetensors.torch import load_file
-
-    before = load_file(model / "model.safetensors")
-    after = load_file(huggingface(tmp_path, 2) / "model.safetensors")
-    assert set(after) == set(before)
-    assert any((after[name] != before[name]).any() for name in before)
-
-    # the shards beside it, base and adapter apart, come to the same weights
-    from sql_agent.commands.merge import main
-
-    assert main(["--checkpoint", str(tmp_path), "--output", str(tmp_path / "merged")]) == 0
-    merged = load_file(tmp_path / "merged" / "model.safetensors")
-    assert set(merged) == set(after)
-    assert max((merged[name] - after[name]).abs().max() for name in after) < 1e-6
-    assert json.loads((huggingface(tmp_path, 2) / "config.json").read_text())["dtype"] == "float32"

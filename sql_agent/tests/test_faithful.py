@@ -2,7 +2,7 @@
 what the rollout manager hands to verl, through the real LLM proxy, `agl store` and runner.
 
 The policy has hardly been trained and plays at temperature 1: it rambles, breaks its calls and takes many turns.
-64 rollouts; `--full` plays 1,024. `-s` shows the counts.
+32 rollouts; `--full` plays 1,024. `-s` shows the counts.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 WARM_START_STEPS = 40
 """Of the 400 that make a policy worth training: four turns a rollout, and most replies unlike the template's."""
-GROUPS, GROUP_SIZE = 16, 4
-BATCHES, FULL_BATCHES = 1, 16
+GROUPS, GROUP_SIZE = 8, 4
+BATCHES, FULL_BATCHES = 1, 32
 ROOM = 3500
 """Tokens of a response: a rollout that talks for all of its 15 turns fits."""
 

@@ -3,19 +3,16 @@
 The reward model is the small policy with a new head: it knows nothing, and its scores differ. About two minutes.
 """
 
-import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from agentgrpo.machine import free_port
 from sql_agent.medical.invent import make_database
-from sql_agent.tests.conftest import wait_for
+from sql_agent.tests.conftest import train_small_policy, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,28 +22,20 @@ CENTER, SCALE = 0.1, 2.0
 SETTINGS = [
     *("agent.temperature=1.5", "agent.max_turns=3", "agent.max_tokens=64", "rollout.trajectories_per_step=16"),
     "rollout.redraws=0",  # what is saved is what was played, however the sampled groups fall out
-    *("trainer.save_every=0", f"reward_model.center={CENTER}", f"reward_model.scale={SCALE}"),
+    *(f"reward_model.center={CENTER}", f"reward_model.scale={SCALE}"),
 ]
 
 
 @pytest.fixture(scope="module")
-def policy() -> Path:
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
-    return ROOT / "models" / "tiny-sql"
-
-
-@pytest.fixture(scope="module")
-def scorer(policy, tmp_path_factory):
+def scorer(small_policy, tmp_path_factory):
     """The URL of a running service."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder, port = tmp_path_factory.mktemp("reward_model"), free_port()
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
-    tokenizer = AutoTokenizer.from_pretrained(policy)
+    model = AutoModelForSequenceClassification.from_pretrained(small_policy, num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(small_policy)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -61,27 +50,15 @@ def scorer(policy, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(policy, scorer, tmp_path_factory):
+def run(scorer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     database = folder / "medical.db"
     make_database(database, n_drugs=40, n_diseases=20)
     before = database.read_bytes()
-    where = ["--env", "medical", "--reward-model-url", scorer, "--model", str(policy), "--run-dir", str(folder / "run")]
-    settings = [flag for setting in [*SETTINGS, f"env.database={database}"] for flag in ("--set", setting)]
-    result = subprocess.run(
-        [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", *where, *settings],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    log = folder / "run" / "logs" / "driver.log"
-    assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
-    (metrics,) = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
-    lines = (folder / "run" / "trajectories" / "train_000001.jsonl").read_text().splitlines()
-    untouched = database.read_bytes() == before
-    return SimpleNamespace(out=result.stdout, metrics=metrics, rollouts=[*map(json.loads, lines)], untouched=untouched)
+    flags = ["--env", "medical", "--reward-model-url", scorer]
+    run = train_small_policy(folder / "run", *flags, settings=[*SETTINGS, f"env.database={database}"])
+    run.untouched = database.read_bytes() == before
+    return run
 
 
 def test_every_rollout_has_its_bounded_score_or_the_price_of_silence(run):

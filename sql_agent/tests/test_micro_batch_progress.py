@@ -1,22 +1,11 @@
-"""Micro-batches of a training worker, as the command reads them while the worker goes over them."""
-
-import shutil
-import uuid
+"""Micro-batches of a training worker, as the command reads them while the worker goes over them; test_cpu_engine.py
+reads those of verl's worker.
+"""
 
 import pytest
 
 from agentgrpo.processes import RUN_ID, run_folder
-from sql_agent.tests.test_cpu_engine import model, played  # noqa: F401  a fixture
 from sql_agent.verl_side.micro_batch_file import MicroBatches, read, write
-
-
-@pytest.fixture
-def run_id(monkeypatch):
-    run_id = uuid.uuid4().hex[:12]
-    monkeypatch.setenv(RUN_ID, run_id)
-    run_folder(run_id).mkdir()
-    yield run_id
-    shutil.rmtree(run_folder(run_id))
 
 
 def test_what_is_written_is_read_and_before_that_nothing(run_id):
@@ -39,9 +28,3 @@ def test_a_list_of_micro_batches_reports_each_one_as_it_is_gone_over(run_id):
     seen = [read(run_id) for _ in Reported(["a", "b"], MicroBatches(True, 4, 0, 2))]
     assert seen == [MicroBatches(True, 4, 0, 2), MicroBatches(True, 4, 1, 2)]
     assert read(run_id) == MicroBatches(True, 4, 2, 2)
-
-
-@pytest.mark.slow
-def test_verls_worker_reports_its_update(run_id, model):  # noqa: F811
-    played(model, "float32", 20, 30, 3)
-    assert read(run_id) == MicroBatches(False, 1, 1, 1)  # twelve rows of fifty tokens fit into one of 4,096

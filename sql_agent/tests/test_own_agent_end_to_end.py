@@ -1,6 +1,6 @@
 """The example agents through the whole chain: store, LLM proxy, runners, vLLM, verl, a small policy; nothing scripted.
 
-About two minutes. The small policy solves hardly any of the questions; what counts is whose rewards and whose turns
+About a minute. The small policy solves hardly any of the questions; what counts is whose rewards and whose turns
 are trained.
 """
 
@@ -30,7 +30,7 @@ def check_trained(run):
 
 def test_agents_of_openai_agents_are_trained_on_the_reward_of_the_file(tmp_path, request):
     if not request.config.getoption("--full"):
-        pytest.skip("the two agents below and those of examples/multi_agent are trained so in every run: --full")
+        pytest.skip("the agent below and those of examples/multi_agent are trained so in every run: --full")
     reward = f"{EXAMPLE}/orders_agent.py:reward"
     run = train(tmp_path, "--agent", f"{EXAMPLE}/orders_agent.py:agent", "--reward", reward)
     check_trained(run)
@@ -39,40 +39,6 @@ def test_agents_of_openai_agents_are_trained_on_the_reward_of_the_file(tmp_path,
         assert (rollout["score"]["reason"], rollout["reward_parts"]) == ("no_judge", {"reward": rollout["reward"]})
         assert rollout["stop_reason"] in ("answered", "malformed", "max_turns")
         assert (rollout["output"] is None) == (rollout["stop_reason"] != "answered")
-
-
-HANDOFF = """
-from agents import Agent, function_tool, handoff
-from pydantic import BaseModel
-
-class Query(BaseModel):
-    query: str
-
-@function_tool
-def execute_sql(query: str) -> str:
-    \'\'\'Run one SQL statement.\'\'\'
-    return '[]'
-
-clerk = Agent(name='clerk', instructions='You are the clerk.', tools=[execute_sql])
-# the small policy calls nothing but execute_sql, so this is how it hands over
-over = handoff(clerk, tool_name_override='execute_sql', input_type=Query, on_handoff=lambda context, query: None)
-desk = Agent(name='desk', instructions='You are the desk.', handoffs=[over])
-
-def reward(record):
-    return 1.0 - record.completion_tokens / 1000
-"""
-
-
-def test_after_a_handoff_both_conversations_are_trained(tmp_path):
-    file = tmp_path / "two_agents.py"
-    file.write_text(HANDOFF)
-    run = train(tmp_path / "run", "--agent", f"{file}:desk", "--reward", f"{file}:reward")
-    check_trained(run)
-    assert run.metrics["rollout/chains"] > 1
-    over = [rollout for rollout in run.rollouts if rollout["chains"] > 1]
-    assert {tuple(m["content"] for m in r["messages"] if m["role"] == "system") for r in over} == {
-        ("You are the desk.", "You are the clerk.")
-    }
 
 
 def test_an_agent_of_agent_lightning_gives_its_own_reward(tmp_path):

@@ -382,6 +382,7 @@ def test_a_graph_that_cannot_be_played_is_refused_with_a_remedy(load, text, word
         load(text)
 
 
+@pytest.mark.slow
 def test_a_graph_of_another_provider_s_model_is_refused_before_a_run(tmp_path):
     """In a process of its own: models of other tests live here too."""
     import subprocess

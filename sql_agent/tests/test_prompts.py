@@ -257,6 +257,7 @@ def local(model, wide, limit):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 1200])
 def test_every_command_plays_the_same_tokens(random_policy_folder, wide, tmp_path, limit):
     """Eleven tables, whole or cut: the small policy's limit is 3,328 tokens, and the whole prompts are longer."""

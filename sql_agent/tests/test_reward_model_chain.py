@@ -25,14 +25,6 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-@pytest.fixture(scope="module")
-def tiny_policy() -> Path:
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
-    return ROOT / "models" / "tiny-sql"
-
-
 def run(*command: object) -> str:
     done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,22 +57,22 @@ def rollout(answer: str, value: float) -> RolloutRecord:
     )
 
 
-async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(tiny_policy, tmp_path):
+async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(small_policy, tmp_path):
     raw, converted = tmp_path / "raw.jsonl", tmp_path / "converted.jsonl"
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     raw.write_text("".join(json.dumps(row) + "\n" for row in raw_rows(64)))
 
-    run(sys.executable, "reward_model/convert_dpo_format.py", f"--input={raw}", f"--output={converted}")
+    run(sys.executable, "-m", "agentgrpo", "reward", "convert", f"--input={raw}", f"--output={converted}")
     run(sys.executable, "-m", "agentgrpo", "reward", "validate", converted)
     train = [BIN / "accelerate", "launch", "--cpu", "--num_processes", "1", "reward_model/reward_modeling.py"]
-    flags = ["--dataset_name", converted, "--model_name_or_path", tiny_policy, "--output_dir", adapter]
+    flags = ["--dataset_name", converted, "--model_name_or_path", small_policy, "--output_dir", adapter]
     said = run(*train, *flags, "--max_steps", "20", "--learning_rate", "1e-2", "--lora_dropout", "0")
     assert f"reward model: {adapter}" in said
     run(sys.executable, "-m", "agentgrpo", "reward", "merge", "--adapter", adapter, "--output", merged)
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    serve = [sys.executable, "reward_model/inference_api.py", "--model_path", str(merged), "--port", str(port)]
+    serve = [sys.executable, "-m", "agentgrpo", "reward", "serve", "--model", str(merged), "--port", str(port)]
     service = subprocess.Popen(serve, cwd=ROOT)
     try:
         wait_for(f"{url}/readyz", service)

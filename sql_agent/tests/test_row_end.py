@@ -1,17 +1,10 @@
-"""A rollout may use its row to the last token, and no reply goes beyond it."""
+"""A rollout may use its row to the last token, and no reply goes beyond it; test_weight_sync.py asks a real server."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
-import requests
 
-from agentgrpo.machine import free_port
 from sql_agent.settings.load import load_config
-from sql_agent.tests.conftest import wait_for
-from sql_agent.verl_side.config import Files, to_verl, worker_environment
 
 CFG = load_config(None)  # 512 tokens of first prompt, 768 of response, 512 a reply
 FIRST = 500
@@ -68,55 +61,3 @@ async def test_what_the_server_refuses_for_another_reason_stays_refused():
     request = SimpleNamespace(max_tokens=512, vllm_xargs=None)
     assert "1280" in (await chat_server(1281).render_chat_request(request)).error
     assert request.max_tokens == 512
-
-
-@pytest.fixture(scope="module")
-def vllm(served_policy_folder, tmp_path_factory):
-    """vLLM as verl serves it, with the longest row of 100 + 200 tokens as its context."""
-    cfg = load_config(None, ["data.max_prompt_tokens=100", "data.max_response_tokens=200", "agent.max_tokens=150"])
-    unused = tmp_path_factory.mktemp("row-end") / "unused"
-    limit = to_verl(cfg, Files(served_policy_folder, unused, unused), cpu=True)["actor_rollout_ref"]["rollout"]
-    port = free_port()
-    command = [sys.executable, "-m", "sql_agent.tests.recorded_vllm", str(unused.with_name("engine.jsonl")), "serve"]
-    command += [str(served_policy_folder), "--port", str(port), "--max-model-len", str(limit["max_model_len"])]
-    command += ["--enforce-eager", "--dtype", "float32", "--distributed-executor-backend", "uni"]
-    log = unused.with_name("vllm.log")
-    with log.open("w") as out:
-        server = subprocess.Popen(command, env=os.environ | worker_environment(cfg, cpu=True), stdout=out, stderr=out)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", server, 300)
-        yield f"http://127.0.0.1:{port}/v1/chat/completions", str(served_policy_folder)
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def ask(vllm, tokens, **fields):
-    """The answer to a prompt of exactly so many tokens: six of the template, then a bar each."""
-    url, model = vllm
-    messages = [{"role": "user", "content": "|" * (tokens - 6)}]
-    body = {"model": model, "messages": messages, "max_tokens": 150, "ignore_eos": True, "logprobs": True}
-    return requests.post(url, json=body | {"return_token_ids": True} | fields, timeout=120)
-
-
-def lengths(answer):
-    """Tokens of prompt and reply, and why that ended."""
-    said = answer.json()
-    usage = said["usage"]
-    return usage["prompt_tokens"], usage["completion_tokens"], said["choices"][0]["finish_reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_real_server_lets_a_row_be_used_to_its_last_token_and_not_beyond(vllm):
-    end = {"row_end": 80 + 200}  # a first prompt of 80; the context has 300
-    assert lengths(ask(vllm, 80)) == (80, 150, "length")
-    assert lengths(ask(vllm, 100, vllm_xargs=end)) == (100, 150, "length")
-    assert lengths(ask(vllm, 200, vllm_xargs=end)) == (200, 80, "length")
-    # what vLLM says by itself, of a field that our agent does not use: 200 > 300 - 150
-    assert ask(vllm, 200, max_tokens=None, max_completion_tokens=150).status_code == 400
-    assert lengths(ask(vllm, 279, vllm_xargs=end)) == (279, 1, "length")
-    refused = ask(vllm, 280, vllm_xargs=end)
-    assert refused.status_code == 400
-    assert "context length is 280 tokens, and the prompt has 280" in refused.json()["error"]["message"]
-    assert lengths(ask(vllm, 299)) == (299, 1, "length")  # nobody said: the context's end

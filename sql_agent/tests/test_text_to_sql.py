@@ -672,6 +672,7 @@ def test_the_settings_name_the_database_and_the_judge(shop):
 
 
 @pytest.mark.skipif(not GEOGRAPHY.is_dir(), reason="../shared/text2sql/geography is not there")
+@pytest.mark.slow
 @pytest.mark.parametrize("judge", EXECUTION_JUDGES)
 def test_every_reference_of_geoquery_is_right(judge):
     with TextToSql(GEOGRAPHY, judge) as environment:

@@ -1,4 +1,6 @@
-"""After a weight sync vLLM samples on the new weights alone, whatever was in flight: verl's own server, in Ray."""
+"""verl's own vLLM server, in Ray: after a weight sync it samples on the new weights alone, whatever was in flight, and
+a rollout may use its row to the last token and not beyond.
+"""
 
 import json
 import os
@@ -71,3 +73,12 @@ def test_a_cache_that_was_not_emptied_stops_the_run(synced, served_policy_folder
     assert "StaleCacheError: vLLM could not empty its prefix cache" in synced["verl"]["error"]
     assert synced["after_verl"]["cached"] == 256
     assert error(served_policy_folder, synced["after_verl"]) > 0.1
+
+
+def test_a_row_is_used_to_its_last_token_and_not_beyond(synced):
+    """A first prompt of 80 tokens whose row ends at 280; the context has 1,024."""
+    *answered, refused, by_vllm, to_the_contexts_end = synced["rows"]
+    assert answered == [[80, 150, "length"], [100, 150, "length"], [200, 80, "length"], [279, 1, "length"]]
+    assert refused["code"] == by_vllm["code"] == 400
+    assert "context length is 280 tokens, and the prompt has 280" in refused["message"]
+    assert to_the_contexts_end == [1023, 1, "length"]

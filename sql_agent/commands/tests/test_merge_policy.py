@@ -1,7 +1,7 @@
 """`agentgrpo merge`: what it writes computes what was trained, `vllm serve` loads it, and it refuses with words.
 
-Checkpoints here are written by two real FSDP2 workers, as verl's checkpoint manager does; test_end_to_end.py merges one
-that verl wrote.
+Checkpoints here are written by two real FSDP2 workers, as verl's checkpoint manager does;
+test_own_environment_end_to_end.py merges one that verl wrote.
 """
 
 import asyncio
@@ -167,15 +167,7 @@ def test_the_shards_of_two_workers_become_the_model_they_were(sharded, random_po
 
 
 @pytest.fixture(scope="module")
-def tiny_model() -> Path:
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    make_tiny_policy(ROOT / "models" / "tiny-sql")
-    return ROOT / "models" / "tiny-sql"
-
-
-@pytest.fixture(scope="module")
-def merged_adapter(tiny_model, tmp_path_factory):
+def merged_adapter(small_policy, tmp_path_factory):
     """A small change to the small policy, as an adapter, and merged."""
     import torch
 
@@ -184,7 +176,7 @@ def merged_adapter(tiny_model, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("merged")
     torch.manual_seed(0)
-    policy = load_policy(tiny_model, adapter=AdapterConfig(rank=4, alpha=4), device="cpu")
+    policy = load_policy(small_policy, adapter=AdapterConfig(rank=4, alpha=4), device="cpu")
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
