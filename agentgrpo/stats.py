@@ -1,5 +1,3 @@
-"""Computes confidence intervals of shares and means, in pure functions of counts and numbers."""
-
 from __future__ import annotations
 
 import math
@@ -7,13 +5,13 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+# The 97.5 % quantile of the standard normal distribution.
 Z_95 = 1.959964
-"""The 97.5 % quantile of the standard normal distribution."""
 RESAMPLES = 2000
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share. It stays inside [0, 1] and is meaningful at 0 and n.
+    """95 % interval of a share. It stays inside [0, 1] and is meaningful at 0 and n.
 
     Args:
         successes: the number of successes in `n` independent trials; a tie counts half.
@@ -32,7 +30,7 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
 
 
 def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
+    """95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
 
     Clusters are drawn with replacement, with all their values (percentile bootstrap). Give several clusters: a single
     one says nothing about others, and its interval is its mean.
