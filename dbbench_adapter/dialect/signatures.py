@@ -278,7 +278,6 @@ NODES: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
 
 
 def called(node: exp.Expr) -> tuple[Signature, list[exp.Expr]] | None:
-    """Return the signature of a call and its arguments; return None for a node that is no call of the table."""
     if isinstance(node, exp.Anonymous):
         found = SIGNATURES.get(node.name.lower())
         return (found, node.expressions) if found else None

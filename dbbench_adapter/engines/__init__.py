@@ -1,4 +1,4 @@
-"""Finds the engine of a database: of a user's own by its path or address, of DB-Bench's by the name of its backend."""
+"""The engine of a database: of a user's own by its path or address, of DB-Bench's by the name of its backend."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ ENGINES: tuple[Engine, ...] = (SQLITE, MYSQL)
 
 
 def open_databases(place: Path | str) -> Databases:
-    """Return the databases at a path, or at an address, whose password may be hidden.
-
+    """
+    Args:
+        place: a path, or an address, whose password may be hidden.
     Raises:
-        DatabaseError: there is none.
+        DatabaseError: there is no database.
     """
     return _engine_at(place).open_databases(place)
 
@@ -74,8 +75,8 @@ def _path_or_address(value: Any) -> Any:
     return hidden(value)
 
 
+# A setting that names a database of the user's.
 DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]
-"""The type of a setting that names a database of the user's."""
 
 
 def _engine_at(place: Path | str) -> Engine:
