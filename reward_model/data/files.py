@@ -1,5 +1,3 @@
-"""Reads the rows of a file of preferences with `agentgrpo.row_files`, and counts what is ignored to read them."""
-
 from __future__ import annotations
 
 import math
@@ -14,13 +12,12 @@ from agentgrpo.row_files import Row, read_rows
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 
+# The number of a row, from 1 (its line in JSON Lines), with its JSON value or its `RowError`.
 Numbered = tuple[int, Any]
-"""The number of a row, from 1 (its line in JSON Lines), with its JSON value or its `RowError`."""
 
 
 def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
-    """Yield every row of a file, in order, without blank lines.
-
+    """
     Args:
         changes: counts what was ignored to read the file, such as NaN, extra commas, a byte-order mark.
     Raises:
@@ -53,7 +50,7 @@ def _of_parquet(row: dict[str, Any], changes: Counter[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any, changes: Counter[str]) -> Any:
-    """Turn NaN into null, and remove null fields inside a row, because parquet gives every object the fields of all."""
+    # parquet gives every object the fields of all, as nulls.
     if isinstance(value, dict):
         return {name: _plain(held, changes) for name, held in value.items() if held is not None}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Reads pairs to train on, in any form that `agentgrpo reward convert` reads, and holds a part of them out."""
+"""Pairs to train on, in any form that `agentgrpo reward convert` reads, and those that are held out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reward_model.datatypes import Preference, prompt_key
 
 
 def read_any_form(path: Path) -> tuple[list[Preference], Counter[str]]:
-    """Read a file of pairs; unlike in a conversion, a row that is no pair is an error.
+    """Unlike in a conversion, a row that is no pair is an error.
 
     Returns:
         The pairs, and what was changed to read them, by name.
@@ -42,10 +42,8 @@ def read_any_form(path: Path) -> tuple[list[Preference], Counter[str]]:
 def split_by_prompt(
     rows: Sequence[Preference], fraction: float, *, seed: int
 ) -> tuple[list[Preference], list[Preference]]:
-    """Hold out whole prompts, drawn by hash, until `fraction` of the pairs is reached.
+    """Hold out whole prompts, drawn by hash, until `fraction` of the pairs is reached; both parts keep the order.
 
-    Returns:
-        Training and held-out pairs, both in the order of `rows`; no prompt is in both.
     Raises:
         UsageError: the fraction is not in [0, 1), or nothing would be left to train on.
     """
