@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+# Number of attempts to remember, about 2 MiB; runners have far fewer in flight.
 KEPT = 8192
-"""Number of attempts to remember, about 2 MiB; runners have far fewer in flight."""
 
 
 class CallCounter:
-    """Counts the model calls of each attempt.
-
+    """
     Args:
         kept: attempts to remember; an attempt is forgotten once this many others have called after its last call.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
+        # Number of calls of each attempt; the attempt that called last is at the end.
         self._calls: dict[tuple[str, str], int] = {}
-        """Number of calls of each attempt; the attempt that called last is at the end."""
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def next(self, rollout_id: str, attempt_id: str) -> int:
-        """Return 1 for the first call of an attempt, 2 for its second, and so on."""
         number = self._calls.pop((rollout_id, attempt_id), 0) + 1
         self._calls[rollout_id, attempt_id] = number
         if len(self._calls) > self._kept:

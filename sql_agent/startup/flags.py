@@ -137,7 +137,7 @@ CI_OVERRIDES = {
 
 
 def resolve(args: argparse.Namespace) -> TrainConfig:
-    """Turn flags into settings; they override the file, and `--set` overrides them."""
+    # Flags override the file, and `--set` overrides them.
     flags: list[str] = []
     for name, overrides in CI_OVERRIDES.items():
         flags += overrides if getattr(args, name) else []

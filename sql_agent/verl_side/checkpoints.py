@@ -3,8 +3,8 @@
 A checkpoint is valid once its manifest is written, and is loaded only if its files still match the manifest and this
 user wrote them (`agentgrpo.signed`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
 `_save_checkpoint`) and then a number into `latest_checkpointed_iteration.txt`; neither shows whether every byte arrived
-or is still there. The manifest, written last, has the size and SHA-256 of every file. Leaves out the contents of the
-files, which verl writes and reads. Several nodes need a run directory that all of them share. Imports nothing heavy.
+or is still there. The manifest, written last, has the size and SHA-256 of every file. Several nodes need a run
+directory that all of them share. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 class CheckpointError(ValueError):
-    """Says that a checkpoint cannot be written, or that none can be loaded, with the reason and what to do."""
+    """A checkpoint cannot be written, or none can be loaded; the message says why and what to do."""
 
 
 def step_of(checkpoint: Path) -> int:
@@ -38,13 +38,13 @@ def step_of(checkpoint: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return everything in `folder` that is named as verl names checkpoints, newest first."""
+    """Everything in `folder` that is named as verl names checkpoints, newest first."""
     found = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
     return sorted(found, key=step_of, reverse=True)
 
 
 def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of a checkpoint that was just written, after flushing its files to the disk.
+    """The manifest of a checkpoint that was just written, after flushing its files to the disk.
 
     Args:
         facts: id and commit of the run.
@@ -60,12 +60,12 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
-    """Sign the manifest and write it atomically; after that the checkpoint is valid."""
+    # After that the checkpoint is valid.
     _write(checkpoint / MANIFEST, json.dumps(signed.signed(manifest), indent=1) + "\n")
 
 
 def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint's files; None if they are unchanged.
+    """What is wrong with a checkpoint's files; None if they are unchanged.
 
     Args:
         hashes: False compares sizes only, which reads no file.
@@ -75,7 +75,7 @@ def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
 
 
 def newest_whole(folder: Path, say: Say) -> Path | None:
-    """Return the newest whole checkpoint of a run; None if the run never finished one.
+    """The newest whole checkpoint of a run; None if the run never finished one.
 
     Args:
         say: called for each newer checkpoint that is skipped, with its fault.
@@ -101,7 +101,7 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
 
 
 def point_verl_at(checkpoint: Path) -> None:
-    """Write the step into the file that verl reads first; a full disk may have left it empty."""
+    # A full disk may have left the file empty.
     _write(checkpoint.parent / TRACKER, str(step_of(checkpoint)))
 
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# The watched metric, a difference of probabilities, and its highest healthy value, by the sampler's dtype.
 LIMITS = {
     # a healthy run on a CPU: 1e-5; top_p of 0.9: 0.1; a step without weight sync, small policy: 0.3 (doc/faithful.md)
     "float32": ("engine/probs_diff_max", 1e-3),
     # five times what a healthy run in bfloat16 showed, 4e-3 (verl-project/verl-omni issue 637, FSDP2 and vLLM)
     "bfloat16": ("engine/probs_diff_mean", 2e-2),
 }
-"""The watched metric, a difference of probabilities, and its highest healthy value, by the sampler's dtype."""
 
 
 def engine_alarm(metrics: Mapping[str, float], dtype: str) -> dict[str, float]:
-    """Return `engine/alarm`, 1 or 0; {} if nothing was compared (no trained token, or no log-probs of the sampler).
+    """`engine/alarm`, 1 or 0; {} if nothing was compared (no trained token, or no log-probs of the sampler).
 
     Args:
         metrics: of one train step, under our names.

@@ -1,8 +1,7 @@
 """Writes a step's metrics: to metrics.jsonl always, to the command's progress line, and to verl's sinks on request.
 
 verl calls `Tracking.log` once per step. `RunTracking` adds the rollout manager's metrics and renames those that people
-watch (doc/metrics.md). A sink whose package is not installed is left out with a warning. Leaves out how metrics are
-computed (`sql_agent.rollouts.metrics`).
+watch (doc/metrics.md). A sink whose package is not installed is left out with a warning.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from sql_agent.verl_side.engine_alarm import engine_alarm
 
 logger = logging.getLogger(__name__)
 
+# verl's names and ours; all other metrics keep verl's name.
 RENAMED = {
     "actor/pg_loss": "policy/loss",
     "actor/pg_clipfrac": "policy/clip_frac",
@@ -45,16 +45,15 @@ RENAMED = {
     "timing_s/testing": "time/validation_s",
     "timing_s/step": "time/step_s",
 }
-"""verl's names and ours; all other metrics keep verl's name."""
 
 
 def rename(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return verl's metrics under our names, scalars only."""
+    """Scalars only."""
     return {RENAMED.get(k, k): float(v) for k, v in metrics.items() if isinstance(v, int | float) or hasattr(v, "item")}
 
 
 def earlier_steps(path: Path) -> list[dict[str, float]]:
-    """Return the metrics that a run has logged, in order; for a step repeated after a resume, the later ones."""
+    """The metrics that a run has logged, in order; for a step repeated after a resume, the later ones."""
     if not path.is_file():
         return []
     *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -69,7 +68,7 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, which a killed run may leave; the next step would be appended to it."""
+    # A killed run may leave an incomplete last line, to which the next step would be appended.
     written = path.read_bytes() if path.is_file() else b""
     whole = written.rfind(b"\n") + 1
     if whole < len(written):
@@ -78,7 +77,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:
-    """Return a replacement for `verl.utils.tracking.Tracking` that belongs to this run.
+    """A replacement for `verl.utils.tracking.Tracking` that belongs to this run.
 
     Args:
         context: its `step_metrics` are logged and emptied at each step.
