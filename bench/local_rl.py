@@ -22,8 +22,8 @@ from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from bench.parts.report import Row, add_options, check_options, facts, finish
 
+# `measure` of `bench.parts.local_PART` measures each part.
 PARTS = ("sampling", "tokens", "memory")
-"""`measure` of `bench.parts.local_PART` measures each part."""
 MODEL = Path("models") / "tiny-sql"
 
 

@@ -30,7 +30,7 @@ def _nothing(*_: object) -> None:
 
 
 def left_out_parts() -> dict[str, dict[str, object]]:
-    """Return the parts of the translation, each with names below `dbbench_adapter` and their replacements."""
+    """The parts of the translation, each with names below `dbbench_adapter` and their replacements."""
     translate, rewrites = "dialect.translate.", "dialect.rewrites."
     checks = ("refuse", "refuse_reserved", "refuse_row_ids")
     parts: dict[str, dict[str, object]] = {

@@ -11,8 +11,8 @@ from typing import Any
 LAYERS, HIDDEN, HEAD_DIM = 6, 256, 64
 MAX_POSITIONS = 4096
 VOCAB_SIZE = 2000
+# The number of answers to one task, as in a group of GRPO.
 GROUP = 8
-"""The number of answers to one task, as in a group of GRPO."""
 
 
 def make_reward_model(folder: Path, *, layers: int = LAYERS, hidden: int = HIDDEN, seed: int = 0) -> Path:
