@@ -29,7 +29,7 @@ from agentgrpo.flags import Parser
 from bench.parts.report import Row, add_json, facts, finish
 from dbbench_adapter import judge
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.engines import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.engines import Backend, BackendUnavailable, known_backends, open_backend
 from dbbench_adapter.protocols.fc import FcEpisode
 
 NUM_ROWS = 30
@@ -73,7 +73,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--backend",
         action="append",
         metavar="SPEC",
-        help="sqlite, mariadb or mysql://user:password@host:port; may be given again (default: sqlite and mariadb)",
+        help=f"{known_backends()}; may be given again (default: sqlite and mariadb)",
     )
     parser.add_argument("--episodes", type=int, default=10_000, help="episodes on each backend, default 10000")
     parser.add_argument("--processes", type=int, default=2, help="processes that play them, default 2")

@@ -24,7 +24,7 @@ from pathlib import Path
 from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import Rows, Task
 from dbbench_adapter.dialect.kinds import plain
-from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
 from dbbench_adapter.judges.strict import same_rows
 from dbbench_adapter.tasks.load import TaskFileError, raw_records, task_file
 from dbbench_adapter.tasks.records import Fault, RecordError, form_of, read_record
@@ -231,7 +231,7 @@ def _counts(counter: Counter[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo tasks validate", description="Check task files; exit status 1 when one is wrong.")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--replay", metavar="BACKEND", help="run every reference on sqlite, mariadb or mysql://...")
+    parser.add_argument("--replay", metavar="BACKEND", help=f"run every reference on {known_backends()}")
     args = parser.parse_args(argv)
     reports: list[FileReport] = []
     wrong = False

@@ -35,7 +35,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path, written
 from agentgrpo.passwords import hidden
 from agentgrpo.processes import ends_in_order
-from dbbench_adapter.engines import BackendUnavailable, named_database
+from dbbench_adapter.engines import BackendUnavailable, known_backends, known_places, named_database
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.splits import draw_by_kind
@@ -516,12 +516,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--database",
         type=named_database,
-        help="your own SQLite file or folder, or mysql://user:password@host:port/database, as in training; --tasks has "
-        "its questions",
+        help=f"your own, as in training: {known_places()}; --tasks has its questions",
     )
-    parser.add_argument(
-        "--backend", type=hidden, default="sqlite", help="sqlite (default), mariadb (a private server) or mysql://…"
-    )
+    parser.add_argument("--backend", type=hidden, default="sqlite", help=f"{known_backends()}; default sqlite")
     parser.add_argument(
         "--judge",
         choices=tuple(dict.fromkeys((*JUDGES, *EXECUTION_JUDGES))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,7 +53,11 @@ def open_databases(place: Path | str) -> Databases:
 
 
 def known_places() -> str:
-    *others, last = (engine.places for engine in ENGINES)
+    return _one_of(engine.places for engine in ENGINES)
+
+
+def _one_of(forms: Iterable[str]) -> str:
+    *others, last = forms
     return f"{', '.join(others)}, or {last}"
 
 
@@ -89,6 +93,10 @@ def _engine_at(place: Path | str) -> Engine:
 
 
 # backends of DB-Bench
+
+
+def known_backends() -> str:
+    return _one_of(form for engine in ENGINES for form in engine.backends)
 
 
 def check_spec(spec: str) -> None:

@@ -260,7 +260,7 @@ def _against_number(rng: random.Random, scene: Scene, output: Output, source: st
 
 
 def _between(low: float, high: float, *, low_included: bool) -> int:
-    """A whole number from low to high, one of which is excluded; return a round number if there is room."""
+    """A whole number from low to high, one of which is excluded; a round number if there is room."""
     first, last = (math.ceil(low), math.ceil(high) - 1) if low_included else (math.floor(low) + 1, math.floor(high))
     for step in (1000, 100, 50, 10, 5):
         if (round_number := -(-first // step) * step) <= last:

@@ -10,7 +10,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.settings import names_of, verl_keys
-from dbbench_adapter.engines import named_database
+from dbbench_adapter.engines import known_places, named_database
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import weights_of
@@ -63,8 +63,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--database",
         type=named_database,
-        help="your own: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or "
-        "mysql://user:password@host:port/database; with --train-file, rows of `question` and `query`",
+        help=f"your own: {known_places()}; with --train-file, rows of `question` and `query`",
     )
     parser.add_argument(
         "--agent",
