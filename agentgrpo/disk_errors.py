@@ -21,19 +21,15 @@ class OutputError(ValueError):
 
 
 @contextmanager
-def failures_of_the_disk(path: Path, then: str = "") -> Iterator[None]:
-    """Raise an `OutputError` where a disk is full, read-only or broken; other errors pass unchanged.
-
-    Args:
-        then: a text added to the message, for example how the run continues.
-    """
+def failures_of_the_disk(path: Path) -> Iterator[None]:
+    """Raise an `OutputError` where a disk is full, read-only or broken; other errors pass unchanged."""
     try:
         yield
     except OutputError:
         raise
     except Exception as error:  # libraries wrap the disk's OSError in errors of their own
         if words := disk_fault(error, path):
-            raise OutputError(words + (f"; {then}" if then else "")) from error
+            raise OutputError(words) from error
         raise
 
 

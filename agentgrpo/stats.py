@@ -29,7 +29,7 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     return max(0.0, min(rate, centre - half_width)), min(1.0, max(rate, centre + half_width))
 
 
-def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> tuple[float, float]:
+def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float]:
     """95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
 
     Clusters are drawn with replacement, with all their values (percentile bootstrap). Give several clusters: a single
@@ -44,7 +44,7 @@ def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, s
     number: dict[Hashable, int] = {}
     index = np.array([number.setdefault(cluster, len(number)) for cluster in clusters])
     sums, sizes = np.bincount(index, weights=values), np.bincount(index)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = rng.multinomial(len(number), np.full(len(number), 1 / len(number)), size=RESAMPLES)
     low, high = np.quantile((drawn @ sums) / (drawn @ sizes), [0.025, 0.975])
     return float(low), float(high)
