@@ -27,8 +27,8 @@ from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from agentgrpo.row_files import NotReadOn
-from reward_model.data.files import Numbered, raw_rows
 from reward_model.data.preferences import PreferenceFileError, write_preferences
+from reward_model.data.read import Numbered, raw_rows
 from reward_model.data.shapes import FORMS, Converter
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference

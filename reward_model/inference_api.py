@@ -131,8 +131,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
     import uvicorn
 
     from reward_model.service.app import Service, make_app
-    from reward_model.service.http_protocol import CountedHttpProtocol
-    from reward_model.service.middleware import RequestMiddleware
+    from reward_model.service.middleware import CountedHttpProtocol, RequestMiddleware
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager

@@ -1,4 +1,4 @@
-# Labels are routes, statuses and reasons, never a request's text.
+"""Prometheus metrics. Labels are routes, statuses and reasons, never a request's text."""
 
 from __future__ import annotations
 

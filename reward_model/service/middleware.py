@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentgrpo.http_protocol import trust
+from agentgrpo.http_protocol import GuardedHttpProtocol, trust
 from reward_model.service import metrics
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,14 @@ class RefusedError(Exception):
     def __init__(self, status: int, reason: str, field: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason, self.field = status, reason, field
+
+
+class CountedHttpProtocol(GuardedHttpProtocol):
+    """The connections that are refused before any request are counted too."""
+
+    def refuse(self, reason: str) -> None:
+        metrics.REJECTED.labels(reason).inc()
+        super().refuse(reason)
 
 
 class RequestMiddleware:

@@ -1,4 +1,4 @@
-"""The calls of one rollout as conversations that people can read. Pure.
+"""The calls of one rollout as conversations that people can read, and their numbers. Pure.
 
 All that is known of a user's own agent are its requests. A request that repeats a whole conversation continues it; any
 other request begins a new one.
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
+# Number of attempts to remember, about 2 MiB; runners have far fewer in flight.
+KEPT = 8192
 
 
 @dataclass
@@ -104,3 +106,25 @@ def _text(content: Any) -> Any:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content or ""
+
+
+class CallCounter:
+    """
+    Args:
+        kept: attempts to remember; an attempt is forgotten once this many others have called after its last call.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        # Number of calls of each attempt; the attempt that called last is at the end.
+        self._calls: dict[tuple[str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def next(self, rollout_id: str, attempt_id: str) -> int:
+        number = self._calls.pop((rollout_id, attempt_id), 0) + 1
+        self._calls[rollout_id, attempt_id] = number
+        if len(self._calls) > self._kept:
+            del self._calls[next(iter(self._calls))]
+        return number

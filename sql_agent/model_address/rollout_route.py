@@ -26,8 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from agentgrpo.json_text import parse_json
-from sql_agent.model_address.call_counter import KEPT, CallCounter
-from sql_agent.model_address.call_log import CallLog
+from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog
 from sql_agent.model_address.policy_request import policy_request, stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, read_body
 from sql_agent.model_address.request_limits import RequestLimits, error_body

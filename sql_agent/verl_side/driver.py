@@ -183,8 +183,8 @@ class CheckpointKeeper:
 
 
 def _leave_out_processes(module: ModuleType) -> None:
-    """Start neither Ray's dashboard, which runs even where none is asked for and queries the metadata servers of three
-    clouds, nor its autoscaler, which has nothing to do on one node and serves metrics to everybody."""
+    # Start neither Ray's dashboard, which runs even where none is asked for and queries the metadata servers of three
+    # clouds, nor its autoscaler, which has nothing to do on one node and serves metrics to everybody.
     module.Node.start_api_server = module.Node.start_monitor = lambda *_, **__: None
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,19 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, sync
 from sql_agent.rollouts.reward_hacking_alarm import RewardHackingAlarm
 from sql_agent.rollouts.run_context import RunContext
-from sql_agent.verl_side.engine_alarm import engine_alarm
 
 logger = logging.getLogger(__name__)
 
+# The watched metric, a difference of probabilities, and its highest healthy value, by the sampler's dtype. In float32
+# sampler and trainer agree to 1e-5, so one token that differs is a fault. In bfloat16 single tokens differ by 0.1 and
+# more without a fault, since a logit between 16 and 32 is rounded to an eighth, so only the mean difference is a sign.
+# Small faults stay below that limit, for example a sampler with top-p 0.9, or weights that are a step or two old.
+HEALTHY = {
+    # a healthy run on a CPU: 1e-5; top_p of 0.9: 0.1; a step without weight sync, small policy: 0.3 (doc/faithful.md)
+    "float32": ("engine/probs_diff_max", 1e-3),
+    # five times what a healthy run in bfloat16 showed, 4e-3 (verl-project/verl-omni issue 637, FSDP2 and vLLM)
+    "bfloat16": ("engine/probs_diff_mean", 2e-2),
+}
 # verl's names and ours; all other metrics keep verl's name.
 RENAMED = {
     "actor/pg_loss": "policy/loss",
@@ -45,6 +54,22 @@ RENAMED = {
     "timing_s/testing": "time/validation_s",
     "timing_s/step": "time/step_s",
 }
+
+
+def engine_alarm(metrics: Mapping[str, float], dtype: str) -> dict[str, float]:
+    """`engine/alarm`, 1 or 0; {} if nothing was compared (no trained token, or no log-probs of the sampler).
+
+    If sampler and trainer give the sampled tokens different probabilities, the tokens were not sampled from the policy,
+    and the update is off-policy without correction.
+
+    Args:
+        metrics: of one train step, under our names.
+        dtype: the sampler's; a dtype that is not in `HEALTHY` has bfloat16's limit.
+    """
+    name, limit = HEALTHY.get(dtype, HEALTHY["bfloat16"])
+    if not metrics.get("training/rollout_probs_diff_valid"):
+        return {}
+    return {"engine/alarm": float(not metrics[name] <= limit)}  # NaN raises the alarm too
 
 
 def rename(metrics: dict[str, Any]) -> dict[str, float]:

@@ -128,11 +128,9 @@ def _reference_stays(module: types.ModuleType) -> None:
 
 
 def _join_gloo(module: types.ModuleType) -> None:
-    """Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice.
-
-    Only training workers call this, so it also sets their number of threads (Ray starts them with one). A single worker
-    needs no rendezvous, so torch's rendezvous server, which would listen on every interface, is left out.
-    """
+    # Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice. Only
+    # training workers call this, so it also sets their number of threads (Ray starts them with one). A single worker
+    # needs no rendezvous, so torch's rendezvous server, which would listen on every interface, is left out.
     upstream = module.init_process_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:

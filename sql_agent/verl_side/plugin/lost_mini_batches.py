@@ -40,7 +40,7 @@ def _sampled_tokens(worker: Any, data: Any) -> int:
 
 
 def _left_out(module: ModuleType, worker: Any, data: Any) -> Any:
-    """What upstream's `train_batch` would return for an update that changes nothing."""
+    # What upstream's `train_batch` would return for an update that changes nothing.
     tu, metric = module.tu, module.Metric
     logger.warning("a mini-batch of %d rows has no judged rollout and is left out of the update", data.shape[0])
     # verl's trainer needs `mfu`, the model FLOPs utilisation
