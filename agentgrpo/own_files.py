@@ -118,7 +118,7 @@ def _findable(folder: Path) -> None:
 
 
 def _what_hides(module: str) -> str | None:
-    """The package of the same name that lacks a module, as verl's `scripts` does; None if there is no such package."""
+    # The package of the same name that lacks a module, as verl's `scripts` does; None if there is no such package.
     package, dot, _ = module.partition(".")
     spec = importlib.util.find_spec(package) if dot else None
     if spec is None or spec.origin is None:

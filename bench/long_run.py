@@ -124,7 +124,6 @@ def store_alone(command: list[str], folder: Path, steps: int) -> Sizes:
 
 
 async def _drive(address: str, process: psutil.Process, steps: int) -> Sizes:
-    """Make every request of runners, LLM proxy and rollout manager for a rollout, in one client."""
     store, seen = PatientStore(address), []
     tasks = [task.to_dict() for task in generate_tasks(ROLLOUTS, seed=0, split="held_out")]
     try:

@@ -179,7 +179,6 @@ def soak(job: Job, clients: Executor, process: psutil.Process) -> list[Row]:
 
 
 def _rate(found: dict[str, Any], job: Job) -> float:
-    """The requests per second that were answered with a score."""
     return found["asked"]["statuses"].get("200", 0) / job.seconds
 
 

@@ -124,7 +124,6 @@ class Throughput(Chain):
         self.events.emit(load)
 
     def _cpu_s(self) -> dict[str, float]:
-        """The CPU seconds so far of each part of the run."""
         parts = self.processes() | {"store": [self.order["store_pid"]], "rollout manager": [os.getpid()]}
         return {name: sum(map(cpu_s, pids)) for name, pids in parts.items()}
 

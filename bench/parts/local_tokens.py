@@ -83,7 +83,6 @@ def per_turn(row: TrainedRow) -> list[TrainedRow]:
 
 
 def _with_log_probs(policy: Any, rows: Sequence[TrainedRow]) -> list[TrainedRow]:
-    """Replace the recorded log-probs by the policy's own."""
     import torch
 
     from sql_agent.local.policy import Rows

@@ -173,7 +173,7 @@ _VLLM = "import verl; from vllm.entrypoints.cli.main import main; main()"
 
 @contextmanager
 def _vllm(model: Path, log: Path) -> Iterator[Server]:
-    """Start vLLM as verl starts it in a run on a CPU (`sql_agent.verl_side.config`)."""
+    # Start vLLM as verl starts it in a run on a CPU (`sql_agent.verl_side.config`).
     cfg = load_config(None)
     context = cfg.data.prompt_tokens + cfg.data.max_response_tokens
     flags = {

@@ -40,10 +40,8 @@ def make_reward_model(folder: Path, *, layers: int = LAYERS, hidden: int = HIDDE
 
 
 def _tokenizer(seed: int) -> Any:
-    """Train a byte-level BPE on tasks and their rules: 3 to 4 characters per token, as with large models.
-
-    The small policy's tokenizer would not do, because whole sentences of the rules are single tokens in it.
-    """
+    # Train a byte-level BPE on tasks and their rules: 3 to 4 characters per token, as with large models. The small
+    # policy's tokenizer would not do, because whole sentences of the rules are single tokens in it.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

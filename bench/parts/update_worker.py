@@ -47,7 +47,6 @@ def main() -> None:
 
 
 def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, repeats: int) -> dict[str, Any]:
-    """The seconds of each repetition, and the sum of the trained tokens' log-probs before the first update."""
     import numpy as np
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -95,7 +94,6 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
 
 
 def _restore_upstream() -> None:
-    """Restore transformers' attention, which the plugin replaces."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

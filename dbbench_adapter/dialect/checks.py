@@ -89,7 +89,6 @@ def _refuse_into(select: exp.Select) -> None:
 
 
 def _refuse_bare_columns(select: exp.Select) -> None:
-    """Apply ONLY_FULL_GROUP_BY to the select list."""
     group = select.args.get("group")
     groups = list(group.expressions) if group is not None else []
     if group is not None and not groups:

@@ -177,7 +177,6 @@ def _how(left: Kind | None, right: Kind | None) -> str:
 
 
 def _as(how: str, value: exp.Expr, kind: Kind | None) -> exp.Expr:
-    """A value such that SQLite compares it in this way."""
     if kind == NULL or how in "t?":
         return value
     if how == "n":

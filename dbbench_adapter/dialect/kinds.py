@@ -208,7 +208,7 @@ def digits_of(value: int | float, scale: int) -> Decimal:
 
 
 def _as_moment(text: str, kind: Kind) -> datetime.date | datetime.timedelta | str:
-    """A date or time as the driver's object; the text if it is none."""
+    # A date or time as the driver's object; the text if it is none.
     try:
         if kind == DATE:
             return datetime.date.fromisoformat(text)

@@ -129,7 +129,7 @@ def _collate_column(column: exp.ColumnDef) -> None:
 
 
 def _key_column(column: exp.ColumnDef) -> None:
-    """Count up an AUTO_INCREMENT column in SQLite's words, which knows one type for it, and let no key be NULL."""
+    # Count up an AUTO_INCREMENT column in SQLite's words, which knows one type for it, and let no key be NULL.
     kinds = [type(item.kind) for item in column.constraints]
     if exp.AutoIncrementColumnConstraint in kinds:
         column.set("kind", exp.DataType.build("INT"))
@@ -199,7 +199,7 @@ def _sqlite_update(tree: exp.Update) -> exp.Expr:
 
 
 def _join_update(tree: exp.Update, joins: list[exp.Join]) -> None:
-    """Turn UPDATE a JOIN b ON c SET ... WHERE w into SQLite's UPDATE a SET ... FROM b WHERE c AND w."""
+    # Turn UPDATE a JOIN b ON c SET ... WHERE w into SQLite's UPDATE a SET ... FROM b WHERE c AND w.
     if any(join.side or join.args.get("using") for join in joins):
         raise unsupported("UPDATE with an outer join or USING")
     tree.this.set("joins", None)

@@ -113,7 +113,7 @@ def _store_assigned(items: list[exp.Expr], columns: dict[str, TableColumn | None
 
 
 def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> None:
-    """Read the query through `WITH stored_rows (...)`, so that it still orders and groups by numbers."""
+    # Read the query through `WITH stored_rows (...)`, so that it still orders and groups by numbers.
     _settle_bytes(query, columns, finder)
     items = _selected(query, columns, finder)
     kinds = finder.kinds_of(query)
@@ -237,7 +237,7 @@ def _is_chosen(value: exp.Expr) -> bool:
 
 
 def _is_text(value: exp.Expr, kind: Kind | None) -> bool:
-    """Whether SQLite already stores the text that MySQL stores."""
+    # Whether SQLite already stores the text that MySQL stores.
     written = kind is not None and (kind == INT or not kind.is_number)
     return written or isinstance(value, exp.Null | exp.Tuple | exp.Star | exp.Placeholder | exp.Var)
 

@@ -92,7 +92,7 @@ def draw_where(rng: random.Random, scene: Scene, plan: Plan, at: str, num_subque
 
 
 def _combined(rng: random.Random, conditions: list[Condition], *, num_required: int) -> Where:
-    """Join conditions so that the first `num_required` have to hold for every row."""
+    # Join conditions so that the first `num_required` have to hold for every row.
     if len(conditions) == 1:
         (only,) = conditions
         words = rng.choice([f"whose {only.subject} {only.predicate}", f"where {only.clause}"])

@@ -92,7 +92,6 @@ def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
 
 
 def _share_subqueries(rng: random.Random, plan: Plan) -> tuple[int, int]:
-    """Divide the sub-queries between WHERE and HAVING; return both numbers."""
     if plan.subquery is None:
         return 0, 0
     room = {"where_single_condition": 1, None: 0}.get(plan.where, 2)
@@ -108,7 +107,7 @@ def _select(outputs: Sequence[Output], source: str) -> str:
 
 
 def _named(rng: random.Random, outputs: Sequence[Output]) -> str:
-    """The columns in words: `driver name, start city and total distance (as total_distance)`."""
+    # The columns in words: `driver name, start city and total distance (as total_distance)`.
     return _listed(outputs, rng.choice(PHRASES["namings"]))
 
 
@@ -199,7 +198,7 @@ _Test = tuple[str, str]
 def _having(
     rng: random.Random, scene: Scene, plan: Plan, at: str, groups: list[Output], source: str, num_subqueries: int
 ) -> tuple[str, str]:
-    """Words (a sentence that begins with the full stop before it) and SQL; both are empty without HAVING."""
+    # Words (a sentence that begins with the full stop before it) and SQL; both are empty without HAVING.
     if not plan.having:
         return "", ""
     by = ", ".join(group.sql for group in groups)
@@ -330,10 +329,8 @@ def draw_keys(rng: random.Random, plan: Plan, candidates: Sequence[Output]) -> l
 
 
 def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: str) -> list[tuple[Cell, ...]] | None:
-    """The rows of the result, unordered; None if different rows tie on every key.
-
-    MySQL gives averages four decimals, so averages that are closer together count as tied.
-    """
+    # The rows of the result, unordered; None if different rows tie on every key. MySQL gives averages four decimals, so
+    # averages that are closer together count as tied.
     columns = ", ".join(output.sql for output in [*outputs, *(key.output for key in keys)])
     rows = scene.ask(f"SELECT {columns} {source}")
     result_by_key: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}

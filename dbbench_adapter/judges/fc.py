@@ -72,7 +72,7 @@ def _clean_text(text: str) -> list[str] | None:
 
 
 def _driver_values(text: str) -> list[Any] | None:
-    """The values of a printed driver result: those of its one-column rows, or of one row that is no literal."""
+    # The values of a printed driver result: those of its one-column rows, or of one row that is no literal.
     try:
         items = parse_literal(text)
     except ValueError:

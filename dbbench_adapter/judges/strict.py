@@ -108,7 +108,6 @@ def _as_row(item: Any, width: int) -> Row:
 
 
 def _listed(text: str) -> Sequence[Any] | None:
-    """The items of a text like `['Pear', 'Plum']` or `[('Pear', 4), ('Plum', Decimal('5'))]`."""
     if (rows := parse_rows(text)) is not None:
         return rows
     try:
@@ -198,9 +197,8 @@ def _as_kind(given: Cell, kind: type) -> Any:
 
 
 def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], list[int]]:
-    """Rows sorted by one column of floats: the column with the most distinct values, its floats in ascending order, and
-    the places of their rows. NaN is left out, since it equals nothing. Without floats both lists are empty.
-    """
+    # Rows sorted by one column of floats: the column with the most distinct values, its floats in ascending order, and
+    # the places of their rows. NaN is left out, since it equals nothing. Without floats both lists are empty.
     floats = [column for column, cell in enumerate(expected[places[0]]) if isinstance(cell, float)]
     column = max(floats, key=lambda column: len({expected[place][column] for place in places}), default=0)
     cells = ((expected[place][column], place) for place in places)

@@ -123,8 +123,8 @@ class DatabaseEpisode(Episode):
         return self._open()
 
     def _commit_work(self, sql: str) -> None:
-        """Commit as the originals' drivers do after each statement. A commit costs a round trip, so it starts with the
-        first statement that has a word which may open a transaction."""
+        # Commit as the originals' drivers do after each statement. A commit costs a round trip, so it starts with the
+        # first statement that has a word which may open a transaction.
         self._transaction_opened = self._transaction_opened or _OPENS_TRANSACTION.search(sql) is not None
         if self._transaction_opened:
             self._database.run("COMMIT")

@@ -109,8 +109,8 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         return format_result(self._run(query))
 
     def _run(self, query: str) -> Result:
-        """Run all statements up to the first that fails. The driver fetches the first result, or the error of the
-        second statement if that one fails."""
+        # Run all statements up to the first that fails. The driver fetches the first result, or the error of the second
+        # statement if that one fails.
         statements = split_statements(query) or [query]
         results: list[Result] = []
         for statement in statements:

@@ -71,7 +71,7 @@ class LabEpisode(DatabaseEpisode):
         return text
 
     def _readable(self) -> bool:
-        """Whether the original could read its answer; for a change that is the hash of the table."""
+        # Whether the original could read its answer; for a change that is the hash of the table.
         return not self.task.changes_state or self.table_hash() is not None
 
 

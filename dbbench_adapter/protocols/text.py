@@ -123,8 +123,8 @@ class TextEpisode(DatabaseEpisode):
         return []
 
     def _run(self, sql: str) -> Result:
-        """Run one statement in a session of its own. The driver cannot fetch several statements; it keeps nothing of
-        them except a first statement that commits itself."""
+        # Run one statement in a session of its own. The driver cannot fetch several statements; it keeps nothing of
+        # them except a first statement that commits itself.
         if not sql:
             return Result()
         statements = split_statements(sql) or [sql]

@@ -140,7 +140,7 @@ def _cell(node: ast.expr) -> Cell:
 
 
 def _decimal(value: Any) -> int | float:
-    """An integer if no point is printed: to MySQL's drivers the sum of a column of integers is a decimal."""
+    # An integer if no point is printed: to MySQL's drivers the sum of a column of integers is a decimal.
     number = Decimal(value)
     if not number.is_finite() or abs(number.adjusted()) > _MAX_ADJUSTED:
         raise ValueError("a number too large or small to be one of a database")

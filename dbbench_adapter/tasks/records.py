@@ -121,7 +121,6 @@ def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault
 
 
 def _path(value: Any, error: ErrorDetails) -> str:
-    """The path of the wrong field, without the parts that only name a type of a union."""
     parts: list[str] = []
     for part in error["loc"]:
         try:

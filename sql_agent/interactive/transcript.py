@@ -143,7 +143,6 @@ class Transcript:
     # on the console
 
     def _write(self, text: str, end: int) -> None:
-        """Print the part of `text[:end]` that is not printed yet, thoughts in dim letters."""
         if end > self._written:
             new = Text(visible(text[self._written : end]))
             thinking = text[: self._written].rfind("<think>") > text[: self._written].rfind("</think>")

@@ -135,7 +135,6 @@ def _error_in(body: bytes) -> Any:
 
 
 def _texts(said: Any, depth: int) -> Iterator[str]:
-    """Yield the texts in an answer, sentences first."""
     if isinstance(said, str):
         inner = _json_in(said)
         if inner is None:

@@ -250,7 +250,7 @@ class TextToSql(Environment):
         return _Reference(result.rows or (), time.monotonic() - started)
 
     def _run_ranks(self, db_id: str, query: str) -> list[int] | None:
-        """None if it cannot be said which rows are tied."""
+        # None if it cannot be said which rows are tied.
         asked = probes(query, self._engine)
         columns = {name for name, probe in asked.items() if self._run(db_id, probe).error is None}
         numbered = ranked(query, self._engine, columns)

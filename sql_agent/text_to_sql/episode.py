@@ -148,10 +148,8 @@ def unfenced(sql: str) -> str:
 
 
 def _is_statement(before: str) -> bool:
-    """Whether the text before a fence is SQL, and not a sentence that begins like it ("With this query:").
-
-    SQL is also what ends inside a quoted text or a comment, since the fence stands in that then.
-    """
+    # Whether the text before a fence is SQL, and not a sentence that begins like it ("With this query:"). SQL is also
+    # what ends inside a quoted text or a comment, since the fence stands in that then.
     begun = _BEGINNING.match(before)
     if begun is None or _OPEN.search(_QUOTED.sub("", before)):
         return begun is not None or _COMMENT.match(before) is not None

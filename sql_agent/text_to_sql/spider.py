@@ -102,7 +102,7 @@ def same_result(given: Rows, expected: Rows, *, ordered: bool) -> bool:
 
 
 def _readable(rows: Rows) -> Rows:
-    """The rows as the evaluator reads them: bytes of a text that are no UTF-8 are left out."""
+    # The rows as the evaluator reads them: bytes of a text that are no UTF-8 are left out.
     return tuple(
         tuple(c.encode("utf-8", "surrogateescape").decode("utf-8", "ignore") if isinstance(c, str) else c for c in row)
         for row in rows
@@ -110,11 +110,8 @@ def _readable(rows: Rows) -> Rows:
 
 
 def _sorted_cells(row: Row) -> Row:
-    """The cells in the order of their texts and types.
-
-    The evaluator rejects results whose rows differ then. So 1 is 1.0 where it stands alone, and not beside 1.5, since
-    `1` and `1.0` sort to different sides of it.
-    """
+    # The cells in the order of their texts and types. The evaluator rejects results whose rows differ then. So 1 is 1.0
+    # where it stands alone, and not beside 1.5, since `1` and `1.0` sort to different sides of it.
     return tuple(sorted(row, key=lambda cell: f"{cell}{type(cell)}"))
 
 

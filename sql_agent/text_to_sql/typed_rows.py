@@ -58,10 +58,8 @@ def _by_other_cells(rows: Counter[Row]) -> dict[Row, list[Any]]:
 
 
 def _fitting(given: list[Any], expected: list[Any], decimals: int | None) -> list[list[list[int]]]:
-    """The places of the expected rows that each given row equals.
-
-    They are looked up by the column with the most distinct values, so that thousands of rows take a second.
-    """
+    # The places of the expected rows that each given row equals. They are looked up by the column with the most
+    # distinct values, so that thousands of rows take a second.
     width = range(len(expected[0]))
     pivot = max(width, key=lambda column: len({row[column] for row in expected}), default=None)
     if pivot is None:

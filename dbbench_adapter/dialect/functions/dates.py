@@ -99,7 +99,7 @@ def _seconds_of(value: Any) -> int:
 
 
 def _temporal_number(value: Any) -> int | None:
-    """A date or time as MySQL counts with it: 20210301, 20210301100509 or 100509."""
+    # A date or time as MySQL counts with it: 20210301, 20210301100509 or 100509.
     text = text_of(value)
     digits = re.sub(r"\D", "", text)
     return (-int(digits) if text.startswith("-") else int(digits)) if digits else None
@@ -245,10 +245,8 @@ def _time_format(value: Any, form: Any) -> str | None:
 
 
 def _str_to_date(text: Any, form: Any) -> str | None:
-    """ISO text of the date, the time or both, as the format has them; None if the text does not fit it.
-
-    MySQL ignores the text after the part that fits, and in its default sql_mode a date without a day is no date.
-    """
+    # ISO text of the date, the time or both, as the format has them; None if the text does not fit it. MySQL ignores
+    # the text after the part that fits, and in its default sql_mode a date without a day is no date.
     form, text = _format_of(form), text_of(text)[:MAX_DATE_CHARS].strip()
     specifiers = set(re.findall(r"%(.)", form))
     if "D" in specifiers:

@@ -66,7 +66,7 @@ def _cast_unsigned(value: Any) -> int:
 
 
 def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
-    """The nearest decimal; MySQL adds a warning where it has too many digits."""
+    # The nearest decimal; MySQL adds a warning where it has too many digits.
     digits = _digits(scale)
     written = _exact(value)
     largest = Decimal(10) ** (whole(precision) - digits) - Decimal(1).scaleb(-digits)
@@ -100,7 +100,7 @@ def _truncate(value: Any, digits: Any) -> float:
 
 
 def _round(value: Any, digits: Any = 0) -> int | float:
-    """Round halves exactly in the written decimal, as MySQL rounds its decimals."""
+    # Round halves exactly in the written decimal, as MySQL rounds its decimals.
     if isinstance(value, str):
         return _round_double(value, digits)
     found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
@@ -136,7 +136,7 @@ def _as_text(value: Any, digits: Any = None, own: Any = 0) -> str:
 
 
 def _decimal_text(value: Any) -> str:
-    """The text of a decimal with all the digits that SQLite knows of it."""
+    # The text of a decimal with all the digits that SQLite knows of it.
     if not isinstance(value, float) or not math.isfinite(value):
         return text_of(value)
     return f"{_DOUBLE_DIGITS.create_decimal(repr(value)):f}"
@@ -159,7 +159,7 @@ def _in_unsigned(value: Any) -> Any:
 
 
 def _in_double(value: Any) -> Any:
-    """A sum in which one operand is a double, also where SQLite adds a text as a whole number."""
+    # A sum in which one operand is a double, also where SQLite adds a text as a whole number.
     if isinstance(value, int) and abs(value) > 2**53:
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):

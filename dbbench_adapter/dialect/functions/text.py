@@ -190,7 +190,7 @@ _SOUNDS = {letter: code for code, letters in enumerate(_SOUNDING) for letter in 
 
 
 def _soundex(value: Any) -> str:
-    """SOUNDEX, which in MySQL has a code for every letter that sounds unlike the one before, at least three."""
+    # SOUNDEX, which in MySQL has a code for every letter that sounds unlike the one before, at least three.
     letters = [letter for letter in text_of(value).upper() if letter in _SOUNDS]
     if not letters:
         return ""

@@ -313,7 +313,7 @@ def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, m
 
 
 def _plain(cell: Any) -> Any:
-    """A cell as SQLite would give it: whole and other numbers, texts, bytes, NULL."""
+    # A cell as SQLite would give it: whole and other numbers, texts, bytes, NULL.
     if isinstance(cell, Decimal):
         return int(cell) if cell == cell.to_integral_value() and cell.as_tuple().exponent == 0 else float(cell)
     if isinstance(cell, datetime.timedelta):

@@ -76,9 +76,8 @@ def denying(unparsed: Collection[Unparsed]) -> Callable[..., int]:
 
 @lru_cache(maxsize=64)
 def _unparsed(listed: tuple[_Entry, ...]) -> tuple[Unparsed, ...] | None:
-    """The entries that SQLite refuses in a database with this schema and nothing else; None if the schema itself is not
-    to blame.
-    """
+    # The entries that SQLite refuses in a database with this schema and nothing else; None if the schema itself is not
+    # to blame.
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as probe:
         for number in range(len(listed)):
             probe.execute(f"CREATE TABLE t{number} (x)")  # makes a root page
@@ -104,16 +103,15 @@ def _refused(probe: sqlite3.Connection, rows: list[_Entry]) -> Iterator[Unparsed
 
 
 def _blamed(probe: sqlite3.Connection, rows: list[_Entry], name: str, start: str) -> _Entry:
-    """The entry of that name that SQLite refuses, of a trigger and a table with one name the first that fails together
-    with what stands before it.
-    """
+    # The entry of that name that SQLite refuses, of a trigger and a table with one name the first that fails together
+    # with what stands before it.
     *others, last = (number for number, row in enumerate(rows) if row[1] == name)
     failing = (number for number in others if (_problem(probe, rows[: number + 1]) or "").startswith(start))
     return rows[next(failing, last)]
 
 
 def _problem(probe: sqlite3.Connection, rows: Sequence[_Entry]) -> str | None:
-    """What SQLite says against a schema with these entries; None if it reads it."""
+    # What SQLite says against a schema with these entries; None if it reads it.
     probe.execute("PRAGMA writable_schema = ON")
     probe.execute("DELETE FROM sqlite_master")
     probe.executemany("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", rows)

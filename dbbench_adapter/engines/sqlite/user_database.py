@@ -62,11 +62,8 @@ _BUILT_IN = (
 
 
 def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
-    """A replacement of `trim`, `ltrim` or `rtrim` that takes linear time.
-
-    SQLite's own compares every character of the text with every one of the set. So does Python's `str.strip`, which no
-    other thread can interrupt.
-    """
+    # A replacement of `trim`, `ltrim` or `rtrim` that takes linear time. SQLite's own compares every character of the
+    # text with every one of the set. So does Python's `str.strip`, which no other thread can interrupt.
 
     def stripped(text: Any, characters: Any) -> Any:
         if text is None or characters is None:
