@@ -109,7 +109,7 @@ BIT_AND(n) | BIT_OR(n) | BIT_XOR(n) | n | 3 | n ^ 3 | n << 1
 
 AS_MYSQL_8 = {
     r"PI\(\)|(AVG|STD\w*|VAR\w*)\(": "SQLite shows all digits of doubles, MariaDB four or six",
-    r"(ROUND|TRUNCATE)\(.* \* 1\.5|CAST\(c AS CHAR\) \* 1\.5": "MariaDB shows some digits of such doubles, or rounds",
+    r"(ROUND|TRUNCATE)\(.* \* 1\.5|CAST\(c AS CHAR\) [*+]": "MariaDB shows few digits of such doubles, or rounds",
     r"> [md] \* 1\.5|>= d ORDER": "MariaDB reads a number as a date to compare it with one",
     r"MD5\(w\) [*+]|SUM\(MD5": "MariaDB cuts off a double that is too large, or refuses it",
 }
@@ -120,6 +120,7 @@ AS_MYSQL_8_OF_TEXTS = {
 """The same over columns of texts."""
 DIGITS = {
     r"SET w = (\(SELECT .*)?(GREATEST|COALESCE|IFNULL|IF|CASE)\b": "a decimal chosen from several, stored in a text",
+    r"SET w = n / 4": "a quotient stored in a text",
 }
 """Both engines answer, with other digits of a decimal."""
 
