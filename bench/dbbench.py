@@ -2,8 +2,7 @@
 
 One episode makes a database with a table of 30 rows, runs three statements (two SELECTs and a change), commits, and
 calls the strict judge, which makes a second database for the reference; then both are dropped. No statement is
-repeated, so that none is in a cache. Episodes run in processes with threads, as runners do. Leaves out the model and
-the agent.
+repeated, so that none is in a cache. Episodes run in processes with threads, as runners do.
 """
 
 from __future__ import annotations

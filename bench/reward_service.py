@@ -2,7 +2,7 @@
 
 The soak test takes additional time (`--soak-s 600`). The command makes the model, the same each time: a random Qwen3
 classifier of 6 layers, 256 wide. The baseline is `bench/parts/reward_baseline.py`, which scores one request at a time
-with the same model inside an `async def`. Servers and clients are separate processes, on loopback. Leaves out GPUs.
+with the same model inside an `async def`. Servers and clients are separate processes, on loopback.
 """
 
 from __future__ import annotations

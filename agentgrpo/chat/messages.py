@@ -27,7 +27,8 @@ class FunctionCall(Record):
 
     @property
     def as_object(self) -> dict[str, Any] | str:
-        # A text with NaN or with half a surrogate pair, which no JSON file can hold, stays a text too.
+        # A text with NaN or with half a surrogate pair, which no JSON file can hold, stays a text too. For a rollout's
+        # prompt `template.for_template` makes an object of it, as vLLM's chat endpoints do.
         try:
             value = parse_json(self.arguments, parse_constant=_refuse)
             json.dumps(value, ensure_ascii=False).encode()

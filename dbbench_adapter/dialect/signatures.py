@@ -1,4 +1,4 @@
-"""Says for every function of the translation what kind its result has in MySQL, and what it takes its arguments for.
+"""What kind the result of every function of the translation has in MySQL, and what it takes its arguments for.
 
 `SIGNATURES` is the only place for this: a function without a row is refused. `NODES` gives sqlglot's own nodes the name
 of their row.
