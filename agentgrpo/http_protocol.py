@@ -164,7 +164,7 @@ class GuardedHttpProtocol(LimitedHttpProtocol):
             self._forget()
 
     def _with_room(self) -> dict[GuardedHttpProtocol, float]:
-        # Those that have been unknown for too long are closed here, when the next one needs their place.
+        # Those that have been unknown for too long are closed first.
         unknown = _unknown.setdefault(self.server_state, {})
         while len(unknown) >= MAX_UNKNOWN:
             oldest, since = next(iter(unknown.items()))
