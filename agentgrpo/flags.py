@@ -22,8 +22,8 @@ from agentgrpo.passwords import masked
 class FlagName:
     """Names the flag of a setting, in the setting's annotation, where it is not the setting's own name."""
 
-    name: str
-    """With dashes, and without those in front."""
+    name: str | None
+    """With dashes, and without those in front. None: the setting has no flag."""
 
 
 def dashed(name: str) -> str:

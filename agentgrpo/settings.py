@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import shipped_settings
@@ -24,6 +26,13 @@ class Settings(BaseModel):
         validate_by_name=True,
         serialize_by_alias=True,
     )
+
+
+@dataclass(frozen=True)
+class VerlKey:
+    """Names verl's key for a setting, in the setting's annotation."""
+
+    key: str
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -42,6 +51,25 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict | None):
         raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
     return tree or {}
+
+
+def earlier_names(field: FieldInfo) -> list[str]:
+    """Return the earlier names of a setting, which files and flags may use too."""
+    earlier = field.validation_alias
+    choices = earlier.choices if isinstance(earlier, AliasChoices) else [earlier]
+    return [each for each in choices if isinstance(each, str)]
+
+
+def by_present_names(tree: dict[str, Any], settings: type[BaseModel]) -> dict[str, Any]:
+    """Return a tree of settings with earlier names replaced; where it has both names, the later entry wins."""
+    fields = settings.model_fields
+    present = {earlier: name for name, field in fields.items() for earlier in earlier_names(field)}
+    named = {present.get(name, name): value for name, value in tree.items()}
+    for name, value in named.items():
+        kind = fields[name].annotation if name in fields else None
+        if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            named[name] = by_present_names(value, kind)
+    return named
 
 
 def parse_yaml(text: str, what: str) -> Any:
@@ -66,6 +94,16 @@ def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         for name, value in other.items()
     }
     return {**tree, **both}
+
+
+def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set `tree["a"]["b"] = value` for the path "a.b", and make missing mappings."""
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ValueError(f"--set {path}: {parent!r} is a value, not a group of settings; leave out what follows it")
+    tree[leaf] = value
 
 
 def describe_faults(error: ValidationError, settings: type[BaseModel]) -> list[str]:
@@ -100,10 +138,12 @@ def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def verl_keys(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (verl's key, our setting) for every setting whose description names verl's key."""
+    """Yield (verl's key, our setting) for every `VerlKey` of a tree of settings."""
     for name, field in settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from verl_keys(field.annotation, f"{prefix}{name}.")
-        elif keys := re.search(r"\bverl:\s+(.*)", " ".join((field.description or "").split())):
-            for key in keys[1].split(", "):
-                yield key, prefix + name
+        yield from ((key, prefix + name) for key in verl_keys_of(field))
+
+
+def verl_keys_of(field: FieldInfo) -> list[str]:
+    return [each.key for each in field.metadata if isinstance(each, VerlKey)]

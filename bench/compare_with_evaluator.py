@@ -37,7 +37,7 @@ from rich.progress import track
 from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import Rows
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
-from sql_agent.datatypes import AgentConfig
+from sql_agent.settings.groups import AgentConfig
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.judges import ExecutionJudge, same_result

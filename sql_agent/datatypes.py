@@ -1,4 +1,4 @@
-"""Defines the records of `sql_agent`: the agent's settings, the record of a rollout, and its reward.
+"""Defines the records of `sql_agent`: that of a rollout, and its reward.
 
 Importing this module is instant. Leaves out the records of a train step (`sql_agent.rollouts.datatypes`).
 """
@@ -7,212 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
-
-from agentgrpo.settings import Settings
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
-from dbbench_adapter.protocols import ProtocolName
 from sql_agent.comparison import Comparison
 
 OWN_REWARD = "own_reward"
 """The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
 `parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it."""
-
-MAX_RETRIES = 2
-"""Retries of one model call, by the OpenAI client, with its exponential backoff."""
-
-
 ROW_END = "row_end"
 """Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
 rollout's row is full (`sql_agent.verl_side.plugin.row_end`)."""
-
-
-class AgentConfig(Settings):
-    """Holds limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
-
-    protocol: ProtocolName = "fc"
-    """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
-    instructions: Path | None = None
-    """Text file that replaces what the first prompt says about how to act (dbbench, text2sql); it has to name the tools
-    or, with `text` and `lab`, the forms of a reply. None: the environment's own."""
-    max_turns: int | None = Field(default=None, ge=1)
-    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), medical 8, gsm8k
-    10."""
-    max_tokens: int = Field(default=512, ge=1)
-    """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
-    temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """1 samples from all tokens, the only value that can be trained on: the update's log-probs are those of all."""
-    statement_timeout_s: float = Field(default=5.0, gt=0)
-    """Wall clock of one SQL statement, in seconds."""
-    turn_timeout_s: float = Field(default=90.0, gt=0)
-    """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
-    rollout_timeout_s: float = Field(default=300.0, gt=0)
-    """Wall clock of the whole rollout, in seconds; one that runs into it is lost, whatever it was doing."""
-
-    @model_validator(mode="after")
-    def _deadlines_nest(self) -> AgentConfig:
-        statement_s, turn_s, rollout_s = self.statement_timeout_s, self.turn_timeout_s, self.rollout_timeout_s
-        tries = 1 + MAX_RETRIES
-        if not statement_s <= turn_s or not tries * turn_s <= rollout_s:
-            raise ValueError(
-                f"deadlines have to nest: statement_timeout_s <= turn_timeout_s, and {tries} tries of a turn have to "
-                f"fit into the rollout, {tries} x turn_timeout_s <= rollout_timeout_s; "
-                f"got {statement_s:g}, {turn_s:g} and {rollout_s:g}"
-            )
-        return self
-
-
-SPLIT_SEED = 0
-"""Seed of the split of a file into tasks to train on and held-out ones. It is no setting: a run's own seed draws orders
-and samples, and a command with another seed must not train on what this one holds out."""
-NO_SPLIT = (
-    "give held-out tasks in a file, --val-file FILE; fine-tuning and the local trainers can also learn every row, "
-    "--held-out-fraction 0"
-)
-"""What to do about a file that cannot be split."""
-UNKNOWN_PROMPT_TOKENS = 1024
-"""Room for what is not known before a rollout: the first prompt of a user's own agent, or an episode's opening."""
-
-
-class DataConfig(Settings):
-    train_file: Path | None = None
-    """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
-    val_file: Path | None = None
-    """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
-    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
-    """Share of `train_file` that is held out when it comes without `val_file`, the same tasks in every command and for
-    every seed; in dbbench of its tables, of which none is in both. 0 trains on every row."""
-    generate: int = Field(default=512, ge=1)
-    """Tasks to generate for training when there is no `train_file`."""
-    skills: tuple[str, ...] = ()
-    """Keep tasks that show one of these skills, to train on and held out; empty keeps all. dbbench only."""
-    val_limit: int = Field(default=64, ge=1)
-    """Held-out tasks evaluated at each validation, of every kind the same number; the seed draws them, once for a
-    run."""
-    train_batch_size: int = Field(default=8, ge=1)
-    """Tasks per train step. verl: data.train_batch_size"""
-    max_prompt_tokens: int | None = Field(default=None, ge=16)
-    """Longest first prompt; the schema of a longer one is shortened, other tasks are left out and counted. None: what
-    the model's context leaves beside the response. verl: data.max_prompt_length"""
-    max_response_tokens: int = Field(default=2048, ge=16)
-    """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
-    full. verl: data.max_response_length"""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Return the tokens that a row keeps for its first prompt, or a guess before the prompts are known."""
-        return self.max_prompt_tokens or UNKNOWN_PROMPT_TOKENS
-
-
-@dataclass(frozen=True)
-class EnvironmentSettings:
-    """Holds the settings for `sql_agent.environments.base.make_environment`; each environment reads its own."""
-
-    type: str = "dbbench"
-    """A key of `sql_agent.names.ENVIRONMENTS`, or the name of a user's own environment."""
-    protocol: ProtocolName = "fc"
-    judge: str = "strict"
-    """A judge of that environment."""
-    backend: str = "sqlite"
-    database: Path | str | None = None
-    """A path, or the address of a database on a server, whose password is hidden."""
-    call_timeout_s: float = 30.0
-    agent: str | None = None
-    instructions: Path | None = None
-    """Text file; None: the environment's own."""
-
-
-class RewardModelConfig(Settings):
-    """Configures the reward model in the reward; without a URL there is none."""
-
-    url: str | None = None
-    """Scoring service (`agentgrpo reward serve`); its token, where it wants one, is read from the environment,
-    REWARD_API_TOKEN. None: no reward model."""
-    weight: float = Field(default=0.2, ge=0, le=0.2)
-    """Most that the score adds to the reward of a correct rollout, or takes from it; 0 only logs it."""
-    center: float = 0.0
-    """Score that counts as neither good nor bad; `agentgrpo reward evaluate` prints it."""
-    scale: float = Field(default=1.0, gt=0)
-    """Distance from the centre at which tanh has 76 % of its bound; `agentgrpo reward evaluate` prints it."""
-    timeout_s: float = Field(default=30.0, gt=0)
-    """How long a rollout waits for its score, retries included."""
-    give_up_s: float = Field(default=120.0, gt=0)
-    """A service that has given no score for so long stops the step."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else address(url, "leave it out, a token is read from REWARD_API_TOKEN")
-
-    @model_validator(mode="after")
-    def _deadlines_nest(self) -> RewardModelConfig:
-        if self.timeout_s > self.give_up_s:
-            raise ValueError(
-                f"timeout_s ({self.timeout_s:g}) is longer than give_up_s ({self.give_up_s:g}); "
-                "a score has to be late before the service counts as gone: lower the first, or raise the second"
-            )
-        return self
-
-
-class JudgeConfig(Settings):
-    """Configures an LLM as judge behind an OpenAI-compatible address; without a URL there is none."""
-
-    url: str | None = None
-    """Address up to /v1. Its key, where it wants one, is read from the environment, JUDGE_API_KEY. None: no judge."""
-    model: str | None = None
-    """The judge's name at that address."""
-    rubric: Path | None = None
-    """Text file that tells the judge what to score, from 0 to 1."""
-    timeout_s: float = Field(default=120.0, gt=0)
-    """How long a rollout waits for its score, the wait for a free place and retries included."""
-    attempts: int = Field(default=3, ge=1)
-    """Tries of one score; each counts as a call."""
-    concurrency: int = Field(default=8, ge=1)
-    """Calls in flight at once, of all runner processes together."""
-    max_calls: int = Field(default=10_000, ge=1)
-    """Calls of the whole run, of all its starts; what is answered from `judge/` in the run's folder is no call."""
-    max_chars: int = Field(default=30_000, ge=1_000)
-    """Characters of a conversation that are sent; of a longer one the middle is left out and the judge is told."""
-    max_tokens: int = Field(default=512, ge=16)
-    """Tokens of one answer of the judge."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else address(url, "a key is read from JUDGE_API_KEY").rstrip("/")
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> JudgeConfig:
-        given = {name: getattr(self, name) for name in ("url", "model", "rubric")}
-        absent = [f"--judge-{name}" for name, value in given.items() if value is None]
-        if 0 < len(absent) < len(given):
-            raise ValueError(f"an LLM as judge needs an address, a model and a rubric; missing: {', '.join(absent)}")
-        return self
-
-
-def address(url: str, instead: str) -> str:
-    """Check and return the address of a service.
-
-    Raises:
-        ValueError: the URL is not an http:// or https:// address, or has a login; `instead` says where a secret goes.
-    """
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port or an IPv6 address is invalid
-        usable = False
-    if "@" in url:
-        raise ValueError(f"the address holds a user or a password; {instead}")
-    if not usable:
-        raise ValueError(f"{url!r} is no address, expected http://HOST:PORT with a port from 1 to 65535")
-    return url
 
 
 @dataclass(frozen=True)

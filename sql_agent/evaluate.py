@@ -13,7 +13,6 @@ from agentgrpo.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import asyncio
 import functools
 import json
@@ -32,22 +31,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentgrpo.flags import Parser
-from agentgrpo.outputs import named_path, written
-from agentgrpo.passwords import hidden
+from agentgrpo.outputs import written
 from agentgrpo.processes import ends_in_order
-from dbbench_adapter.engines import BackendUnavailable, known_backends, known_places, named_database
-from dbbench_adapter.judges import JUDGES
-from dbbench_adapter.protocols import PROTOCOLS
+from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.model_servers.calls_as_text import CallsAsText
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.model_servers.listed import listed_models, lists_all, served_as
 from sql_agent.model_servers.refusals import words_of
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
-from sql_agent.names import ENVIRONMENTS, check_name
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.prompts.fit import fit_tasks
@@ -55,14 +50,14 @@ from sql_agent.prompts.served import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
-from sql_agent.rewards import weights_of
 from sql_agent.rollouts.stops import last_line
+from sql_agent.settings.evaluation import EvaluateConfig
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import AgentConfig, DataConfig
 from sql_agent.startup.data import format_counts
 from sql_agent.success import Rate, rate
-from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
 from sql_agent.trained_on import LearntError, check_not_learnt
 
-PLAYED = [name for name in ENVIRONMENTS if name != "agent"]  # --agent selects that one
 LEARNT_TOO = ("train", "all")
 """Values of --split that measure what a model has learnt, on purpose."""
 REMEDIES = {
@@ -100,6 +95,7 @@ class Summary:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
+    output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")
     console = Console()
     environment = _environment(args)
     functions = _functions(
@@ -129,9 +125,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             environment.prepare(console.print)
             stack.enter_context(environment)
         except (BackendUnavailable, ValueError) as failure:
-            raise SystemExit(f"{_flag(args.env)}: {failure}") from failure
+            raise SystemExit(f"{_flag(args.env_type)}: {failure}") from failure
         tasks = _fitted(args, environment, tasks, api_key, console)
-        write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
+        write = stack.enter_context(_sink(output, console, len(tasks) * args.samples))
         started = time.perf_counter()
         play = _player(args, environment, functions, api_key, stack)
         as_text = CallsAsText()
@@ -149,12 +145,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.perf_counter() - started
-    played = (
-        f"{args.backend.split('@')[-1]} · {args.protocol} · judge {args.judge}" if args.env == "dbbench" else args.env
-    )
+    on_dbbench = f"{args.backend.split('@')[-1]} · {args.protocol} · judge {args.judge}"
+    played = on_dbbench if args.env_type == "dbbench" else args.env_type
     title = f"{args.model} · {args.tasks.name} · {played}"
     print_summary(summarise(records, tasks), title, seconds, console)
-    console.print(f"trajectories: {args.output}")
+    console.print(f"trajectories: {output}")
     if interrupted:
         total = len(tasks) * args.samples
         console.print(f"interrupted: {len(records)} of {total} rollouts were finished; the table holds only those")
@@ -170,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _fitted(
-    args: argparse.Namespace, environment: Environment, tasks: list[Any], api_key: str, console: Console
+    args: EvaluateConfig, environment: Environment, tasks: list[Any], api_key: str, console: Console
 ) -> list[Any]:
     """Return the tasks with the first prompts that other commands give this model, and print what that cuts.
 
@@ -210,7 +205,7 @@ def _fitted(
 
 
 def _player(
-    args: argparse.Namespace,
+    args: EvaluateConfig,
     environment: Environment,
     functions: Sequence[LoadedReward],
     api_key: str,
@@ -427,23 +422,13 @@ def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[Rollou
         yield write
 
 
-def _environment(args: argparse.Namespace) -> Environment:
-    settings = EnvironmentSettings(
-        args.env,
-        args.protocol,
-        args.judge,
-        args.backend,
-        args.database,
-        args.call_timeout_s,
-        args.agent,
-        args.instructions,
-    )
+def _environment(args: EvaluateConfig) -> Environment:
     try:
-        environment = make_environment(settings)
+        environment = make_environment(args.environment)
     except InstructionsError as failure:
         raise SystemExit(f"--instructions: {failure}") from failure
     except ValueError as failure:
-        raise SystemExit(f"{_flag(args.env)}: {failure}") from failure
+        raise SystemExit(f"{_flag(args.env_type)}: {failure}") from failure
     if args.agent and not environment.judged and not args.weights:
         raise SystemExit(
             f"nobody can tell what a rollout of {args.agent} is worth; give a function of its record, --reward "
@@ -457,7 +442,7 @@ def _flag(environment: str) -> str:
     return {"dbbench": "--backend", "text2sql": "--database", "agent": "--agent"}.get(environment, "--env")
 
 
-def _functions(args: argparse.Namespace) -> list[LoadedReward]:
+def _functions(args: EvaluateConfig) -> list[LoadedReward]:
     try:
         return [load_function(name, REWARD_TIMEOUT_S) for name in args.weights]
     except ValueError as failure:
@@ -476,113 +461,20 @@ def _load(environment: Environment, path: Path, split: str | None) -> list[Envir
         raise SystemExit(f"--tasks: {failure}") from failure
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    tokens = AgentConfig().max_tokens
+def _parse(argv: Sequence[str] | None) -> EvaluateConfig:
     parser = Parser(prog="agentgrpo evaluate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint up to and including /v1")
-    parser.add_argument("--model", required=True, help="name under which it serves the model")
-    parser.add_argument(
-        "--tasks",
-        "--val-file",
-        type=Path,
-        required=True,
-        help="AgentBench, LifelongAgentBench or generated tasks; rows of --env",
-    )
-    parser.add_argument(
-        "--split",
-        choices=("held-out", "train", "all"),
-        help="rows of --tasks: those that training and fine-tuning hold out of it, those that they learn, or all; "
-        "default all, unless the model has learnt one of them",
-    )
-    parser.add_argument(
-        "--env",
-        help=f"environment: {', '.join(PLAYED)}, or your own, FILE.py:NAME (default dbbench)",
-    )
-    parser.add_argument("--agent", metavar="FILE.py:NAME", help="your own agent, as in training; --tasks has its rows")
+    add_flags(parser, EvaluateConfig, hidden=("reward",))
     parser.add_argument(
         "--reward",
         action="append",
-        default=[],
         metavar="FILE.py:NAME[=WEIGHT]",
         help="with --agent: a function of the rollout's record; repeat to sum several",
     )
-    parser.add_argument(
-        "--call-timeout-s",
-        "--call-timeout",
-        type=float,
-        default=30.0,
-        help="limit of one call of your environment's code, s (default 30)",
-    )
-    parser.add_argument(
-        "--database",
-        type=named_database,
-        help=f"your own, as in training: {known_places()}; --tasks has its questions",
-    )
-    parser.add_argument("--backend", type=hidden, default="sqlite", help=f"{known_backends()}; default sqlite")
-    parser.add_argument(
-        "--judge",
-        choices=tuple(dict.fromkeys((*JUDGES, *EXECUTION_JUDGES))),
-        default="strict",
-        help="DB-Bench's own: text, fc, lab; with --database as Spider's and BIRD's evaluators do: spider, bird",
-    )
-    parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how the agent acts (default fc)")
-    parser.add_argument(
-        "--instructions",
-        type=named_path,
-        metavar="FILE",
-        help="text that replaces what the first prompt says about how to act, as prompt.txt of --algorithm apo",
-    )
-    parser.add_argument(
-        "--limit", type=int, help="only this many tasks, evenly over the question types; always the same ones"
-    )
-    parser.add_argument("--concurrency", type=int, default=16, help="rollouts in flight (default 16)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=tokens,
-        help=f"tokens of a reply, like agent.max_tokens (default {tokens})",
-    )
-    parser.add_argument(
-        "--max-prompt-tokens",
-        type=int,
-        metavar="N",
-        help="longest first prompt; the schema of a longer one is shortened (default: what the model's context leaves "
-        "beside a response, as in training)",
-    )
-    parser.add_argument("--samples", type=int, default=1, help="rollouts of each task (default 1)")
-    parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")
-    parser.add_argument(
-        "--solved-tasks", type=Path, help="write the tasks that were solved at least once here, to train on those"
-    )
-    args = parser.parse_args(argv)
-    for name in ("limit", "concurrency", "max_tokens", "max_prompt_tokens", "samples"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it has to be 1 or more")
-    try:
-        args.env = args.env or ("agent" if args.agent else "text2sql" if args.database else "dbbench")
-        check_name(args.env)
-    except ValueError as unknown:
-        parser.error(f"--env: {unknown}")
-    if (args.env == "agent") != (args.agent is not None):
-        parser.error("--env agent and --agent FILE.py:NAME belong together; give --agent alone")
-    if args.reward and not args.agent:
-        parser.error("--reward is for an agent of your own, --agent; an environment says itself what is right")
-    try:
-        args.weights = weights_of(args.reward)
-    except ValueError as failure:
-        parser.error(str(failure))
-    if args.temperature < 0:
-        parser.error(f"--temperature is {args.temperature:g}; it has to be 0 or more")
-    args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")
-    if args.samples > 1 and args.temperature == 0:
-        parser.error(
-            "--samples of a task are all the same at --temperature 0; give --temperature 1, or leave out --samples"
-        )
-    for name, path in (("--output", args.output), ("--solved-tasks", args.solved_tasks)):
+    cfg = read_flags(parser, EvaluateConfig, parser.parse_args(argv))
+    for name, path in (("--output", cfg.output), ("--solved-tasks", cfg.solved_tasks)):
         if path is not None and path.exists():
             parser.error(f"{name} {path} exists; name another file, nothing is overwritten")
-    return args
+    return cfg
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from agentgrpo.commands import INTERRUPTED
 from agentgrpo.flags import dashed
 from agentgrpo.json_text import parse_json
 from agentgrpo.processes import end_with_parent
-from sql_agent.config import TrainConfig
 from sql_agent.report.reading import Row, Run, read_run, solved
+from sql_agent.settings.train import TrainConfig
 from sql_agent.success import Rate, rate
 
 FAULT = re.compile(r"(?:agentgrpo [\w -]+: )?error: |(?=config: )")
@@ -168,7 +168,7 @@ def sft(**flags: Any) -> LocalRun:
     command("sft", **flags)
     from sql_agent.commands.sft import parse
 
-    return read_local_run(parse([*typed(flags)])[0].output_dir)
+    return read_local_run(parse([*typed(flags)])[0].run_dir)
 
 
 def local(**flags: Any) -> LocalRun:

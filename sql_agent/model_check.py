@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgrpo.chat.continuation import Continuity, play
 from agentgrpo.chat.template import ChatTemplate, Message, render, training_template
-from agentgrpo.checkout import HOME, IS_CLONE
+from agentgrpo.checkout import IS_CLONE
 from agentgrpo.checks import Problem
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json
@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # `agentgrpo doctor` uses this module on machines with broken
 
     from dbbench_adapter.protocols import ProtocolName
 
-TINY_POLICY = HOME / "models" / "tiny-sql"
-"""The small policy, which commands take, and make first, if no model is named."""
 SETUP = "bash scripts/setup.sh" if IS_CLONE else install_command("agentgrpo[train] @ file://WHEEL")
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"

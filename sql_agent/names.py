@@ -1,4 +1,4 @@
-"""The names that settings may have for environments and rewards, with what each environment's name stands for.
+"""The names that settings may have for environments, rewards and the default policy, with what each name stands for.
 
 A new environment needs a module and a line here; a user's own needs none, since it is named by `FILE.py:NAME`,
 `module:NAME` or an installed package's entry point. The presets' values are in `sql_agent.rewards`. Settings read this
@@ -7,12 +7,16 @@ module, so it imports nothing that works with what is named.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
+from agentgrpo.checkout import HOME
 from agentgrpo.nearest import did_you_mean
 
+TINY_POLICY = HOME / "models" / "tiny-sql"
+"""The small policy, which commands take, and make first, if no model is named."""
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
     "medical": "sql_agent.medical.environment:Medical",
@@ -65,3 +69,27 @@ def label(name: str) -> str:
 def functions(names: Collection[str]) -> list[str]:
     """Return the entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
     return [name for name in names if name not in PRESETS]
+
+
+def weights_of(rewards: Sequence[str]) -> dict[str, float]:
+    """Return the values of --reward, NAME or NAME=WEIGHT, as a mapping.
+
+    Raises:
+        ValueError: a weight is not a number, or a name comes twice.
+    """
+    weights: dict[str, float] = {}
+    for text in rewards:
+        place, colon, last = text.rpartition(":")  # the path of a file may hold a "="
+        name, equals, weight = last.partition("=")
+        try:
+            value = float(weight) if equals else 1.0
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(
+                f"--reward {text}: the weight {weight!r} is no number; write it as --reward my.py:concise=0.2"
+            )
+        if place + colon + name in weights:
+            raise ValueError(f"--reward {place + colon + name} is given twice; give it once, with its weight")
+        weights[place + colon + name] = value
+    return weights

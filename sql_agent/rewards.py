@@ -12,12 +12,13 @@ Within a group either every reward contains the score or none (`without_score`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dbbench_adapter.interaction import ENDS, Stop
-from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.names import functions, label
+from sql_agent.settings.groups import RewardModelConfig
 
 NO_JUDGE = "no_judge"
 """The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward."""
@@ -85,30 +86,6 @@ def reward(
         return Reward(value, verdict.reason, parts)
     added = _added(record, scorer, shaping)
     return Reward(value + added, verdict.reason, parts | {"base": value, "shaping": added})
-
-
-def weights_of(rewards: Sequence[str]) -> dict[str, float]:
-    """Return the values of --reward, NAME or NAME=WEIGHT, as a mapping.
-
-    Raises:
-        ValueError: a weight is not a number, or a name comes twice.
-    """
-    weights: dict[str, float] = {}
-    for text in rewards:
-        place, colon, last = text.rpartition(":")  # the path of a file may hold a "="
-        name, equals, weight = last.partition("=")
-        try:
-            value = float(weight) if equals else 1.0
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(
-                f"--reward {text}: the weight {weight!r} is no number; write it as --reward my.py:concise=0.2"
-            )
-        if place + colon + name in weights:
-            raise ValueError(f"--reward {place + colon + name} is given twice; give it once, with its weight")
-        weights[place + colon + name] = value
-    return weights
 
 
 def summed_reward(

@@ -29,11 +29,12 @@ from agentgrpo.model_size import count_weights
 from agentgrpo.passwords import masked, revealed
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
-from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import Split, make_environment
 from sql_agent.model_address.request_guard import give_token
-from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import TINY_POLICY
 from sql_agent.rollouts.run_context import TrainingFailedError
+from sql_agent.settings.load import dump_config
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, planned
@@ -80,9 +81,9 @@ def run(cfg: TrainConfig, found: Split | None, checkpoint: Path | None, *, cpu: 
     model = find_model(cfg.model or TINY_POLICY)
     require_model(cfg, model)
     weights = count_weights(model)
-    print(describe_learning_rate(cfg, weights))
+    print(describe_learning_rate(cfg.optim, cfg.lora, weights))
     check_disk(cfg, weights)
-    optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg, model)})
+    optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg.optim, cfg.lora, model)})
     cfg = cfg.model_copy(update={"model": model, "optim": optim})
     train(cfg, found, checkpoint, cpu=cpu, debug=debug)
 
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         cfg = with_store(cfg)
         require(rewards=cfg)
         found = check_own_tasks(cfg) if trains else None  # a runner gets its tasks from the store
-        cpu = use_cpu(cfg)
+        cpu = use_cpu(cfg.engine)
         grpo = cfg.algorithm == "grpo"
         if args.dry_run and not grpo:
             environment = make_environment(cfg.environment)

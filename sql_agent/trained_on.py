@@ -19,9 +19,9 @@ from agentgrpo.hub import ModelError, model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.outputs import written
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment
 from sql_agent.names import ENVIRONMENTS
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 
 FILE = "trained_on.json"
 GENERATED = "generated tasks"

@@ -4,10 +4,10 @@ import pytest
 
 from agentgrpo.flags import USUAL, Parser
 from agentgrpo.settings import did_you_mean_setting, names_of
-from sql_agent.config import TrainConfig
-from sql_agent.local.config import LocalGrpoConfig
-from sql_agent.local.flags import flags_of
-from sql_agent.sft.config import SftConfig
+from sql_agent.settings.flags import flags_of
+from sql_agent.settings.local import LocalGrpoConfig
+from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.tuning import SftConfig
 from sql_agent.startup.flags import parse_args
 
 

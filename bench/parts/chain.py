@@ -26,11 +26,11 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, tell
 from bench.parts.children import answer, cpu_s
 from bench.parts.overhead import AT_ONCE, ROUNDS
-from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.rollouts import run_context
+from sql_agent.settings.load import load_config
 from sql_agent.startup.launch import fit
 
 

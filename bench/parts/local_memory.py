@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.parts.report import Row
-from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.memory import Estimate, estimate, give_back_freed_memory, shape_of
+from sql_agent.settings.local import AdapterConfig, LossConfig, OptimConfig
 
 # Names are approximate numbers of parameters. The output layer is tied to the embedding. 135M is SmolLM2's shape.
 SIZES: dict[str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ class Point:
 
     @property
     def adapter(self) -> AdapterConfig:
-        return AdapterConfig(r=self.rank, dropout=self.dropout)
+        return AdapterConfig(rank=self.rank, dropout=self.dropout)
 
 
 POINTS = (

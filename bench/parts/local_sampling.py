@@ -23,8 +23,8 @@ LARGER = "60M"
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
-    from sql_agent.local.config import AdapterConfig
     from sql_agent.local.policy import load_policy
+    from sql_agent.settings.local import AdapterConfig
 
     small = load_policy(model, adapter=AdapterConfig(), device="cpu")
     rows = episodes(small) + fixed_replies(small, "small policy")
@@ -37,10 +37,10 @@ def episodes(policy: Any) -> list[Row]:
     import torch
 
     from dbbench_adapter.generator import generate_tasks
-    from sql_agent.datatypes import AgentConfig
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.datatypes import Sampling
     from sql_agent.local.rollouts import Player
+    from sql_agent.settings.groups import AgentConfig
 
     torch.manual_seed(0)
     with DbBench("strict") as environment:

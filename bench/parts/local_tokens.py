@@ -27,8 +27,8 @@ ROWS_SHOWN = 3
 
 
 def measure(model: Path, _folder: Path) -> list[Row]:
-    from sql_agent.local.config import AdapterConfig
     from sql_agent.local.policy import load_policy
+    from sql_agent.settings.local import AdapterConfig
 
     policy = load_policy(model, adapter=AdapterConfig(dropout=0.0), device="cpu")
     return [row for turns in TURNS for row in compare(policy, turns)]
@@ -48,7 +48,7 @@ def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[TrainedRow]
 
 
 def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, turns: int) -> TrainedRow:
-    from sql_agent.datatypes import AgentConfig
+    from sql_agent.settings.groups import AgentConfig
 
     first, table = environment.messages(task), task.tables[0]
     prompt, ids, mask = conversation.first_prompt(first), [], []
@@ -138,11 +138,11 @@ def _update(policy: Any, rows: Sequence[TrainedRow]) -> tuple[float, Any]:
     """The seconds of one backward pass over all of them, and its gradient, shape (parameters,)."""
     import torch
 
-    from sql_agent.local.config import LossConfig, OptimConfig
     from sql_agent.local.learner import Learner
+    from sql_agent.settings.local import LossConfig, OptimConfig
 
     # every token has the same weight, as samples differ in length; the adapter must not move between batches
-    learner = Learner(policy, OptimConfig(grad_accum=2), LossConfig(aggregation="token-mean"))
+    learner = Learner(policy, OptimConfig(gradient_accumulation_steps=2), LossConfig(aggregation="token-mean"))
     learner.optimiser.zero_grad(set_to_none=True)
     started = time.perf_counter()
     learner.learn(rows, temperature=1.0)

@@ -26,7 +26,7 @@ from bench.parts.report import Row
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
 
 AT_ONCE = 16
@@ -134,9 +134,9 @@ def play_straight(url: str, model: str, tasks: Path, share: slice) -> tuple[list
         RuntimeError: an episode was not judged.
     """
     from dbbench_adapter.engines import open_backend
-    from sql_agent.datatypes import AgentConfig
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.play.served import run_rollout, size_thread_pool
+    from sql_agent.settings.groups import AgentConfig
 
     async def play_all() -> list[tuple[float, int]]:
         size_thread_pool(AT_ONCE // PROCESSES)

@@ -21,7 +21,7 @@ from agentgrpo.processes import tell
 from bench.parts.children import answer, python, started
 from bench.parts.local_tokens import TARGET_TURNS, TURNS, per_turn, rollouts
 from bench.parts.report import Row
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
 
 # The most tokens of prompt and response in the prototype's runs; the rows fit into it.

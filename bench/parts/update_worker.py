@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentgrpo.processes import Events, end_with_parent
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import Files, compose, to_verl
 
 

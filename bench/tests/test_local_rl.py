@@ -24,8 +24,8 @@ def test_a_rollout_is_cut_into_one_sample_per_turn():
 @pytest.mark.slow
 def test_rollouts_have_the_turns_asked_for_and_both_ways_of_training_them_give_one_gradient():
     from bench.parts.local_tokens import compare, rollouts
-    from sql_agent.local.config import AdapterConfig
     from sql_agent.local.policy import load_policy
+    from sql_agent.settings.local import AdapterConfig
     from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / MODEL)

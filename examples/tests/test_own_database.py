@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from examples.own_database.make_shop import QUESTIONS, make
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import make_environment
+from sql_agent.settings.groups import EnvironmentSettings
 
 
 @pytest.fixture(scope="module")

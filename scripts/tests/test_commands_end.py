@@ -121,7 +121,7 @@ SFT = ("--model_path", "models/none", "--dataset", "dbbench")
         ),
         *(
             pytest.param("agentgrpo report", at, ("runs/none",), marks=pytest.mark.slow)
-            for at in ("pydantic_core", "yaml", "sql_agent.config")
+            for at in ("pydantic_core", "yaml", "sql_agent.settings.train")
         ),
         pytest.param("sql_agent.evaluate", "openai", (), marks=pytest.mark.slow),
         pytest.param("reward_model.evaluate", "torch", ("--model", "x", "--data", "x"), marks=pytest.mark.slow),

@@ -16,9 +16,10 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from reward_model.convert_dpo_format import main as convert
 from reward_model.tests.conftest import counting_pairs, make_base
-from sql_agent.config import TrainConfig, dump_config
 from sql_agent.model_check import fetch_again
-from sql_agent.sft.config import SftConfig
+from sql_agent.settings.load import dump_config
+from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.run import next_commands
 
 ROOT = Path(__file__).parents[2]

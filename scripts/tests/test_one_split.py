@@ -21,13 +21,13 @@ from sql_agent.commands import gsm8k as train_gsm8k_agent
 from sql_agent.commands import local as train_local_grpo
 from sql_agent.commands import merge as merge_policy
 from sql_agent.commands import single_skill as run_experiment
-from sql_agent.config import load_config
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import make_environment
-from sql_agent.local.config import GreedyGrpoConfig, LocalGrpoConfig
-from sql_agent.local.single_skill_config import TaskConfig
 from sql_agent.local.skill_tasks import each_once, file_split
-from sql_agent.sft.config import SftConfig
+from sql_agent.settings.groups import EnvironmentSettings
+from sql_agent.settings.load import load_config
+from sql_agent.settings.local import GreedyGrpoConfig, LocalGrpoConfig
+from sql_agent.settings.single_skill import TaskConfig
+from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.run import prepare
 from sql_agent.startup.plan import choose_tasks
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture

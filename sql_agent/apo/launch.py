@@ -15,8 +15,9 @@ from agentgrpo.outputs import written
 from agentgrpo.printed_commands import install_extra
 from agentgrpo.processes import ends_in_order, own_run
 from dbbench_adapter.splits import draw_by_kind
-from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.settings.load import dump_config
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, kinds_of
 from sql_agent.startup.launch import fit
 from sql_agent.startup.resume import own_files

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sql_agent.config import TrainConfig
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Environment
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.play.served import run_rollout
+from sql_agent.settings.train import TrainConfig
 
 # The resource that a rollout reads, an `agl.PromptTemplate`. Its text is played as it stands: it has no placeholders,
 # since the environment writes question, tables and schema behind it.

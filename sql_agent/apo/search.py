@@ -25,8 +25,6 @@ from openai import AsyncOpenAI, OpenAIError
 from agentgrpo.outputs import written
 from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without_key
 from sql_agent.apo.lit_agent import INSTRUCTIONS
-from sql_agent.config import TrainConfig
-from sql_agent.datatypes import MAX_RETRIES
 from sql_agent.environments.base import Environment, InstructionsError
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
 from sql_agent.lightning.store import UNFINISHED
@@ -36,6 +34,8 @@ from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.rollouts.spans import read_outcome
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
+from sql_agent.settings.groups import MAX_RETRIES
+from sql_agent.settings.train import TrainConfig
 
 Json = dict[str, Any]
 

@@ -22,12 +22,11 @@ from rich.table import Table
 
 from agentgrpo.flags import Parser
 from dbbench_adapter.splits import draw_by_kind
-from sql_agent.config import DataConfig
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, make_environment, with_observation
 from sql_agent.environments.rows import short
 from sql_agent.names import check_name
 from sql_agent.play.check import PLAYS, Report, check
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:

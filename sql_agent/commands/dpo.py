@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline
-from sql_agent.dpo.config import DpoConfig
-from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.command import quiet_libraries, run_command
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_offline()
     from sql_agent.dpo.run import train
 
-    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.output_dir)
+    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.run_dir)
 
 
 def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
@@ -54,13 +54,13 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
     """
     from reward_model.data.read import read_any_form, split_by_prompt
     from reward_model.datatypes import prompt_key
-    from sql_agent.datatypes import SPLIT_SEED
     from sql_agent.dpo.run import prepare
+    from sql_agent.settings.groups import SPLIT_SEED
     from sql_agent.tiny_policy.make import make_if_default
 
     rows, changes = read_any_form(cfg.dataset)
-    if cfg.eval_dataset:
-        held_out, more = read_any_form(cfg.eval_dataset)
+    if cfg.val_file:
+        held_out, more = read_any_form(cfg.val_file)
         changes += more
         known = {prompt_key(row) for row in rows}
         if shared := sum(prompt_key(row) in known for row in held_out):

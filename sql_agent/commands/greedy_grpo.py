@@ -17,10 +17,10 @@ from agentgrpo.checks import require
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.processes import ends_in_order
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
-from sql_agent.local.config import GreedyGrpoConfig
-from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
+from sql_agent.settings.local import GreedyGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
@@ -38,7 +38,11 @@ def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, boo
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, GreedyGrpoConfig, hidden=("name", "estimator", "scale", "aggregation", "max_tokens"))
+    add_flags(
+        parser,
+        GreedyGrpoConfig,
+        hidden=("loss.name", "loss.estimator"),
+    )
     parser.add_argument(
         "--preset",
         choices=tuple(PRESETS),
@@ -90,7 +94,7 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
 
 
 def data_of(cfg: GreedyGrpoConfig) -> DataConfig:
-    return DataConfig(train_file=cfg.data, val_file=cfg.val_file, held_out_fraction=cfg.held_out_fraction)
+    return DataConfig(train_file=cfg.train_file, val_file=cfg.val_file, held_out_fraction=cfg.held_out_fraction)
 
 
 def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
@@ -102,8 +106,8 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.splits import count_kinds, draw_by_kind
     from sql_agent.environments.base import Split
-    from sql_agent.local.single_skill_config import TaskConfig
     from sql_agent.local.skill_tasks import draws, held_out_tasks
+    from sql_agent.settings.single_skill import TaskConfig
 
     if cfg.skills:
         of_skills = TaskConfig(skills=dict.fromkeys(cfg.skills, 1.0))
@@ -111,7 +115,7 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
         tasks = [source.draw()[1] for _ in range(cfg.num_tasks)]
         listed = held_out_tasks(of_skills, -(-cfg.eval_tasks // len(cfg.skills))) if cfg.eval_tasks else {}
         return Split(tasks, [task for of_skill in listed.values() for task in of_skill])
-    if not cfg.data:
+    if not cfg.train_file:
         held_out = generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
         return Split(generate_tasks(cfg.num_tasks, seed=cfg.seed), held_out)
     found = environment.load_split(data_of(cfg), cfg.seed)
@@ -119,7 +123,7 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
     kinds = ", ".join(f"{kind} {count}" for kind, count in count_kinds(tasks).items())
     left_out = "".join(f", {count} left out ({reason})" for reason, count in found.left_out.items())
     say(
-        f"{cfg.data}: {len(tasks)} of {len(found.train)} tasks to train on (--num-tasks): {kinds}; {len(found.val)} "
-        f"held out{left_out}"
+        f"{cfg.train_file}: {len(tasks)} of {len(found.train)} tasks to train on (--num-tasks): {kinds}; "
+        f"{len(found.val)} held out{left_out}"
     )
     return replace(found, train=tasks)

@@ -22,10 +22,10 @@ from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
-from sql_agent.local.config import Gsm8kGrpoConfig
-from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
+from sql_agent.settings.local import Gsm8kGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, Gsm8kGrpoConfig, hidden=("name", "estimator", "scale", "aggregation", "max_tokens", "reward"))
+    add_flags(
+        parser,
+        Gsm8kGrpoConfig,
+        hidden=("loss.name", "loss.estimator", "reward"),
+    )
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )
@@ -71,7 +75,7 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     with entered(settings) as environment:
         found = load_split(cfg, environment)
         split, prompts = fitted(
-            replace(found, val=found.val[: cfg.eval_samples]), environment, model, cfg.max_prompt_tokens
+            replace(found, val=found.val[: cfg.eval_tasks]), environment, model, cfg.max_prompt_tokens
         )
         notes = check_not_learnt(model, environment, split.val, SAME_SPLIT)
         folder.trained_on = trained_by(
@@ -95,10 +99,10 @@ def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":
     from sql_agent.environments.base import Split
 
     data = data_of(cfg)
-    train = environment.load_split(data, cfg.seed).train[: cfg.max_samples]
+    train = environment.load_split(data, cfg.seed).train[: cfg.num_tasks]
     return Split(train, environment.load_split(data, seed=1).val)
 
 
 def data_of(cfg: Gsm8kGrpoConfig) -> DataConfig:
     file = None if cfg.source == "generated" else Path(cfg.source)
-    return DataConfig(train_file=file, generate=cfg.max_samples or GENERATED, val_limit=max(cfg.eval_samples, 1))
+    return DataConfig(train_file=file, generate=cfg.num_tasks or GENERATED, val_limit=max(cfg.eval_tasks, 1))

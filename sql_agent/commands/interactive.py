@@ -26,12 +26,12 @@ from agentgrpo.commands import INTERRUPTED, interruptible
 from agentgrpo.disk_errors import in_words
 from agentgrpo.flags import Parser
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
-from sql_agent.datatypes import DataConfig
-from sql_agent.local.config import AdapterConfig, InteractiveConfig
-from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_libraries
-from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import TINY_POLICY
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.local import AdapterConfig, InteractiveConfig
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.trained_on import LearntError, OwnEnvironmentError, environment_flags, read_trained_on
 
@@ -52,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, InteractiveConfig, hidden=("gradient_checkpointing",))
+    add_flags(parser, InteractiveConfig, hidden=("model.gradient_checkpointing",))
     args = parser.parse_args(argv)
-    if args.model_path is not None and not may_be_id(args.model_path):
-        _check_there(Path(args.model_path))
-    if args.env is None and args.model_path is not None:
+    if args.model is not None and not may_be_id(args.model):
+        _check_there(Path(args.model))
+    if args.env is None and args.model is not None:
         try:
-            trained_on = environment_flags(Path(args.model_path))
+            trained_on = environment_flags(Path(args.model))
         except OwnEnvironmentError as error:
             parser.error(str(error))
         for flag, value in trained_on.items():
@@ -87,7 +87,7 @@ def _check_there(model: Path) -> None:
 
 
 def run(cfg: InteractiveConfig) -> None:
-    if cfg.data == "gsm8k":
+    if cfg.tasks == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
     make_if_default(cfg.model.model_path)
     require(policy=cfg.model.model_path)
@@ -99,7 +99,7 @@ def run(cfg: InteractiveConfig) -> None:
     from sql_agent.interactive.transcript import Transcript
     from sql_agent.local.tasks import entered
 
-    show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_new_tokens)
+    show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_tokens)
     databases = _databases(cfg, show) if cfg.env == "dbbench" else None
     with entered(cfg.environment) as environment:
         if databases is not None and isinstance(environment, DbBench):
@@ -110,7 +110,7 @@ def run(cfg: InteractiveConfig) -> None:
 
 def _tasks(cfg: InteractiveConfig, environment: "Environment") -> "Sequence[Any]":
     """Return the tasks of the file; without one, held-out tasks that the environment makes, if it makes any."""
-    source = (cfg.data or "generated").removeprefix("gsm8k:")
+    source = (cfg.tasks or "generated").removeprefix("gsm8k:")
     if source == "generated" and cfg.env == "text2sql":
         return []
     if source == "generated" or (source, cfg.env) == ("gsm8k", "gsm8k"):
@@ -131,12 +131,12 @@ def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task],
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.tasks.load import load_tasks
 
-    if cfg.data is None:
+    if cfg.tasks is None:
         tasks = generate_tasks(GENERATED, seed=cfg.seed, split="held_out")
     else:
-        tasks = load_tasks(Path(cfg.data))
+        tasks = load_tasks(Path(cfg.tasks))
     if not tasks:
-        raise ValueError(f"--tasks {cfg.data} holds no task; name a file with tasks")
+        raise ValueError(f"--tasks {cfg.tasks} holds no task; name a file with tasks")
     return tasks, tasks[0]
 
 
@@ -155,7 +155,7 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
     chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show, limit)
     how = "greedy" if cfg.temperature == 0 else f"temperature {cfg.temperature:g}"
-    show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
+    show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_tokens} tokens a reply", "dim")
     for line in chat.fitted(_some_tasks(subject)).describe():
         show.note(line, "dim" if line.startswith("first prompts") else "yellow")
     learnt = _learnt(cfg.model.model_path)

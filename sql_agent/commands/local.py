@@ -19,9 +19,9 @@ from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
-from sql_agent.local.config import LocalGrpoConfig
-from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.local import LocalGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
 FREE_ON_RESUME = ("run_dir", "save_every")
@@ -34,7 +34,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, LocalGrpoConfig, hidden=("scale", "aggregation", "max_tokens"))
+    add_flags(parser, LocalGrpoConfig)
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )

@@ -32,7 +32,7 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import program_command, python_command
-from sql_agent.datatypes import AgentConfig
+from sql_agent.settings.groups import AgentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 

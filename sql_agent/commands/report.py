@@ -16,13 +16,13 @@ from typing import Any
 from agentgrpo.flags import Parser, dashed
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command, program_command
-from sql_agent.config import TrainConfig
-from sql_agent.datatypes import DataConfig
 from sql_agent.names import JUDGE, functions
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, held_out, is_running, read_run
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.train import TrainConfig
 
 SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 POLL_S = 3.0

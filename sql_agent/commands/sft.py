@@ -21,9 +21,9 @@ from collections.abc import Sequence
 
 from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline
-from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.command import quiet_libraries, run_command
-from sql_agent.sft.config import SftConfig
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:
@@ -50,4 +50,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     from sql_agent.tiny_policy.make import make_if_default
 
     make_if_default(cfg.model_path)
-    return run_command(lambda: prepare(cfg, resume=resume), train, cfg.output_dir)
+    return run_command(lambda: prepare(cfg, resume=resume), train, cfg.run_dir)

@@ -21,10 +21,10 @@ from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.model_files import check_device
-from sql_agent.local.single_skill_config import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.settings.groups import EnvironmentSettings
+from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.startup.machine import this_machine
 
 if TYPE_CHECKING:

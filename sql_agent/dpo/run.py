@@ -15,10 +15,10 @@ from agentgrpo.model_size import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.datatypes import Preference
-from sql_agent.config import config_flag
-from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
 from sql_agent.dpo.trainer import RECORD, make_trainer
+from sql_agent.settings.load import config_flag
+from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import (
     CHECKPOINTS,
     Say,
@@ -56,7 +56,7 @@ def prepare(
         ValueError: something is wrong; the message says what to do.
     """
     start = check_start(cfg, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
-    names = (str(cfg.dataset), str(cfg.eval_dataset or f"the held-out part of {cfg.dataset}"))
+    names = (str(cfg.dataset), str(cfg.val_file or f"the held-out part of {cfg.dataset}"))
     pairs, measured = (
         encode_pairs(start.tokenizer, part, name, max_length=start.max_length)
         for part, name in zip((rows, held_out), names, strict=True)
@@ -78,7 +78,7 @@ def prepare(
         "source": str(cfg.dataset),
         "sha256": digest(pairs),
         "pairs": len(pairs),
-        "held_out": str(cfg.eval_dataset) if cfg.eval_dataset else cfg.held_out_fraction,
+        "held_out": str(cfg.val_file) if cfg.val_file else cfg.held_out_fraction,
         "held_out_pairs": len(measured),
     }
     record = record_of(cfg, start, data, left_out, beta=cfg.beta)
@@ -93,8 +93,8 @@ def train(run: Run, say: Say = print) -> None:
         UsageError: a loss is not finite, or the disk fails.
     """
     cfg, start = run.cfg, run.start
-    with failures_of_the_disk(cfg.output_dir):
-        (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    with failures_of_the_disk(cfg.run_dir):
+        (cfg.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     say(f"the log-probs of the reference are computed for {len(run.pairs) + len(run.held_out)} pairs")
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     trainer = make_trainer(model, start.tokenizer, run.pairs, run.held_out, cfg, lora=start.lora, record=run.record)
@@ -102,9 +102,9 @@ def train(run: Run, say: Say = print) -> None:
         command="agentgrpo dpo", tasks=cfg.dataset.name, learnt=len(run.pairs), held_out=len(run.held_out), listed=False
     )
     trained_on = trained_further(read_trained_on(cfg.model_path), source)
-    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, trained_on)
+    fit(trainer, start, cfg.run_dir, RECORD, run.record, say, trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.pairs)} pairs of {cfg.dataset}")
-    say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
+    say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.run_dir}")
     for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
@@ -115,7 +115,7 @@ def next_commands(cfg: DpoConfig, weights: int | None, *, is_adapter: bool) -> l
     Args:
         weights: of the whole model; None: not known.
     """
-    output = cfg.output_dir
+    output = cfg.run_dir
     merged = f"{output}-merged" if is_adapter else output
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--generation-config", "vllm")
     served = ("--base-url", "http://127.0.0.1:8000/v1", "--model", "dpo")

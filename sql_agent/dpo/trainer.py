@@ -20,8 +20,8 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
 from agentgrpo.training_run import RunLog
-from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.pairs import EncodedPair
+from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import Lora, training_arguments
 
 RECORD = "dpo.json"
@@ -85,7 +85,7 @@ def make_trainer(
         eval_dataset=as_dataset(held_out) if held_out else None,
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),
-        callbacks=[DpoLog(cfg.output_dir, record)],
+        callbacks=[DpoLog(cfg.run_dir, record)],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

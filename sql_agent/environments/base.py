@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Protocol, Self
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Episode, Message
 from sql_agent.comparison import Comparison
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.names import OWN
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
 ALSO_HELD_OUT = "also_held_out"
 """The reason under which tasks to train on are left out because they are held out too."""

@@ -21,8 +21,8 @@ from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of
 from sql_agent.comparison import Comparison, Excerpt, only_in
-from sql_agent.datatypes import SPLIT_SEED, AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split, digest
+from sql_agent.settings.groups import SPLIT_SEED, AgentConfig, DataConfig, EnvironmentSettings
 
 
 class DbBench(Environment):

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Self
 from agentgrpo.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings
+from sql_agent.datatypes import OWN_REWARD
 from sql_agent.environments.base import Environment, EpisodeLostError, Split, digest
 from sql_agent.environments.named import named, tool_methods, tool_schemas
 from sql_agent.environments.rows import (
@@ -43,6 +43,7 @@ from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
 from sql_agent.environments.worker import DeadlineError, RaisedError, Worker
 from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from agentgrpo.nearest import did_you_mean
 from dbbench_adapter.protocols import Message
 from dbbench_adapter.tasks.load import raw_records
 from dbbench_adapter.tasks.records import Fault
-from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
+from sql_agent.settings.groups import NO_SPLIT, SPLIT_SEED
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sql_agent.datatypes import DataConfig
+    from sql_agent.settings.groups import DataConfig
 
 CLASSMETHODS = ("prompt", "load_split", "reference", "typed")
 Verdict = float | bool | None | tuple[float | None, str]

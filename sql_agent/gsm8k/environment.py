@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sql_agent.datatypes import DataConfig
 from sql_agent.environments.tools import ToolEnvironment
 from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.problems import final_answer, final_number, load_problems, read_problems
+from sql_agent.settings.groups import DataConfig
 
 RULES = """\
 You solve word problems. Call calculator for every calculation, with one expression such as 48/2. A reply without a \

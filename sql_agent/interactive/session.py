@@ -18,7 +18,7 @@ from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison
-from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import Playable, Sample, Sampling
@@ -27,6 +27,7 @@ from sql_agent.local.rollouts import LocalPlay
 from sql_agent.prompts.fit import Fitted, fit_tasks
 from sql_agent.prompts.limit import Limit
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import AgentConfig
 
 # Id of a typed question, whose answer cannot be judged.
 OWN = "own question"

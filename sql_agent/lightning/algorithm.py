@@ -27,10 +27,10 @@ import aiohttp
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checkout import HOME
 from agentgrpo.processes import tell
-from sql_agent.config import TrainConfig
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.rollouts.run_context import TrainingFailedError
+from sql_agent.settings.train import TrainConfig
 
 logger = logging.getLogger(__name__)
 

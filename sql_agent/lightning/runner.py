@@ -25,8 +25,7 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import RUN_ID
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable
-from sql_agent.config import TrainConfig
-from sql_agent.datatypes import MAX_RETRIES, FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.request_guard import RUN_TOKEN
@@ -40,6 +39,8 @@ from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.scoring import RolloutScorer
 from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN, turn_attributes
+from sql_agent.settings.groups import MAX_RETRIES
+from sql_agent.settings.train import TrainConfig
 
 logger = logging.getLogger(__name__)
 

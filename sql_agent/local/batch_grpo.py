@@ -15,11 +15,11 @@ from dataclasses import asdict
 from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.config import BatchGrpoConfig
 from sql_agent.local.datatypes import BatchEpisode, Progress, Sampling
 from sql_agent.local.rollouts import Player
 from sql_agent.local.trainer import Group, Recipe, describe_loss, estimator_of, evaluate, success_rate
 from sql_agent.rewards import REWARDS, reward
+from sql_agent.settings.local import BatchGrpoConfig
 from sql_agent.success import Rate
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.datatypes import BatchEpisode, Progress, Sampling
 from sql_agent.local.rollouts import Player
 from sql_agent.local.trainer import (
@@ -26,6 +25,7 @@ from sql_agent.local.trainer import (
     success_rate,
 )
 from sql_agent.rewards import REWARDS, reward
+from sql_agent.settings.local import GreedyGrpoConfig
 
 REWARD = REWARDS["rllm"]
 """Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2."""

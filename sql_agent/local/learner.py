@@ -12,10 +12,10 @@ from agentgrpo.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recompute
 from sql_agent.credit.losses import Loss, LossInputs, LossStats, token_weights, weighted_loss
 from sql_agent.credit.row import Row
 from sql_agent.credit.tables import LOSSES, made
-from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.packed_model import base_of, micro_batches_of
 from sql_agent.local.policy import LocalPolicy, Rows
+from sql_agent.settings.local import LossConfig, OptimConfig
 
 MAX_BAD_STEPS = 3
 
@@ -50,7 +50,7 @@ class Learner:
         if not math.isfinite(metrics["policy/loss"]):
             return self._skip(metrics)
         self._accumulated += 1
-        if self._accumulated < self._optim.grad_accum:
+        if self._accumulated < self._optim.gradient_accumulation_steps:
             self._bad_in_a_row = 0
             return metrics
         return self._step(metrics)

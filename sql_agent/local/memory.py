@@ -17,10 +17,10 @@ from agentgrpo.hub import model_folder
 from agentgrpo.machine import memory_limits
 from agentgrpo.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
 from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, CpuPrecision, ModelConfig, OptimConfig
 from sql_agent.local.model_files import base_folder
 from sql_agent.model_check import read_json
+from sql_agent.settings.groups import AgentConfig, PrecisionName
+from sql_agent.settings.local import AdapterConfig, ModelConfig, OptimConfig
 
 Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
 """autocast: weights in float32, matrix products of the update in bfloat16, on a CPU that supports it."""
@@ -106,7 +106,7 @@ class ModelShape:
         return [name for name in self.linears if any(name.endswith(one) for one in wanted)]
 
     def adapter_parameters(self, adapter: AdapterConfig) -> int:
-        return self.layers * adapter.r * sum(sum(self.linears[name]) for name in self.adapted(adapter))
+        return self.layers * adapter.rank * sum(sum(self.linears[name]) for name in self.adapted(adapter))
 
 
 def read_shape(path: str) -> ModelShape:
@@ -288,7 +288,7 @@ def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precisi
         # queries, keys and values share their input, and so do gate and up; o's input is the attention's output
         shared = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "down_proj": "down"}
         lora = 4 * sum({shared.get(name, "mlp"): size for name, size in inputs.items() if name != "o_proj"}.values())
-    return base + lora + (2 if precision == "autocast" else 4) * adapter.r * len(adapted)
+    return base + lora + (2 if precision == "autocast" else 4) * adapter.rank * len(adapted)
 
 
 def available_bytes(device: str) -> int:
@@ -445,7 +445,7 @@ def choose_pass(
 
 
 def training_holds(
-    shape: ModelShape, lora_r: int | None, device: str, precision: CpuPrecision, row_tokens: int, tokens: int
+    shape: ModelShape, lora_r: int | None, device: str, precision: PrecisionName, row_tokens: int, tokens: int
 ) -> bool:
     """Return whether memory holds a pass of fine-tuning that computes nothing twice, beside weights that are loaded.
 
@@ -456,7 +456,7 @@ def training_holds(
     """
     autocast = device == "cpu" and uses_bfloat16(precision, shape.parameters)
     kind: Precision = "autocast" if autocast else "float32" if device == "cpu" else "bfloat16"
-    adapter = AdapterConfig(r=lora_r or 1, dropout=0.05 if lora_r else 0)
+    adapter = AdapterConfig(rank=lora_r or 1, dropout=0.05 if lora_r else 0)
     trained = shape.adapter_parameters(adapter) if lora_r else shape.parameters
     activations = shape.layers * tokens * _kept_by_layer(shape, adapter, kind, row_tokens)
     return activations + 3 * 4 * trained + CPU_RUNTIME <= available_bytes(device)

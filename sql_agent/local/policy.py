@@ -30,10 +30,11 @@ from transformers import (
 
 from agentgrpo.cpu_features import uses_bfloat16
 from sql_agent.credit.row import Row
-from sql_agent.local.config import AdapterConfig, CpuPrecision
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens
 from sql_agent.local.model_files import base_name, is_adapter
+from sql_agent.settings.groups import PrecisionName
+from sql_agent.settings.local import AdapterConfig
 
 REFERENCE = "reference"
 NUCLEUS = 512
@@ -286,7 +287,7 @@ def load_policy(
     reference_path: str | Path | None = None,
     load_in_4bit: bool = False,
     gradient_checkpointing: bool = False,
-    precision: CpuPrecision = "auto",
+    precision: PrecisionName = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
     pass_tokens: int | None = None,
 ) -> LocalPolicy:
@@ -318,7 +319,7 @@ def load_policy(
             base,
             LoraConfig(
                 task_type="CAUSAL_LM",
-                r=adapter.r,
+                r=adapter.rank,
                 lora_alpha=adapter.alpha,
                 lora_dropout=adapter.dropout,
                 target_modules=modules if isinstance(modules, str) else list(modules),

@@ -12,10 +12,10 @@ from typing import Any
 from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.interaction import Message
 from sql_agent.credit.row import Row
-from sql_agent.datatypes import AgentConfig
 from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.play.state import Call, Play
+from sql_agent.settings.groups import AgentConfig
 
 
 class Player:

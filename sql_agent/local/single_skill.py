@@ -14,15 +14,16 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Task
 from sql_agent.credit.reinforce import take_baseline
-from sql_agent.datatypes import DataConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.dbbench import fingerprint_of
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, Sampling
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.single_skill_config import ExperimentConfig
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks
 from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Recipe, describe_loss, evaluate, success_rate
-from sql_agent.rewards import reward
+from sql_agent.rewards import RewardPreset, reward
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
+from sql_agent.settings.single_skill import ExperimentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, source_of, trained_further
 
 OTHER_TASKS = (
@@ -52,7 +53,7 @@ class SingleSkill(Recipe):
     group_size = 1
 
     def __init__(self, cfg: ExperimentConfig) -> None:
-        callback, self._size = cfg.training_callback, cfg.training.grad_accum
+        callback, self._size = cfg.training_callback, cfg.training.gradient_accumulation_steps
         self._cfg, self._tasks, self._drawn = cfg, draws(cfg.task, seed=cfg.seed), 0
         self._by_skill = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
         self.held_out = [*{task.id: task for tasks in self._by_skill.values() for task in tasks}.values()]
@@ -76,7 +77,7 @@ class SingleSkill(Recipe):
         return [next(tasks) for _ in range(100)]
 
     def reward(self, record: RolloutRecord) -> float | None:
-        return reward(record, self._cfg.task.rewards.preset).value
+        return reward(record, RewardPreset(**dict(self._cfg.task.rewards))).value
 
     def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
         episodes = [episode for group in groups for episode in group]

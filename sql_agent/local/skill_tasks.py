@@ -20,9 +20,9 @@ from dbbench_adapter.tasks.single_skill import (
     skills_of,
     write_single_skill,
 )
-from sql_agent.datatypes import SPLIT_SEED, DataConfig
 from sql_agent.environments.dbbench import fingerprint_of
-from sql_agent.local.single_skill_config import TaskConfig
+from sql_agent.settings.groups import SPLIT_SEED, DataConfig
+from sql_agent.settings.single_skill import TaskConfig
 
 HELD_OUT_SEED = 1
 """The seed of held-out tasks, fixed so that runs with different seeds are compared on the same tasks."""

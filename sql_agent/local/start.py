@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import INTERRUPTED
 from agentgrpo.disk_errors import in_words
-from sql_agent.local.config import AdapterConfig, ModelConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.local.memory import Workload, choose_pass, give_back_freed_memory
 from sql_agent.local.model_files import check_fit, whole_model
+from sql_agent.settings.local import AdapterConfig, ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

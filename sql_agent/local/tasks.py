@@ -12,12 +12,12 @@ from agentgrpo.commands import say
 from agentgrpo.hub import model_folder
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.engines import BackendUnavailable
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_conversation
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
+from sql_agent.settings.groups import EnvironmentSettings
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from sql_agent.credit.tables import ESTIMATORS, Credit, made
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import KEPT
-from sql_agent.local.config import GrpoConfig, LossConfig
 from sql_agent.local.datatypes import (
     GREEDY,
     BatchEpisode,
@@ -44,8 +43,9 @@ from sql_agent.local.model_files import base_folder
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.single_skill_config import ExperimentConfig
 from sql_agent.local.start import start_policy
+from sql_agent.settings.local import GrpoConfig, LossConfig
+from sql_agent.settings.single_skill import ExperimentConfig
 from sql_agent.success import Rate
 
 EVALUATED_TOGETHER = 32
@@ -323,7 +323,7 @@ def _warnings(cfg: GrpoConfig | ExperimentConfig, folder: RunFolder) -> list[str
     """
     path = model_folder(cfg.model.model_path, fetch=False)
     base = base_folder(path)
-    adapter = (count_weights(path) if base != path else count_adapter_weights(base, cfg.adapter.r)) or 0
+    adapter = (count_weights(path) if base != path else count_adapter_weights(base, cfg.adapter.rank)) or 0
     need = DiskNeed(checkpoint=12 * adapter, at_once=KEPT + 1, rest=4 * adapter)  # weights and AdamW's moments
     lines: list[str | None] = []
     require(lines.append, folder=folder.path, disk_need=need, disk_remedy="give a smaller --lora-rank")

@@ -17,7 +17,6 @@ from agentgrpo.checkout import HOME
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.environments.episode import tool
 from sql_agent.medical.database import MedicalDatabase, check_questions, format_result, missing, read_schema
@@ -25,6 +24,7 @@ from sql_agent.medical.datatypes import Question, Schema, read_questions
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.questions import Half, in_half, make_questions
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
 INVENTED = HOME / "data" / "medical" / "medical.db"
 MAX_ROUNDS = 8

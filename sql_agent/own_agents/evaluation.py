@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute
@@ -27,6 +27,7 @@ from sql_agent.own_agents.play import play, policy_of
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.rewards import NO_JUDGE, summed_reward
+from sql_agent.settings.groups import AgentConfig
 
 SERVER = "policy-0"
 

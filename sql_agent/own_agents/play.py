@@ -22,13 +22,14 @@ from pydantic import BaseModel
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask, short
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import AgentConfig
 
 # Seconds that the LLM proxy may take to return the calls of a rollout.
 ENDED_S = 30.0

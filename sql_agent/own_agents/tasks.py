@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 from agentgrpo.own_files import OwnFileError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split, digest
 from sql_agent.environments.rows import RowTask, read_rows, said_by, split_rows
 from sql_agent.own_agents.datatypes import OwnAgent
 from sql_agent.own_agents.load import load_agent
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
 
 class AgentTasks(Environment):

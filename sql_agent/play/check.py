@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment
 from sql_agent.environments.rows import short
 from sql_agent.environments.worker import RaisedError
@@ -28,6 +27,7 @@ from sql_agent.play.scripted import (
     random_calls,
     words_of,
 )
+from sql_agent.settings.groups import AgentConfig
 
 NO_EFFORT = ("nothing", "talk", "odd calls")
 PLAYS = (*NO_EFFORT, "random calls", "reference")

@@ -17,9 +17,10 @@ import numpy
 
 from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.interaction import ENDS, Message
-from sql_agent.datatypes import AgentConfig, success_of
+from sql_agent.datatypes import success_of
 from sql_agent.environments.base import Environment
 from sql_agent.play.state import Play
+from sql_agent.settings.groups import AgentConfig
 
 MOST_REPLIES = 8
 LONG = 100_000

@@ -36,11 +36,12 @@ from agents.tool_context import ToolContext
 from openai import APIError, APIStatusError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord
+from sql_agent.datatypes import ROW_END, RolloutRecord
 from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, Playable
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
 from sql_agent.play.state import Call, Play
+from sql_agent.settings.groups import MAX_RETRIES, AgentConfig
 
 set_tracing_disabled(True)  # otherwise openai-agents uploads every run to its vendor
 

@@ -15,8 +15,9 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.interaction import Episode, Message, Stop
 from sql_agent.comparison import Comparison
-from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import EpisodeLostError, Playable, with_observation
+from sql_agent.settings.groups import AgentConfig
 
 Call = Literal["no call", "a model call", "a database call"]
 _DEADLINES: dict[Call, str] = {

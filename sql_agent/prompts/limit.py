@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sql_agent.config import load_config
 from sql_agent.model_check import read_json
+from sql_agent.settings.load import load_config
 
 # Lowest limit that may be given.
 MIN_PROMPT_TOKENS = 16

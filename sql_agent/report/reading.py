@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from agentgrpo.json_text import parse_json
 from agentgrpo.stats import wilson_interval
 from dbbench_adapter.datatypes import Score
-from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import success_of
+from sql_agent.settings.load import load_config
+from sql_agent.settings.train import TrainConfig
 
 Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]

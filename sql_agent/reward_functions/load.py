@@ -8,10 +8,10 @@ import inspect
 from typing import Any
 
 from agentgrpo.own_files import OwnFileError, Source, find, place
-from sql_agent.config import TrainConfig
 from sql_agent.names import JUDGE, functions, label
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.judge import judge_function
+from sql_agent.settings.train import TrainConfig
 
 
 def load_functions(cfg: TrainConfig) -> list[LoadedReward]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.outputs import append_line
-from sql_agent.config import TrainConfig
 from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.settings.train import TrainConfig
 
 
 class TrainingFailedError(RuntimeError):

@@ -17,8 +17,9 @@ from agentgrpo.chat.conversations import RowError, legal, read_conversation
 from agentgrpo.chat.messages import Message
 from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.datatypes import RolloutRecord, ScorerResult
 from sql_agent.rewards import NO_JUDGE, answered
+from sql_agent.settings.groups import RewardModelConfig
 
 logger = logging.getLogger(__name__)
 

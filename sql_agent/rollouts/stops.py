@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agentgrpo.printed_commands import agentgrpo_command
-from sql_agent.datatypes import RewardModelConfig
 from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.metrics import SCORER_LOST
 from sql_agent.rollouts.scoring import start_command
+from sql_agent.settings.groups import RewardModelConfig
 
 SHOWN_CHARS = 300
 """Longest part of an error that is printed."""

@@ -48,11 +48,12 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend, BackendUnavailable
 from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of
+from sql_agent.datatypes import OWN_REWARD, success_of
 from sql_agent.environments.base import Environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.play.scripted import ScriptedPlay, play
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import AgentConfig
 from sql_agent.trained_on import TrainedOn
 
 

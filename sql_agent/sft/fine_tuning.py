@@ -39,7 +39,7 @@ from agentgrpo.weights import weights_sha256
 from sql_agent.local.model_files import base_folder, base_name, check_fit, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.prompts.limit import context_of
-from sql_agent.sft.config import FineTuningConfig
+from sql_agent.settings.tuning import FineTuningConfig
 from sql_agent.trained_on import TrainedOn, write_trained_on
 
 CHECKPOINTS = "checkpoints"
@@ -99,7 +99,7 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     """
     disable_dataset_bars()
     disable_progress_bar()
-    checkpoint = checkpoint_to_resume(cfg.output_dir, record, resume, say)
+    checkpoint = checkpoint_to_resume(cfg.run_dir, record, resume, say)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
     require(device=device, load_in_4bit=False, has_gpu=torch.cuda.is_available(), policy=cfg.model_path)
     model = model_folder(cfg.model_path)
@@ -107,7 +107,7 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
     remedy = "train an adapter (--lora-rank 16)"
-    require(say, folder=cfg.output_dir, disk_need=disk_need(base, model, lora), disk_remedy=remedy)
+    require(say, folder=cfg.run_dir, disk_need=disk_need(base, model, lora), disk_remedy=remedy)
     return Start(
         model, base, lora, tokenizer, device, checkpoint, longest_conversation(base_folder(base), cfg.max_length)
     )
@@ -121,14 +121,14 @@ def disk_need(base: Path, model: Path, lora: Lora | None) -> DiskNeed:
 
 
 def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> Lora | None:
-    flags = {"lora_r": "--lora-rank", "lora_alpha": "--lora-alpha", "lora_dropout": "--lora-dropout"}
+    flags = {"lora_rank": "--lora-rank", "lora_alpha": "--lora-alpha", "lora_dropout": "--lora-dropout"}
     given = [flag for name, flag in flags.items() if name in cfg.model_fields_set]
     if is_adapter and given:
         raise UsageError(
             f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
             "out, or give a whole model"
         )
-    return None if is_adapter or cfg.lora_r == 0 else Lora(cfg.lora_r, cfg.lora_alpha, dropout)
+    return None if is_adapter or cfg.lora_rank == 0 else Lora(cfg.lora_rank, cfg.lora_alpha, dropout)
 
 
 def longest_conversation(base: Path, max_length: int | None) -> int | None:
@@ -247,14 +247,14 @@ def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
     on_gpu = model.device.type == "cuda"
     on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
     return {
-        "output_dir": str(cfg.output_dir / CHECKPOINTS),
+        "output_dir": str(cfg.run_dir / CHECKPOINTS),
         "num_train_epochs": cfg.num_epochs,
         "per_device_train_batch_size": cfg.batch_size,
         "gradient_accumulation_steps": cfg.gradient_accumulation_steps,
         "learning_rate": cfg.learning_rate,
         "seed": cfg.seed,
         "save_strategy": "steps",
-        "save_steps": cfg.save_steps,
+        "save_steps": cfg.save_every,
         "save_total_limit": KEPT_CHECKPOINTS,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,

@@ -24,8 +24,6 @@ from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.engines import open_backend
 from dbbench_adapter.splits import draw_by_kind
-from sql_agent.config import config_flag
-from sql_agent.datatypes import DataConfig
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.memory import shape_of, training_holds
@@ -34,7 +32,9 @@ from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
 from sql_agent.prompts.fit import fit_tasks
 from sql_agent.prompts.limit import choose_limit
-from sql_agent.sft.config import GENERATED, SftConfig
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.load import config_flag
+from sql_agent.settings.tuning import GENERATED, SftConfig
 from sql_agent.sft.data import (
     Demonstrations,
     dbbench_demonstrations,
@@ -101,16 +101,16 @@ def train(run: Run, say: Say = print) -> None:
         UsageError: a loss is not finite, or the disk fails.
     """
     cfg, start = run.cfg, run.start
-    with failures_of_the_disk(cfg.output_dir):
-        (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    with failures_of_the_disk(cfg.run_dir):
+        (cfg.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     tokens = choose_pass(cfg, start, max(len(one.ids) for one in run.encoded), say)
     trainer = make_trainer(
         model, start.tokenizer, run.encoded, cfg, lora=start.lora, record=run.record, pass_tokens=tokens
     )
-    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, run.trained_on)
+    fit(trainer, start, cfg.run_dir, RECORD, run.record, say, run.trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
-    say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
+    say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.run_dir}")
     for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
@@ -121,7 +121,7 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
         shape = shape_of(read_json(base_folder(start.base) / "config.json"))
     except ValueError:  # the memory of models of this kind is not estimated
         shape = None
-    rank = None if start.trains_all_weights else start.lora.r if start.lora else cfg.lora_r
+    rank = None if start.trains_all_weights else start.lora.r if start.lora else cfg.lora_rank
 
     def holds(tokens: int) -> bool:
         return shape is not None and training_holds(shape, rank, start.device, cfg.precision, longest, tokens)
@@ -139,7 +139,7 @@ def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> l
     Args:
         weights: of the whole model; None: not known.
     """
-    output = cfg.output_dir
+    output = cfg.run_dir
     model = ("--model", output)
     talk = agentgrpo_command("interactive", *model)
     if cfg.source == "gsm8k":
@@ -162,16 +162,16 @@ def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> l
 
 def rows_again(cfg: SftConfig) -> list[str]:
     """Return the flags that give the next command the same rows; where every row was learnt, others to measure on."""
-    learnt_all = cfg.tasks is not None and cfg.val_file is None and not cfg.held_out_fraction
+    learnt_all = cfg.train_file is not None and cfg.val_file is None and not cfg.held_out_fraction
     val_file = "HELD_OUT_TASKS" if learnt_all else cfg.val_file
-    given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks, "val-file": val_file}
+    given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.train_file, "val-file": val_file}
     return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def settings_again(cfg: SftConfig) -> dict[str, float]:
     """Return what was given of split and prompts, with which the next command holds out and plays the same."""
     names = ["max_prompt_tokens"] if cfg.source == "environment" else []
-    names += ["held_out_fraction"] if cfg.tasks is not None and cfg.val_file is None else []
+    names += ["held_out_fraction"] if cfg.train_file is not None and cfg.val_file is None else []
     return {name: getattr(cfg, name) for name in names if name in cfg.model_fields_set and getattr(cfg, name)}
 
 
@@ -179,7 +179,7 @@ def settings_again(cfg: SftConfig) -> dict[str, float]:
 
 
 FLAGS_OF = {
-    "tasks": ("--train-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
+    "train_file": ("--train-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
     "database": ("--database", {"environment": "--dataset text2sql"}),
     "protocol": ("--protocol", {"dbbench": "--dataset dbbench"}),
     "val_file": ("--val-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
@@ -216,11 +216,11 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
             known = " or ".join(sources.values())
             raise UsageError(f"{flag} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
-        found = read_messages(Path(cfg.data_name), cfg.max_samples)
+        found = read_messages(Path(cfg.data_name), cfg.num_tasks)
         rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)
         found.trained_on = trained_further(read_trained_on(cfg.model_path), rows)
         return found
-    if cfg.source == "environment" and cfg.tasks is None:
+    if cfg.source == "environment" and cfg.train_file is None:
         raise UsageError(
             f"{cfg.data_name} needs --train-file, rows that hold references: `question` and `query` with --database, a "
             "column `reference` with an environment of your own (doc/own_environment.md)"
@@ -229,7 +229,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
     with entered(settings) as environment:
         split = environment.load_split(data, cfg.seed)
         in_order = cfg.source == "gsm8k"  # its problems come in the seed's order
-        tasks = split.train[: cfg.max_samples] if in_order else draw_by_kind(split.train, cfg.max_samples, cfg.seed)
+        tasks = split.train[: cfg.num_tasks] if in_order else draw_by_kind(split.train, cfg.num_tasks, cfg.seed)
         tasks = fit(tasks, environment)
         if cfg.source == "dbbench":
             with open_backend("sqlite") as backend:
@@ -247,7 +247,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
 
 def data_of(cfg: SftConfig) -> DataConfig:
     """Return where the tasks come from, and which of them are held out."""
-    file = cfg.tasks
+    file = cfg.train_file
     if cfg.source == "gsm8k":
         where = cfg.data_name.removeprefix("gsm8k:")
         file = None if where == "generated" else Path(where)
@@ -255,7 +255,7 @@ def data_of(cfg: SftConfig) -> DataConfig:
         train_file=file,
         val_file=cfg.val_file,
         held_out_fraction=cfg.held_out_fraction,
-        generate=cfg.max_samples or GENERATED,
+        generate=cfg.num_tasks or GENERATED,
         val_limit=1,
     )
 

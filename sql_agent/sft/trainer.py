@@ -22,7 +22,7 @@ from agentgrpo.micro_batches import recomputed, return_freed_memory
 from agentgrpo.training_run import RunLog, check_loss
 from sql_agent.local.head import score_tokens
 from sql_agent.local.packed_model import base_of, micro_batches_of, rows_of
-from sql_agent.sft.config import SftConfig
+from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.fine_tuning import Lora, training_arguments
 
 RECORD = "sft.json"
@@ -116,7 +116,7 @@ def make_trainer(
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),
-        callbacks=[SftLog(cfg.output_dir, record)],
+        callbacks=[SftLog(cfg.run_dir, record)],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

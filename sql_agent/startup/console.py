@@ -16,8 +16,8 @@ import psutil
 
 from agentgrpo.durations import in_words
 from agentgrpo.printed_commands import agentgrpo_command
-from sql_agent.config import TrainConfig
 from sql_agent.rollouts.reward_hacking_alarm import WINDOW
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.progress import Progress
 from sql_agent.verl_side.micro_batch_file import read
 from sql_agent.verl_side.tracking import earlier_steps

@@ -14,8 +14,9 @@ from typing import Any
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port, git_commit
 from agentgrpo.outputs import written
-from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import Split
+from sql_agent.settings.load import dump_config
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.resume import own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import set_aside, write_start
@@ -62,7 +63,7 @@ def make_algorithm(
         part.write_text(dump_config(cfg))
     start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
     assert cfg.model is not None
-    start["precision"] = precision(cfg, cfg.model, cpu=cpu)
+    start["precision"] = precision(cfg.engine, cfg.model, cpu=cpu)
     start["tasks"] = order.pop("tasks")  # by kind, in run.json
     if files := own_files(cfg):
         start["own_files"] = files

@@ -9,15 +9,17 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_space import DiskNeed, describe_disk, folder_bytes
 from agentgrpo.model_size import count_weights
 from agentgrpo.nearest import did_you_mean
-from sql_agent.config import TrainConfig
-from sql_agent.datatypes import UNKNOWN_PROMPT_TOKENS
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.learning_rates import usual_learning_rate
-from sql_agent.model_check import TINY_POLICY, template_of_run
+from sql_agent.model_check import template_of_run
+from sql_agent.names import TINY_POLICY
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
+from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
+from sql_agent.settings.main_job import LoraConfig, OptimConfig
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.time_left import times_due
@@ -129,7 +131,7 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
     lines.append("time: not known before a step was measured; the run says it after the first one")
     if weights is not None:
-        lines += [describe_learning_rate(cfg, weights), *_sizes(cfg, weights)]
+        lines += [describe_learning_rate(cfg.optim, cfg.lora, weights), *_sizes(cfg.lora, weights)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
         check_disk(cfg, weights, lines.append)
     lines.append(
@@ -142,21 +144,21 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _sizes(cfg: TrainConfig, weights: int) -> list[str]:
-    if cfg.lora.rank:
-        return [f"the policy: {weights:,} weights; an adapter of rank {cfg.lora.rank} is trained"]
+def _sizes(lora: LoraConfig, weights: int) -> list[str]:
+    if lora.rank:
+        return [f"the policy: {weights:,} weights; an adapter of rank {lora.rank} is trained"]
     return [
         f"the policy: {weights:,} weights, all trained; in training {TRAINED_BYTES * weights / 2**30:.2f} GiB with "
         "gradients and AdamW's moments, activations and vLLM beside it"
     ]
 
 
-def describe_learning_rate(cfg: TrainConfig, weights: int | None) -> str:
-    rate = usual_learning_rate(weights, method="grpo", lora=cfg.lora.rank > 0)
-    if cfg.optim.learning_rate is not None:
-        return f"learning rate: {cfg.optim.learning_rate:g}, as given (a model of this size takes about {rate:g})"
+def describe_learning_rate(optim: OptimConfig, lora: LoraConfig, weights: int | None) -> str:
+    rate = usual_learning_rate(weights, method="grpo", lora=lora.rank > 0)
+    if optim.learning_rate is not None:
+        return f"learning rate: {optim.learning_rate:g}, as given (a model of this size takes about {rate:g})"
     of = f"of {weights:,} weights" if weights else "of unknown size"
-    return f"learning rate: {rate:g}, for {'an adapter of a model' if cfg.lora.rank else 'a model'} {of}"
+    return f"learning rate: {rate:g}, for {'an adapter of a model' if lora.rank else 'a model'} {of}"
 
 
 def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:

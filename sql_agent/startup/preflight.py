@@ -16,10 +16,10 @@ from agentgrpo.checks import Finding, Problem, UsageError, require
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.config import StoreConfig, TrainConfig
 from sql_agent.environments.base import Split, make_environment
-from sql_agent.model_check import TINY_POLICY
-from sql_agent.names import ENVIRONMENTS, functions
+from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
+from sql_agent.settings.main_job import EngineConfig, StoreConfig
+from sql_agent.settings.train import TrainConfig
 
 # The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address.
 USUAL_STORE = "http://localhost:9999"
@@ -166,20 +166,20 @@ def _check_port(port: int) -> None:
 # What the settings leave open -----------------------------------------------------------------------------------------
 
 
-def use_cpu(cfg: TrainConfig) -> bool:
+def use_cpu(engine: EngineConfig) -> bool:
     """Whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
 
     Raises:
         UsageError: there are fewer GPUs than the run wants.
     """
-    gpus = 0 if cfg.engine.device == "cpu" else count_gpus()
-    if cfg.engine.device == "gpu" and not gpus:
+    gpus = 0 if engine.device == "cpu" else count_gpus()
+    if engine.device == "gpu" and not gpus:
         raise UsageError(
             "engine.device is gpu, but nvidia-smi finds none; use --device cpu, or look at CUDA_VISIBLE_DEVICES"
         )
-    if cfg.engine.n_gpus > max(gpus, 1):
+    if engine.n_gpus > max(gpus, 1):
         there = f"{gpus} can be used here" if gpus else "this run is on a CPU, with one worker"
-        raise UsageError(f"engine.n_gpus is {cfg.engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
+        raise UsageError(f"engine.n_gpus is {engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
     return not gpus
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgrpo.durations import in_words
-from sql_agent.config import TrainConfig
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.time_left import Phase, measured, run_left, step_left, validations_left
 from sql_agent.verl_side.micro_batch_file import MicroBatches
 

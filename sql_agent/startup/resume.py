@@ -15,12 +15,13 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.own_files import find
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.signed import user_key
-from sql_agent.config import TrainConfig, load_config
-from sql_agent.datatypes import JudgeConfig, RewardModelConfig
 from sql_agent.environments.named import named
-from sql_agent.model_check import TINY_POLICY
-from sql_agent.names import ENVIRONMENTS, label
+from sql_agent.names import ENVIRONMENTS, TINY_POLICY, label
 from sql_agent.reward_functions.load import load_functions
+from sql_agent.settings.groups import EnvConfig, JudgeConfig, RewardModelConfig
+from sql_agent.settings.load import load_config
+from sql_agent.settings.main_job import RolloutConfig
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import find_model
 from sql_agent.verl_side.checkpoints import newest_whole
 
@@ -70,8 +71,8 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
         for name in ("group_size", "judge", "train_agents")
     }
-    pairs["env"] = (_environment(old), _environment(cfg))
-    pairs["rollout.reward"] = (_weights(old), _weights(cfg))
+    pairs["env"] = (_environment(old.env), _environment(cfg.env))
+    pairs["rollout.reward"] = (_weights(old.rollout), _weights(cfg.rollout))
     pairs |= {f"the content of {file}": texts for file, texts in _contents(cfg).items()}
     pairs["judge"] = (_judging(old.judge), _judging(cfg.judge))
     pairs["agent"] = (old.agent.model_dump(exclude=WALL_CLOCK), cfg.agent.model_dump(exclude=WALL_CLOCK))
@@ -84,14 +85,14 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         )
 
 
-def _environment(cfg: TrainConfig) -> Any:
+def _environment(env: EnvConfig) -> Any:
     """Return the settings of the environment; the place of the user's own file and its call timeout may change."""
-    return label(cfg.env.type), cfg.env.database, label(cfg.env.agent or "")
+    return label(env.type), env.database, label(env.agent or "")
 
 
-def _weights(cfg: TrainConfig) -> dict[str, float]:
+def _weights(rollout: RolloutConfig) -> dict[str, float]:
     """Return the rewards' weights by label; the place of a function's file may change."""
-    return {label(name): weight for name, weight in cfg.rollout.weights.items()}
+    return {label(name): weight for name, weight in rollout.weights.items()}
 
 
 def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Literal
 
-from sql_agent.config import TrainerConfig
+from sql_agent.settings.main_job import TrainerConfig
 
 Phase = Literal["rollouts", "log-probs", "update"]
 # The phases of a step in order, and the metrics of their seconds; `timing_s/ref` is verl's name.

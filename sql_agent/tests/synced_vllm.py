@@ -45,8 +45,8 @@ def main() -> None:
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
-    from sql_agent.config import load_config
     from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
+    from sql_agent.settings.load import load_config
     from sql_agent.verl_side.config import Files, compose, to_verl
     from sql_agent.verl_side.weight_sync import QuietWeightSync
 

@@ -10,13 +10,13 @@ import torch
 from torch.testing import assert_close
 
 from agentgrpo.settings import Settings
-from sql_agent.config import load_config
 from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio, token_weights, weighted_loss
 from sql_agent.credit.spread import Group, judged
 from sql_agent.credit.tables import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, made
-from sql_agent.local.config import LossConfig
 from sql_agent.local.trainer import estimator_of
 from sql_agent.rollouts.dynamic_sampling import credit_group
+from sql_agent.settings.load import load_config
+from sql_agent.settings.local import LossConfig
 from sql_agent.tests.records import make_outcome, make_result
 from sql_agent.tests.test_losses_parity import verl_config
 from sql_agent.verl_side.config import LOSS, Files, to_verl, worker_environment

@@ -9,10 +9,10 @@ import pytest
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.protocols import PROTOCOLS
-from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.play.served import run_rollout
+from sql_agent.settings.groups import AgentConfig
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price")), (("Plum", "5"), ("Pear", "4")))
 CHEAPEST = Task(

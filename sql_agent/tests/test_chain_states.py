@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
 from sql_agent.verl_side.plugin.chain_states import chain_ends
 

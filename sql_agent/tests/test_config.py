@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sql_agent.config import MOST_CALLS, TrainConfig, dump_config, load_config
+from sql_agent.settings.load import dump_config, load_config
+from sql_agent.settings.train import MOST_CALLS, TrainConfig
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
@@ -18,6 +19,16 @@ def test_set_wins_over_the_file_and_the_file_over_the_default(tmp_path):
     file.write_text("trainer: {steps: 5}\nrollout: {group_size: 8}\n")
     cfg = load_config(file, ["rollout.group_size=16"])
     assert (cfg.trainer.steps, cfg.rollout.group_size, cfg.seed) == (5, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [([], 100), (["optim.micro_batch_tokens=200"], 200), (["optim.max_tokens_per_micro_batch=300"], 300)],
+)
+def test_an_earlier_name_of_a_setting_is_the_setting_and_the_later_entry_wins(overrides, tokens, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optim: {max_tokens_per_micro_batch: 100}\n")
+    assert load_config(file, overrides).optim.micro_batch_tokens == tokens
 
 
 def test_a_model_of_fewer_than_twenty_million_weights_takes_the_settings_of_the_small_policy(tmp_path):
@@ -220,7 +231,7 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("optim.warmup_steps=3", "actor_rollout_ref.actor.optim.lr_warmup_steps", 3),
         ("optim.max_grad_norm=0.3", "actor_rollout_ref.actor.grad_clip", 0.3),
         ("optim.mini_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size", 2),
-        ("optim.max_tokens_per_micro_batch=20000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", 20000),
+        ("optim.micro_batch_tokens=20000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", 20000),
         ("loss.clip_ratio=0.3", "actor_rollout_ref.actor.clip_ratio", 0.3),
         ("loss.kl_coef=0.05", "actor_rollout_ref.actor.kl_loss_coef", 0.05),
         ("loss.kl_coef=0.05", "actor_rollout_ref.actor.use_kl_loss", True),
@@ -281,13 +292,13 @@ def test_precision_is_what_was_asked_for_else_what_pays(tmp_path, monkeypatch):
     os.truncate(tmp_path / "model.safetensors", 4 * 20_000_000)  # a sparse file: no byte is written
     auto, small = load_config(None), FILES.model
     monkeypatch.setattr("agentgrpo.cpu_features.bfloat16_pays", lambda: True)
-    assert [precision(auto, model, cpu=True) for model in (tmp_path, small)] == ["bfloat16", "float32"]
-    assert precision(load_config(None, ["engine.precision=float32"]), tmp_path, cpu=True) == "float32"
+    assert [precision(auto.engine, model, cpu=True) for model in (tmp_path, small)] == ["bfloat16", "float32"]
+    assert precision(load_config(None, ["engine.precision=float32"]).engine, tmp_path, cpu=True) == "float32"
     monkeypatch.setattr("agentgrpo.cpu_features.bfloat16_pays", lambda: False)
-    assert precision(auto, tmp_path, cpu=True) == "float32"
-    assert precision(load_config(None, ["engine.precision=bfloat16"]), small, cpu=True) == "bfloat16"
-    assert precision(auto, small, cpu=False) == "bfloat16"
-    assert precision(load_config(None, ["engine.precision=float32"]), small, cpu=False) == "float32"
+    assert precision(auto.engine, tmp_path, cpu=True) == "float32"
+    assert precision(load_config(None, ["engine.precision=bfloat16"]).engine, small, cpu=True) == "bfloat16"
+    assert precision(auto.engine, small, cpu=False) == "bfloat16"
+    assert precision(load_config(None, ["engine.precision=float32"]).engine, small, cpu=False) == "float32"
 
 
 def test_a_cpu_keeps_weights_in_float32_whatever_it_computes_in():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.machine import free_port
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
 
 ROOT = Path(__file__).parents[2]

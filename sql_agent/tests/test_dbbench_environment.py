@@ -7,7 +7,6 @@ import pytest
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import InstructionsError, Split, make_environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.model_check import chat_template
@@ -15,6 +14,7 @@ from sql_agent.prompts.fit import fit_split
 from sql_agent.prompts.limit import Limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.report.reading import Change
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.startup.data import (
     CLEAR_FROM,
     describe_kinds,

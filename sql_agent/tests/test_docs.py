@@ -1,16 +1,14 @@
 """The pages name what the code has."""
 
-import ast
-import inspect
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from sql_agent.config import TrainConfig
+from agentgrpo.settings import verl_keys_of
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.flags import parse_args
 from sql_agent.verl_side.tracking import RENAMED
 
@@ -19,27 +17,16 @@ DOC = Path(__file__).parents[2] / "doc"
 
 def rows(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Lines of the page's table of settings, from the fields, their defaults and the docstrings below them."""
-    said = docstrings(model)
     lines: list[str] = []
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             lines += rows(kind, f"{prefix}{name}.")
             continue
-        meaning, _, key = (" " + " ".join(said.get(name, "").split())).partition(" verl: ")
-        cells = [f"`{prefix}{name}`", shown(field.default), meaning.strip(), f"`{key}`" if key else ""]
+        meaning, key = " ".join((field.description or "").split()), ", ".join(verl_keys_of(field))
+        cells = [f"`{prefix}{name}`", shown(field.default), meaning, f"`{key}`" if key else ""]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
-
-
-def docstrings(model: type[BaseModel]) -> dict[str, str]:
-    (body,) = (node.body for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef))
-    return {
-        field.target.id: text.value.value
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }  # fmt: skip
 
 
 def shown(default: Any) -> str:

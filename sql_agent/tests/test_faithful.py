@@ -20,10 +20,10 @@ import pytest
 
 from agentgrpo.machine import free_port
 from dbbench_adapter.generator import generate_tasks
-from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.rollouts import run_context
 from sql_agent.rollouts.run_context import RunContext
+from sql_agent.settings.load import load_config
 from sql_agent.tests.conftest import wait_for
 from sql_agent.tests.recorded_vllm import ODD
 from sql_agent.tests.test_rollout_manager import _work

@@ -15,8 +15,6 @@ import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.commands.check_env import main as check_env
-from sql_agent.config import load_config
-from sql_agent.datatypes import AgentConfig, DataConfig
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.rows import RowTask
 from sql_agent.gsm8k.calculator import calculate
@@ -26,6 +24,8 @@ from sql_agent.gsm8k.problems import final_answer, load_problems, read_problems
 from sql_agent.gsm8k.stories import STORIES
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.play.served import run_rollout
+from sql_agent.settings.groups import AgentConfig, DataConfig
+from sql_agent.settings.load import load_config
 
 HENS = {
     "id": "p-0",

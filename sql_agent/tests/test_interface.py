@@ -16,10 +16,11 @@ import agentgrpo
 from dbbench_adapter.tasks.load import load_tasks
 from scripts.tests.report_run import make_run
 from sql_agent import interface, oracle
-from sql_agent.config import TrainConfig, TrainerConfig
-from sql_agent.datatypes import DataConfig
 from sql_agent.interface import Evaluation, failure, single_settings, typed
 from sql_agent.report.reading import Change, HeldOut
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.main_job import TrainerConfig
+from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.success import Rate
 

@@ -16,11 +16,11 @@ from agentgrpo.checks import require
 from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
-from sql_agent.config import load_config
-from sql_agent.datatypes import JudgeConfig
 from sql_agent.reward_functions import RewardRecord, RewardUnavailable
 from sql_agent.reward_functions import judge as judge_module
 from sql_agent.reward_functions.judge import FORM, LlmJudge, judge_function, read_score
+from sql_agent.settings.groups import JudgeConfig
+from sql_agent.settings.load import load_config
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of

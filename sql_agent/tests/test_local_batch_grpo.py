@@ -11,10 +11,10 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome, epoch_order
-from sql_agent.local.config import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
+from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_row
 from sql_agent.trained_on import TrainedOn, read_trained_on

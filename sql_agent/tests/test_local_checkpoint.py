@@ -10,16 +10,16 @@ import torch
 from agentgrpo.checks import UsageError
 from agentgrpo.signed import NotOursError, why_not_loadable
 from sql_agent.local.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, resume, save_checkpoint
-from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import load_policy
 from sql_agent.local.run_folder import RunFolder
+from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 
 
 @pytest.fixture
 def run(random_policy_folder):
     torch.manual_seed(0)
-    policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
+    policy = load_policy(random_policy_folder, adapter=AdapterConfig(rank=2), device="cpu")
     return policy, Learner(policy, OptimConfig(), LossConfig())
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.config import GreedyGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.greedy_grpo import GreedyGrpo
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer, why_without_spread
+from sql_agent.settings.local import GreedyGrpoConfig, ModelConfig
 
 
 def recipe(cfg: GreedyGrpoConfig, tasks=()) -> GreedyGrpo:

@@ -13,18 +13,18 @@ from transformers import AutoTokenizer
 
 from dbbench_adapter.datatypes import Column, Score, Table
 from dbbench_adapter.generator import generate_tasks
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
 from sql_agent.interactive.session import Chat, Line, OneDatabase, Tasks, read_line
 from sql_agent.interactive.transcript import Transcript, call_start, visible
 from sql_agent.interactive.user_database import read_database
-from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
 from sql_agent.prompts.limit import Limit
+from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
+from sql_agent.settings.local import AdapterConfig
 from sql_agent.text_to_sql.datatypes import Question
 
 NO_LIMIT = Limit(None, "the model names none", "--max_prompt_tokens")
@@ -115,7 +115,7 @@ def talk(tokenizer, subject, *replies, watcher=None, **limits):
 
 
 def test_the_agents_turns_are_those_of_training(random_policy_folder):
-    policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
+    policy = load_policy(random_policy_folder, adapter=AdapterConfig(rank=2), device="cpu")
     limits = AgentConfig(max_turns=2, max_tokens=12)
     record = Player(policy, make_environment(EnvironmentSettings("gsm8k")), limits).play([PROBLEM], [GREEDY])[0].record
     answered = Chat(policy, word_problems([PROBLEM]), limits, GREEDY, Watcher(), NO_LIMIT).ask(PROBLEM)

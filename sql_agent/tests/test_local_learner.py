@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy, Rows, load_policy
+from sql_agent.settings.local import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.tests.records import make_row
 
 NO_DROPOUT = AdapterConfig(dropout=0.0)

@@ -10,8 +10,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.local.memory import (
     Demand,
     Estimate,
@@ -24,6 +22,8 @@ from sql_agent.local.memory import (
     shape_of,
     warning_of,
 )
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.settings.local import AdapterConfig, ModelConfig, OptimConfig
 
 SMALL = {
     "hidden_size": 64,
@@ -65,7 +65,7 @@ def model_of(config, device="meta"):
 def adapted(model, adapter: AdapterConfig):
     modules = adapter.target_modules
     modules = modules if isinstance(modules, str) else list(modules)
-    return get_peft_model(model, LoraConfig(r=adapter.r, lora_dropout=adapter.dropout, target_modules=modules))
+    return get_peft_model(model, LoraConfig(r=adapter.rank, lora_dropout=adapter.dropout, target_modules=modules))
 
 
 @pytest.mark.parametrize("own", MODELS)
@@ -81,7 +81,7 @@ def test_parameters_of_a_published_model():
 
 @pytest.mark.parametrize("modules", ["all-linear", ("q_proj", "v_proj"), ("down_proj", "o_proj", "up_proj")], ids=str)
 def test_adapter_parameters_are_those_of_peft(modules):
-    adapter = AdapterConfig(r=8, target_modules=modules)
+    adapter = AdapterConfig(rank=8, target_modules=modules)
     model = adapted(model_of({**SMALL, "model_type": "qwen3"}), adapter)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert shape_of({**SMALL, "model_type": "qwen3"}).adapter_parameters(adapter) == trained
@@ -102,7 +102,7 @@ def test_adapter_parameters_are_those_of_peft(modules):
     ids=str,
 )
 def test_activations_are_what_autograd_keeps(kind, modules, dropout, precision):
-    adapter, config = AdapterConfig(r=8, dropout=dropout, target_modules=modules), {**SMALL, "model_type": kind}
+    adapter, config = AdapterConfig(rank=8, dropout=dropout, target_modules=modules), {**SMALL, "model_type": kind}
     model = adapted(model_of(config, "cpu"), adapter).train()
     model.enable_input_require_grads()
     rows, tokens = 4, 128
@@ -146,7 +146,7 @@ def estimate_by_hand(**changes) -> Estimate:
         "gradient_checkpointing": True,
         "reference": True,
     }
-    return estimate(SHAPE, AdapterConfig(r=2, target_modules=("q_proj",)), **{**settings, **changes})
+    return estimate(SHAPE, AdapterConfig(rank=2, target_modules=("q_proj",)), **{**settings, **changes})
 
 
 def test_the_parts_worked_out_by_hand():

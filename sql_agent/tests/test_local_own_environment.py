@@ -7,12 +7,13 @@ from transformers import AutoTokenizer
 
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.base import make_environment
 from sql_agent.local.datatypes import GREEDY, BatchEpisode, LocalRollout
 from sql_agent.local.rollouts import Player
 from sql_agent.local.trainer import success_rate, why_without_spread
 from sql_agent.play.served import run_rollout
+from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.success import Rate
 from sql_agent.tests.test_local_rollouts import Scripted, written
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy, Rows, _keep_nucleus, load_model, load_policy
+from sql_agent.settings.local import AdapterConfig
 from sql_agent.tests.records import make_row
 
 BOUND = 1e-4
@@ -205,6 +205,6 @@ def test_an_adapter_names_its_base_by_a_path_that_lasts(policy, random_policy_fo
 
 
 def test_an_adapter_of_another_rank_is_refused(policy, random_policy_folder, tmp_path):
-    load_policy(random_policy_folder, adapter=AdapterConfig(r=4), device="cpu").save(tmp_path)
+    load_policy(random_policy_folder, adapter=AdapterConfig(rank=4), device="cpu").save(tmp_path)
     with pytest.raises(ValueError, match="other tensors than this run's"):
         policy.load_adapter(tmp_path)

@@ -11,10 +11,10 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols.solution import solution
-from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.rollouts import Player
+from sql_agent.settings.groups import AgentConfig
 
 LIMITS = AgentConfig(max_turns=3, max_tokens=200)
 TASK = generate_tasks(1, seed=5)[0]

@@ -14,10 +14,10 @@ from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.rows import RowTask
 from sql_agent.oracle import call, calls
+from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.sft.data import (
     DataError,
     Demonstration,

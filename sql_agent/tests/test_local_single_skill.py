@@ -16,10 +16,10 @@ from sql_agent.credit.reinforce import take_baseline
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.datatypes import GREEDY, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.single_skill import SessionFolder, SingleSkill
-from sql_agent.local.single_skill_config import ExperimentConfig, TaskConfig
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer, evaluate
+from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_row
 
@@ -302,10 +302,10 @@ def test_the_picture_is_drawn_from_whatever_there_is(lines, tmp_path):
 
 @pytest.mark.slow
 def test_the_gradient_is_that_of_reward_times_summed_log_prob_averaged_over_episodes(tmp_path):
-    from sql_agent.local.config import OptimConfig
     from sql_agent.local.learner import Learner
     from sql_agent.local.policy import Rows, load_policy
-    from sql_agent.local.single_skill_config import SUM_OVER_TOKENS, LanguageModelConfig
+    from sql_agent.settings.local import OptimConfig
+    from sql_agent.settings.single_skill import SUM_OVER_TOKENS, LanguageModelConfig
     from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / "models" / "tiny-sql")

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 
 from agentgrpo.checks import UsageError
 from agentgrpo.processes import ends_in_order
-from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import UnjudgedError
 from sql_agent.local.model_files import check_device, whole_model
 from sql_agent.local.start import failures_in_words, start_policy
+from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, ModelConfig
 
 
 def adapter(folder, base: str, weights: bool = True):
@@ -74,7 +74,7 @@ def test_a_policy_is_loaded_by_the_id_of_a_model_and_of_an_adapter(random_policy
     for module in ("huggingface_hub.constants", "transformers.utils.hub.constants"):
         monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(tmp_path / "hub"))
     in_cache(tmp_path / "hub", "org/policy", random_policy_folder)
-    start_policy(ModelConfig(model_path="org/policy"), AdapterConfig(r=4), tools=[], seed=0).save(tmp_path / "a")
+    start_policy(ModelConfig(model_path="org/policy"), AdapterConfig(rank=4), tools=[], seed=0).save(tmp_path / "a")
     assert json.loads((tmp_path / "a/adapter_config.json").read_text())["base_model_name_or_path"] == "org/policy"
     in_cache(tmp_path / "hub", "org/adapter", tmp_path / "a")
     again = start_policy(ModelConfig(model_path="org/adapter"), AdapterConfig(), tools=[], seed=0)

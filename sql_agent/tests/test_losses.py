@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from sql_agent.credit.grpo import ClippedRatio, GroupRelative
 from sql_agent.credit.losses import LossInputs, LossStats, kl_k3, log_prob_ratio, token_weights, weighted_loss
 from sql_agent.credit.reinforce import LogProb
-from sql_agent.local.config import LossConfig
+from sql_agent.settings.local import LossConfig
 
 LN2 = math.log(2)
 AGGREGATIONS = ["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"]

@@ -10,7 +10,7 @@ import pytest
 from agentgrpo.chat.messages import num_tool_calls
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.read_only import connect
-from sql_agent.datatypes import AgentConfig, DataConfig, Reward, ScorerResult
+from sql_agent.datatypes import Reward, ScorerResult
 from sql_agent.medical.database import read_schema
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
 from sql_agent.medical.environment import Medical
@@ -22,6 +22,7 @@ from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.play.check import check
 from sql_agent.play.served import run_rollout
 from sql_agent.rewards import REWARDS, reward
+from sql_agent.settings.groups import AgentConfig, DataConfig
 
 
 @pytest.fixture(scope="module")

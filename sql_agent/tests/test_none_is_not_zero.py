@@ -3,12 +3,12 @@
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.config import load_config
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.metrics import batch_metrics
 from sql_agent.rollouts.spans import OUTCOME
+from sql_agent.settings.load import load_config
 from sql_agent.tests.records import ROW, make_outcome, make_record, make_result, make_row
 
 

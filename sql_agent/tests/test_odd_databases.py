@@ -9,8 +9,8 @@ import pytest
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
-from sql_agent.datatypes import DataConfig
 from sql_agent.interactive.user_database import read_database
+from sql_agent.settings.groups import DataConfig
 from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions

@@ -12,7 +12,6 @@ from openai import APITimeoutError, AsyncOpenAI, InternalServerError
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.engines import open_backend
-from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.evaluate import main
 from sql_agent.model_address.request_guard import RUN_TOKEN
@@ -22,6 +21,7 @@ from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.own_agents.evaluation import SERVER, policy_served
 from sql_agent.play.served import run_rollout
+from sql_agent.settings.groups import AgentConfig
 from sql_agent.tests.odd_server import (
     CALLS,
     CONTENTS,

@@ -10,11 +10,12 @@ import pytest
 from agentgrpo.own_files import OwnFileError
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
-from sql_agent.config import load_config
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, Reward, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, Reward, RolloutRecord
 from sql_agent.environments.base import EpisodeLostError, make_environment, with_observation
 from sql_agent.play.served import run_rollout
 from sql_agent.rewards import REWARDS, reward
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
+from sql_agent.settings.load import load_config
 from sql_agent.tests.conftest import forget_own_files
 
 GAME = '''

@@ -11,12 +11,12 @@ from agents import UserError
 
 from agentgrpo.own_files import OwnFileError
 from sql_agent import oracle
-from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.rows import RowTask
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.evaluation import SERVER, policy_served
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.policy_client import unaddressed_client
+from sql_agent.settings.groups import AgentConfig
 from sql_agent.tests.conftest import forget_own_files
 
 pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")

@@ -9,12 +9,13 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
-from sql_agent.datatypes import AgentConfig, FunctionReward
+from sql_agent.datatypes import FunctionReward
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.play.served import run_rollout
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.load import load_functions
+from sql_agent.settings.groups import AgentConfig
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.tests.records import make_record
 from sql_agent.train_sql_agent import main

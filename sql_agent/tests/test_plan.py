@@ -7,7 +7,8 @@ from safetensors.numpy import load_file
 
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.disk_space import DiskNeed
-from sql_agent.config import LoraConfig, TrainerConfig, load_config
+from sql_agent.settings.load import load_config
+from sql_agent.settings.main_job import LoraConfig, TrainerConfig
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, disk_need, planned
 
 SETTINGS = [
@@ -94,9 +95,12 @@ def test_checkpoints_of_a_resumed_run_make_room_for_the_next(tmp_path):
 
 def test_the_learning_rate_is_that_of_the_models_size_unless_it_is_given():
     cfg = load_config(None, ["model=m"])
-    assert describe_learning_rate(cfg, 134_515_008) == "learning rate: 3e-05, for a model of 134,515,008 weights"
+    assert (
+        describe_learning_rate(cfg.optim, cfg.lora, 134_515_008)
+        == "learning rate: 3e-05, for a model of 134,515,008 weights"
+    )
     given = load_config(None, ["model=m", "optim.learning_rate=1e-6", "lora.rank=8"])
-    assert describe_learning_rate(given, 134_515_008) == (
+    assert describe_learning_rate(given.optim, given.lora, 134_515_008) == (
         "learning rate: 1e-06, as given (a model of this size takes about 0.0003)"
     )
 

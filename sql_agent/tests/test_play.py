@@ -8,9 +8,9 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.interaction import ENDS, STOPS, CallingEpisode, Status, Stop
-from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import EpisodeLostError
 from sql_agent.play.state import Play
+from sql_agent.settings.groups import AgentConfig
 
 TASK = SimpleNamespace(id="t", kind="k")
 ASK = {"role": "user", "content": "?"}

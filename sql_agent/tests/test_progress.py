@@ -1,6 +1,6 @@
 """What a run says of itself between its steps: whole lines, the seconds worked out by hand."""
 
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.startup.progress import Progress
 from sql_agent.verl_side.micro_batch_file import MicroBatches
 

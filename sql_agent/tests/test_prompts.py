@@ -19,13 +19,13 @@ from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
-from sql_agent.config import dump_config, load_config
-from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Split
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
 from sql_agent.prompts.served import ServedTokenizer
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.plan import choose_tasks, with_prompts
 from sql_agent.startup.readable import check_prompts
 from sql_agent.startup.resume import check_resume
@@ -219,7 +219,7 @@ def main_job(model, wide, *settings):
 
 
 def fine_tuning(model, wide, folder, *flags):
-    from sql_agent.sft.config import SftConfig
+    from sql_agent.settings.tuning import SftConfig
     from sql_agent.sft.run import prepare
 
     cfg = SftConfig(

@@ -19,7 +19,6 @@ from starlette.routing import Route
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.machine import free_port
 from sql_agent import oracle
-from sql_agent.config import load_config
 from sql_agent.lightning import store
 from sql_agent.lightning.runner_processes import LastingRunners
 from sql_agent.model_address.request_guard import (
@@ -33,6 +32,7 @@ from sql_agent.model_address.request_guard import (
     give_token,
 )
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
+from sql_agent.settings.load import load_config
 from sql_agent.store_server import BoundedStore
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
 

@@ -11,7 +11,6 @@ import pytest
 from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import install_command
 from dbbench_adapter.datatypes import Score
-from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import FunctionReward
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.oracle import call, calls
@@ -21,6 +20,7 @@ from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.spans import read_outcome
+from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import check_judged
 from sql_agent.tests.records import make_record

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
-from sql_agent.datatypes import Reward, RewardModelConfig, ScorerResult
+from sql_agent.datatypes import Reward, ScorerResult
 from sql_agent.names import PRESETS
 from sql_agent.rewards import NO_ANSWER, NO_JUDGE, REWARDS, RewardPreset, reward, without_score
+from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.tests.records import make_record
 
 

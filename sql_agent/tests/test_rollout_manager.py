@@ -15,12 +15,12 @@ from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols.solution import gold_answers
 from sql_agent import oracle
-from sql_agent.config import load_config
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts import run_context, stops
 from sql_agent.rollouts.batch import CREDIT
 from sql_agent.rollouts.run_context import RunContext
+from sql_agent.settings.load import load_config
 from sql_agent.tests.conftest import start_store
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from agentgrpo.machine import free_port
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.tests.conftest import wait_for
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
 

@@ -12,7 +12,7 @@ import pytest
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
 from dbbench_adapter.export import write_rows
-from sql_agent.config import dump_config, load_config
+from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.preflight import find_model
 from sql_agent.startup.resume import check_resume, own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import claim, set_aside, write_start

@@ -16,7 +16,6 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
-from sql_agent.config import load_config
 from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
@@ -29,6 +28,7 @@ from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.spans import OUTCOME, read_outcome, read_turns
+from sql_agent.settings.load import load_config
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import Files, compose, to_verl
 
 QWEN25_INSTRUCT = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}

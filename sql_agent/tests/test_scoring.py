@@ -5,10 +5,11 @@ import pytest
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.datatypes import RolloutRecord, ScorerResult
 from sql_agent.oracle import call, calls
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.scoring import RolloutScorer, check_scorer, conversation
+from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.tests.conftest import serve_scores
 
 ASK = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many?"}]

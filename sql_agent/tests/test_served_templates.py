@@ -13,7 +13,7 @@ import pytest
 import trl
 
 from dbbench_adapter.generator import generate_tasks
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.tests.recorded_vllm import ODD, ODD_TEXTS
 from sql_agent.tests.test_faithful import ROOM, Chain, conversations
 

@@ -158,7 +158,7 @@ async def test_of_the_scoring_service_it_reaches_nothing():
 
 @pytest.mark.slow  # imports vLLM
 async def test_of_a_model_server_it_reaches_nothing(monkeypatch):
-    from sql_agent.config import load_config
+    from sql_agent.settings.load import load_config
     from sql_agent.verl_side.config import worker_environment
 
     for name, value in worker_environment(load_config(None), cpu=True).items():

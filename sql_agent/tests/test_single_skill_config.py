@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sql_agent.local.single_skill_config import ExperimentConfig, load_experiment
-from sql_agent.rewards import REWARDS
+from sql_agent.rewards import REWARDS, RewardPreset
+from sql_agent.settings.single_skill import ExperimentConfig, load_experiment
 
 SHIPPED = Path(__file__).parents[1] / "configs" / "single_skill"
 GROUPS = {"language_models": "language_model", "agents": "agent", "tasks": "task", "callbacks": "training_callback"}
@@ -49,9 +49,9 @@ def test_no_shipped_file_is_left_out_of_these_tests():
 def test_the_defaults_are_the_predecessors():
     cfg = ExperimentConfig.model_validate({"language_model": {"model_path": "m"}})
     adapter = cfg.language_model.adapter
-    assert (adapter.r, adapter.alpha, adapter.target_modules) == (16, 32, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    assert (adapter.rank, adapter.alpha, adapter.target_modules) == (16, 32, ("q_proj", "k_proj", "v_proj", "o_proj"))
     assert (cfg.training.learning_rate, cfg.training.baseline) == (1e-5, "none")
-    assert cfg.task.rewards.preset == REWARDS["agent_peft"]
+    assert RewardPreset(**dict(cfg.task.rewards)) == REWARDS["agent_peft"]
 
 
 def test_seven_billion_parameters_are_trained_with_the_defaults():
@@ -148,7 +148,7 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
         pytest.param({"it": "seed: 1\n"}, "it.yaml: language_model is missing; write or import it", id="no_model"),
         pytest.param(
             {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "agent: {temprature: 1}\n"},
-            "a.yaml: agent.temprature: unknown setting; known beside it: protocol, max_rounds,",
+            "a.yaml: agent.temprature: unknown setting; known beside it: max_rounds, max_new_tokens,",
             id="unknown_key_of_an_imported_file",
         ),
         pytest.param(
@@ -196,5 +196,5 @@ def test_a_setting_on_the_command_line_is_named_as_it_was_written(override, said
 
 def test_reading_an_experiment_loads_nothing_heavy():
     heavy = "{'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
-    code = f"import sys, sql_agent.local.single_skill_config; assert not {heavy}"
+    code = f"import sys, sql_agent.settings.single_skill; assert not {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])

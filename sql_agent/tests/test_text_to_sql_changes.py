@@ -22,7 +22,7 @@ from dbbench_adapter.engines.sqlite.lexer import statements
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.engines.sqlite.user_database import CHANGE_REFUSAL, TOO_LARGE, ChangeableDatabase
 from dbbench_adapter.tests.hostile import STATEMENTS
-from sql_agent.datatypes import AgentConfig, DataConfig
+from sql_agent.settings.groups import AgentConfig, DataConfig
 from sql_agent.sft.data import reference_demonstrations
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql

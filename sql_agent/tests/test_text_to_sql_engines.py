@@ -10,9 +10,8 @@ from dbbench_adapter.engines import named_database
 from dbbench_adapter.tests.engine_worlds import WRITTEN
 from sql_agent.commands import doctor
 from sql_agent.commands import sft as train_sft
-from sql_agent.config import EnvConfig
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvConfig, EnvironmentSettings
 from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql

@@ -8,11 +8,8 @@ import pytest
 from dbbench_adapter import engines
 from dbbench_adapter.engines import open_backend, open_databases
 from dbbench_adapter.tests.toy_engine import CSV
-from sql_agent import evaluate
-from sql_agent.config import EnvConfig
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
-from sql_agent.startup.flags import parse_args
+from sql_agent.settings.groups import AgentConfig, EnvConfig, EnvironmentSettings
 from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.load import QuestionFileError, read_questions
 
@@ -36,13 +33,6 @@ def test_its_places_are_read_from_settings_and_named_where_one_is_missing(place)
         make_environment(EnvironmentSettings("text2sql"))
     with pytest.raises(ValueError, match="expected a path or MySQL's or CSV's form"):
         EnvConfig(type="text2sql", database="tsv:///data")
-
-
-@pytest.mark.parametrize("parse", [pytest.param(parse_args, id="train"), pytest.param(evaluate.main, id="evaluate")])
-def test_the_helps_of_commands_name_its_places(parse, place, capsys):
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    assert "or csv:///FOLDER;" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_doctor_reads_its_schema_and_runs_references(place, tmp_path):

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from sql_agent.config import load_config
 from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.metrics import clip_metrics
 from sql_agent.rollouts.run_context import RunContext
+from sql_agent.settings.load import load_config
 from sql_agent.tests.records import make_row
 from sql_agent.verl_side.tracking import drop_torn_line, earlier_steps, make_tracking
 

@@ -19,10 +19,10 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from sql_agent import upstream_patches as patches
-from sql_agent.config import dump_config, load_config
 from sql_agent.lightning.algorithm import spawn
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
+from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import use_cpu
@@ -95,11 +95,11 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     cfg = load_config(None, [f"engine.n_gpus={wanted}"])
     if wanted <= there:
-        assert not use_cpu(cfg)
+        assert not use_cpu(cfg.engine)
         return
     words = f"is {wanted}, but {there} can be used" if there else "on a CPU, with one worker"
     with pytest.raises(UsageError, match=words):
-        use_cpu(cfg)
+        use_cpu(cfg.engine)
 
 
 def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):

@@ -10,9 +10,9 @@ import pytest
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask, said_by
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.trained_on import (

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.config import load_config
 from sql_agent.datatypes import ScorerResult
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
@@ -18,6 +17,7 @@ from sql_agent.rollouts.lost_scores import level_rewards
 from sql_agent.rollouts.metrics import batch_metrics
 from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
+from sql_agent.settings.load import load_config
 from sql_agent.tests.records import make_outcome, make_record, make_result
 
 pytestmark = pytest.mark.slow  # imports verl
@@ -225,9 +225,7 @@ async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_an
     """A micro-batch has room for 64 tokens: the chains have 2, 63 and 3, of which the second one is too long."""
     small = ["data.max_prompt_tokens=16", "data.max_response_tokens=16", "agent.max_tokens=16"]
     spans = [FIRST, span(2, [5] * 62, [6]), span(3, [7, 7], [8])]
-    result, _ = await read(
-        [outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.max_tokens_per_micro_batch=64"]
-    )
+    result, _ = await read([outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.micro_batch_tokens=64"])
     assert ids(result) == ((1,), (2, 7, 7, 8))
     assert (result.trajectory.num_turns, result.trajectory.dropped_turns, result.trajectory.num_chains) == (2, 1, 2)
 

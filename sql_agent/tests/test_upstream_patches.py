@@ -257,7 +257,7 @@ def in_verl(cfg, *lines: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow  # imports verl
 def test_a_training_worker_has_every_change_once_it_is_imported():
-    from sql_agent.config import TrainConfig
+    from sql_agent.settings.train import TrainConfig
 
     result = in_verl(
         TrainConfig(),
@@ -276,7 +276,7 @@ def test_a_training_worker_has_every_change_once_it_is_imported():
 
 @pytest.mark.slow  # imports verl
 def test_a_model_server_limits_headers_and_connections():
-    from sql_agent.config import TrainConfig
+    from sql_agent.settings.train import TrainConfig
 
     result = in_verl(
         TrainConfig(),
@@ -291,7 +291,7 @@ def test_a_model_server_limits_headers_and_connections():
 @pytest.mark.slow  # imports verl
 def test_a_server_without_exact_prompts_does_not_start():
     """As where vLLM serves from another module than the one that we change: that one is never imported."""
-    from sql_agent.config import TrainConfig
+    from sql_agent.settings.train import TrainConfig
 
     result = in_verl(
         TrainConfig(),

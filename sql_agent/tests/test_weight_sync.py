@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.tests.conftest import with_random_weights
 from sql_agent.verl_side.config import worker_environment
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sql_agent.config import load_config
+from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import Files, compose, to_verl
 
 SETTINGS = ["data.train_batch_size=2", "rollout.group_size=2", "optim.mini_batch_size=1", "optim.weight_decay=0.1"]

@@ -21,8 +21,8 @@ from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSes
 from dbbench_adapter.engines.schema import said_unreadable
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
 from sql_agent.text_to_sql.judges import (

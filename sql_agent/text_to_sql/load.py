@@ -24,7 +24,7 @@ from agentgrpo.row_files import read_rows
 from dbbench_adapter.datatypes import Cell, DatabaseError, Rows
 from dbbench_adapter.engines.engine import Databases, Engine
 from dbbench_adapter.engines.sqlite import SQLITE
-from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
+from sql_agent.settings.groups import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.columns import (
     REFERENCE_KEYS,
     check_unread,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgrpo.commands import interruptible
 from agentgrpo.outputs import failures_of_the_disk
-from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import TINY_POLICY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM

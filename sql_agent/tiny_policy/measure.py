@@ -25,12 +25,13 @@ from agentgrpo.flags import Parser
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
-from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sampling
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.settings.local import AdapterConfig
 from sql_agent.trained_on import LearntError, check_not_learnt
 
 # The longest reply of 1,000 held-out oracle episodes has 89 tokens, that of reworded ones 100.

@@ -9,18 +9,20 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.model_size import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.settings import merged, verl_keys
-from sql_agent.config import TrainConfig
+from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
+from sql_agent.settings.main_job import EngineConfig, LoraConfig, OptimConfig
+from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
@@ -30,6 +32,8 @@ ESTIMATOR = "credited_rows"
 """The estimator that `PLUGIN` registers: advantages come with the rollouts."""
 LOSS = "AGENTGRPO_LOSS"
 """The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`."""
+MODEL, ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "ref", "rollout"))
+VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
@@ -65,178 +69,173 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     Raises:
         ValueError: `cfg.verl` has a key that one of our settings decides, or that is not among `ALLOWED_KEYS`.
     """
-    return merged(_from_settings(cfg, files, cpu=cpu), _checked(cfg))
+    given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
+    keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
+    keys |= _run(cfg, files) | _device(cfg.engine, files.model, cpu=cpu)
+    tree: dict[str, Any] = {}
+    for key, value in keys.items():
+        set_path(tree, key, value)
+    return merged(tree, _checked(cfg.verl))
 
 
-def _checked(cfg: TrainConfig) -> dict[str, Any]:
+def _checked(verl: dict[str, Any]) -> dict[str, Any]:
     settings = dict(verl_keys(TrainConfig))
-    for key in _leaf_keys(cfg.verl):
+    for key in _leaf_keys(verl):
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):
                 raise ValueError(f"verl.{key} is the setting {setting} here; give that, --set {setting}=VALUE")
-    check_keys(_leaf_keys(cfg.verl))
-    return cfg.verl
+    check_keys(_leaf_keys(verl))
+    return verl
 
 
-def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    response, prompt = cfg.data.max_response_tokens, cfg.data.prompt_tokens
-    context = prompt + response
-    micro_batch = cfg.micro_batch_tokens(cpu=cpu)
-    dtype = precision(cfg, files.model, cpu=cpu)
+FIXED: dict[str, Any] = {
+    "algorithm.adv_estimator": ESTIMATOR,
+    "data.filter_overlong_prompts": False,  # done, and counted, before verl starts
+    "data.dataloader_num_workers": 0,
+    "data.shuffle": True,
+    "reward.num_workers": 0,  # rewards come with the rollouts
+    "ray_kwargs.ray_init.include_dashboard": False,
+    f"{MODEL}.use_remove_padding": True,
+    # torch's own attention; verl's default is flash_attn, which neither requirements file contains
+    f"{MODEL}.override_config.attn_implementation": "sdpa",
+    f"{MODEL}.fused_kernel_options.impl_backend": "torch",
+    f"{ACTOR}.strategy": "fsdp2",
+    f"{ACTOR}.use_dynamic_bsz": True,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    # With a Hugging Face folder beside verl's own shards, every checkpoint can be served without conversion.
+    f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+    f"{REF}.log_prob_use_dynamic_bsz": True,
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz": True,
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.router_config_path": str(ROUTER),
+    f"{ROLLOUT}.agent.num_workers": 1,
+    f"{ROLLOUT}.agent.agent_loop_manager_class": ROLLOUT_MANAGER,
+    f"{ROLLOUT}.checkpoint_manager_class": WEIGHT_SYNC,
+    f"{ROLLOUT}.val_kwargs.do_sample": False,
+    f"{ROLLOUT}.val_kwargs.temperature": 0.0,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    f"{VLLM}.enable_auto_tool_choice": True,
+    # Otherwise the chat server takes its defaults from the folder's generation_config.json. verl overrides some of them
+    # (temperature, top-p, top-k, repetition penalty) but not all (min-p), and the trained log-probs ignore them. The
+    # tokens that end a reply are still read from that file.
+    f"{VLLM}.generation_config": "vllm",
+    # the outermost middleware; vLLM's own --api-key does not protect half of its routes
+    f"{VLLM}.middleware": "sql_agent.model_address.request_guard.ModelServerGuard",
+    "trainer.use_v1": False,  # the V1 trainer needs TransferQueue, whose pins conflict with those of agentops
+    "trainer.nnodes": 1,
+    "trainer.total_epochs": 1_000_000,  # `trainer.steps` ends the run
+    "trainer.max_actor_ckpt_to_keep": None,  # sql_agent.verl_side.driver keeps `keep_checkpoints` of them
+    "trainer.project_name": "agentgrpo",
+}
+"""Keys that are the same in every run."""
+
+
+def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
+    """Return the keys of settings that verl knows in another form, or whose default depends on the run."""
+    checkpointing = cfg.engine.gradient_checkpointing
+    return {
+        f"{ACTOR}.optim.lr": learning_rate(cfg.optim, cfg.lora, model),
+        f"{ACTOR}.ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
+        f"{ACTOR}.policy_loss.loss_mode": VERLS.get(cfg.loss.name, cfg.loss.name),
+        f"{ACTOR}.clip_ratio_low": cfg.loss.clip_ratio,
+        f"{ACTOR}.clip_ratio_high": cfg.loss.clip_ratio,
+        f"{ACTOR}.use_kl_loss": cfg.loss.kl_coef > 0,
+        f"{MODEL}.enable_gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
+        # Without merging, vLLM's chat server answers with the base model, because verl loads the adapter under a name
+        # that only its token-level `generate` uses.
+        f"{MODEL}.lora.merge": cfg.lora.rank > 0,
+        f"{ROLLOUT}.load_format": "safetensors" if cfg.lora.rank else "auto",
+        f"{ROLLOUT}.temperature": cfg.agent.temperature,
+        f"{ROLLOUT}.top_p": cfg.agent.top_p,
+        f"{VLLM}.tool_call_parser": cfg.rollout.tool_parser,
+        "data.val_batch_size": cfg.data.val_limit,
+        "trainer.test_freq": cfg.trainer.val_every or -1,
+        "trainer.save_freq": cfg.trainer.save_every or -1,
+        "trainer.logger": list(cfg.trainer.loggers),
+    }
+
+
+def _lengths(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
+    """Return the keys that count tokens."""
+    micro_batch, context = cfg.micro_batch_tokens(cpu=cpu), cfg.data.prompt_tokens + cfg.data.max_response_tokens
+    return {
+        "data.max_prompt_length": cfg.data.prompt_tokens,
+        f"{ACTOR}.ppo_max_token_len_per_gpu": micro_batch,
+        f"{REF}.log_prob_max_token_len_per_gpu": micro_batch,
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu": micro_batch,
+        f"{ROLLOUT}.max_model_len": context,
+        f"{ROLLOUT}.max_num_batched_tokens": max(4096, context),
+        # verl's default, the longest row, varies between steps
+        f"{ACTOR}.loss_scale_factor": cfg.data.max_response_tokens,
+    }
+
+
+def _run(cfg: TrainConfig, files: Files) -> dict[str, Any]:
+    """Return the keys that name files, folders and seeds of the run."""
+    resumed = files.checkpoint is not None
+    seeded = ("data.seed", f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{ACTOR}.fsdp_config.seed")
+    template = {} if files.chat_template is None else {f"{VLLM}.chat_template": files.chat_template}
+    return {
+        **dict.fromkeys(seeded, cfg.seed),
+        **template,
+        "data.train_files": str(files.train),
+        "data.val_files": str(files.val),
+        f"{MODEL}.path": str(files.model),
+        f"{MODEL}.custom_chat_template": files.chat_template,
+        # a resumed run was already validated at that step, and verl would log a second line for it
+        "trainer.val_before_train": cfg.trainer.val_before_train and not resumed,
+        "trainer.resume_mode": "resume_path" if resumed else "disable",
+        "trainer.resume_from_path": str(files.checkpoint) if resumed else None,
+        "trainer.default_local_dir": str(cfg.run_dir / "checkpoints"),
+        "trainer.experiment_name": cfg.run_dir.name,
+    }
+
+
+def _device(engine: EngineConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
+    """Return the keys that differ between a CPU and a GPU."""
+    dtype = precision(engine, model, cpu=cpu)
     # On a CPU the engine uses autocast, and the residual stream stays float32. FSDP would cast the weights before the
     # forward pass, and the activations with them.
     param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
     mixed = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    checkpointing = cfg.engine.gradient_checkpointing
-    fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed, "mixed_precision": mixed}
-    vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
-    if files.chat_template is not None:
-        vllm["chat_template"] = files.chat_template
-    # Otherwise the chat server takes its defaults from the folder's generation_config.json. verl overrides some of them
-    # (temperature, top-p, top-k, repetition penalty) but not all (min-p), and the trained log-probs ignore them. The
-    # tokens that end a reply are still read from that file.
-    vllm["generation_config"] = "vllm"
-    # the outermost middleware; vLLM's own --api-key does not protect half of its routes
-    vllm["middleware"] = "sql_agent.model_address.request_guard.ModelServerGuard"
-    if cpu:
-        vllm["distributed_executor_backend"] = "uni"  # saves a process that imports torch and vLLM
-    actor = {
-        "strategy": "fsdp2",
-        "ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
-        "use_dynamic_bsz": True,
-        "ppo_max_token_len_per_gpu": micro_batch,
-        "policy_loss": {"loss_mode": VERLS.get(cfg.loss.name, cfg.loss.name)},
-        "clip_ratio": cfg.loss.clip_ratio,
-        "clip_ratio_low": cfg.loss.clip_ratio,
-        "clip_ratio_high": cfg.loss.clip_ratio,
-        "loss_agg_mode": cfg.loss.aggregation,
-        "loss_scale_factor": cfg.data.max_response_tokens,  # verl's default, the longest row, varies between steps
-        "use_kl_loss": cfg.loss.kl_coef > 0,
-        "kl_loss_coef": cfg.loss.kl_coef,
-        "kl_loss_type": "low_var_kl",
-        "entropy_coeff": cfg.loss.entropy_coef,
-        "grad_clip": cfg.optim.max_grad_norm,
-        "use_torch_compile": not cpu,
-        "data_loader_seed": cfg.seed,
-        "optim": {
-            "lr": learning_rate(cfg, files.model),
-            "weight_decay": cfg.optim.weight_decay,
-            "lr_warmup_steps": cfg.optim.warmup_steps,
-        },
-        "fsdp_config": fsdp,
-        # With a Hugging Face folder beside verl's own shards, every checkpoint can be served without conversion.
-        "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
-    }
-    rollout = {
-        "name": "vllm",
-        "n": cfg.rollout.group_size,
-        "temperature": cfg.agent.temperature,
-        "top_p": cfg.agent.top_p,
-        "seed": cfg.seed,
-        "dtype": dtype,
-        "load_format": "safetensors" if cfg.lora.rank else "auto",
-        "enforce_eager": cpu,
-        "free_cache_engine": not cpu,
-        "enable_sleep_mode": not cpu,
-        "tensor_model_parallel_size": cfg.engine.tensor_parallel_size,
-        "gpu_memory_utilization": cfg.engine.gpu_memory_utilization,
-        "max_model_len": context,
-        "max_num_batched_tokens": max(4096, context),
-        "max_num_seqs": cfg.engine.max_num_seqs,
-        "log_prob_use_dynamic_bsz": True,
-        "log_prob_max_token_len_per_gpu": micro_batch,
-        "calculate_log_probs": True,
-        "router_config_path": str(ROUTER),
-        "agent": {"num_workers": 1, "agent_loop_manager_class": ROLLOUT_MANAGER},
-        "checkpoint_manager_class": WEIGHT_SYNC,
-        "val_kwargs": {"do_sample": False, "temperature": 0.0, "n": 1},
-        "engine_kwargs": {"vllm": vllm},
-    }
-    trainer = {
-        "device": "cpu" if cpu else "cuda",
-        "use_v1": False,  # the V1 trainer needs TransferQueue, whose pins conflict with those of agentops
-        "nnodes": 1,
-        "n_gpus_per_node": 1 if cpu else cfg.engine.n_gpus,
-        "total_training_steps": cfg.trainer.steps,
-        "total_epochs": 1_000_000,  # `steps` ends the run
-        # a resumed run was already validated at that step, and verl would log a second line for it
-        "val_before_train": cfg.trainer.val_before_train and files.checkpoint is None,
-        "test_freq": cfg.trainer.val_every or -1,
-        "save_freq": cfg.trainer.save_every or -1,
-        "max_actor_ckpt_to_keep": None,  # sql_agent.verl_side.driver keeps `keep_checkpoints` of them
-        "resume_mode": "resume_path" if files.checkpoint else "disable",
-        "resume_from_path": str(files.checkpoint) if files.checkpoint else None,
-        "default_local_dir": str(cfg.run_dir / "checkpoints"),
-        "project_name": "agentgrpo",
-        "experiment_name": cfg.run_dir.name,
-        "logger": list(cfg.trainer.loggers),
-        "balance_batch": not cpu,
+    only_on_a_cpu = {
+        f"{REF}.fsdp_config.use_torch_compile": False,
+        f"{VLLM}.distributed_executor_backend": "uni",  # saves a process that imports torch and vLLM
+        "ray_kwargs.ray_init.num_gpus": 1,  # verl asks Ray for the resource "GPU" on every platform
+        "trainer.n_gpus_per_node": 1,
     }
     return {
-        "algorithm": {"adv_estimator": ESTIMATOR, "norm_adv_by_std_in_grpo": cfg.loss.scale},
-        "data": {
-            "train_files": str(files.train),
-            "val_files": str(files.val),
-            "train_batch_size": cfg.data.train_batch_size,
-            "val_batch_size": cfg.data.val_limit,
-            "max_prompt_length": prompt,
-            "max_response_length": response,
-            "filter_overlong_prompts": False,  # done, and counted, before verl starts
-            "dataloader_num_workers": 0,
-            "shuffle": True,
-            "seed": cfg.seed,
-        },
-        "actor_rollout_ref": {
-            "model": {
-                "path": str(files.model),
-                "custom_chat_template": files.chat_template,
-                "lora_rank": cfg.lora.rank,
-                "lora_alpha": cfg.lora.alpha,
-                # Without merging, vLLM's chat server answers with the base model, because verl loads the adapter under
-                # a name that only its token-level `generate` uses.
-                "lora": {"merge": cfg.lora.rank > 0},
-                "target_modules": cfg.lora.target_modules,
-                "use_remove_padding": True,
-                "enable_gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
-                # torch's own attention; verl's default is flash_attn, which neither requirements file contains
-                "override_config": {"attn_implementation": "sdpa"},
-                # otherwise verl keeps all logits of a micro-batch in memory and takes their log-probs token by token
-                "use_fused_kernels": not cpu,
-                "fused_kernel_options": {"impl_backend": "torch"},
-            },
-            "actor": actor,
-            "ref": {
-                "log_prob_use_dynamic_bsz": True,
-                "log_prob_max_token_len_per_gpu": micro_batch,
-                "fsdp_config": {"mixed_precision": mixed, **({"use_torch_compile": False} if cpu else {})},
-            },
-            "rollout": rollout,
-        },
-        "reward": {"num_workers": 0},  # rewards come with the rollouts
-        "trainer": trainer,
-        "ray_kwargs": {
-            "ray_init": {
-                "num_cpus": max(8, os.cpu_count() or 1),
-                "include_dashboard": False,
-                **({"num_gpus": 1} if cpu else {}),  # verl asks Ray for the resource "GPU" on every platform
-            }
-        },
+        f"{ACTOR}.fsdp_config.mixed_precision": mixed,
+        f"{REF}.fsdp_config.mixed_precision": mixed,
+        f"{ROLLOUT}.dtype": dtype,
+        f"{ACTOR}.use_torch_compile": not cpu,
+        f"{ACTOR}.fsdp_config.use_torch_compile": not cpu,
+        # otherwise verl keeps all logits of a micro-batch in memory and takes their log-probs token by token
+        f"{MODEL}.use_fused_kernels": not cpu,
+        f"{ROLLOUT}.enforce_eager": cpu,
+        f"{ROLLOUT}.free_cache_engine": not cpu,
+        f"{ROLLOUT}.enable_sleep_mode": not cpu,
+        "ray_kwargs.ray_init.num_cpus": max(8, os.cpu_count() or 1),
+        "trainer.device": "cpu" if cpu else "cuda",
+        "trainer.balance_batch": not cpu,
+        **(only_on_a_cpu if cpu else {}),
     }
 
 
-def precision(cfg: TrainConfig, model: Path, *, cpu: bool) -> str:
+def precision(engine: EngineConfig, model: Path, *, cpu: bool) -> str:
     """Return the dtype in which trainer and sampler compute, "float32" or "bfloat16", from `engine.precision`."""
     if not cpu:
-        return "bfloat16" if cfg.engine.precision == "auto" else cfg.engine.precision
+        return "bfloat16" if engine.precision == "auto" else engine.precision
     parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4  # half as many for 16-bit files
-    return "bfloat16" if uses_bfloat16(cfg.engine.precision, parameters) else "float32"
+    return "bfloat16" if uses_bfloat16(engine.precision, parameters) else "float32"
 
 
-def learning_rate(cfg: TrainConfig, model: Path) -> float:
+def learning_rate(optim: OptimConfig, lora: LoraConfig, model: Path) -> float:
     """Return `optim.learning_rate`, or what a model of this size takes if it is not given."""
-    if cfg.optim.learning_rate is not None:
-        return cfg.optim.learning_rate
-    return usual_learning_rate(count_weights(model), method="grpo", lora=cfg.lora.rank > 0)
+    if optim.learning_rate is not None:
+        return optim.learning_rate
+    return usual_learning_rate(count_weights(model), method="grpo", lora=lora.rank > 0)
 
 
 def compose(overrides: dict[str, Any]) -> Any:
@@ -300,7 +299,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
             "AGENTGRPO_TRAIN_THREADS": str(threads),
-            "AGENTGRPO_PRECISION": precision(cfg, cfg.model, cpu=True) if cfg.model else "float32",
+            "AGENTGRPO_PRECISION": precision(cfg.engine, cfg.model, cpu=True) if cfg.model else "float32",
         }
     return env
 

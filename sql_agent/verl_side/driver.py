@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any
 
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
-from sql_agent.config import load_config
 from sql_agent.rollouts.run_context import RunContext, enter
+from sql_agent.settings.load import load_config
 from sql_agent.trained_on import FILE as TRAINED_ON
 from sql_agent.verl_side import checkpoints
 from sql_agent.verl_side.checkpoints import CheckpointError

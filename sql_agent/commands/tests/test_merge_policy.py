@@ -179,12 +179,12 @@ def merged_adapter(tiny_model, tmp_path_factory):
     """A small change to the small policy, as an adapter, and merged."""
     import torch
 
-    from sql_agent.local.config import AdapterConfig
     from sql_agent.local.policy import load_policy
+    from sql_agent.settings.local import AdapterConfig
 
     folder = tmp_path_factory.mktemp("merged")
     torch.manual_seed(0)
-    policy = load_policy(tiny_model, adapter=AdapterConfig(r=4, alpha=4), device="cpu")
+    policy = load_policy(tiny_model, adapter=AdapterConfig(rank=4, alpha=4), device="cpu")
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -207,13 +207,13 @@ def test_merged_weights_that_compute_something_else_leave_nothing_behind(merged_
 def test_vllm_serves_it_and_plays_the_episode_that_the_adapter_plays(merged_adapter, tmp_path):
     from dbbench_adapter.engines import open_backend
     from dbbench_adapter.generator import generate_tasks
-    from sql_agent.datatypes import AgentConfig
     from sql_agent.environments.dbbench import DbBench
-    from sql_agent.local.config import AdapterConfig
     from sql_agent.local.datatypes import GREEDY
     from sql_agent.local.policy import load_policy
     from sql_agent.local.rollouts import Player
     from sql_agent.play.served import run_rollout
+    from sql_agent.settings.groups import AgentConfig
+    from sql_agent.settings.local import AdapterConfig
 
     tasks, limits = generate_tasks(6, seed=2, split="held_out"), AgentConfig(max_turns=4, max_tokens=96, temperature=0)
     policy = load_policy(merged_adapter / "adapter", adapter=AdapterConfig(), device="cpu")

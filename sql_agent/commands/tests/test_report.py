@@ -13,12 +13,12 @@ import pytest
 
 from agentgrpo.printed_commands import program_command
 from sql_agent.commands.report import evaluate_command, main, serve_command
-from sql_agent.config import dump_config, load_config
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.page import as_data, outcome, spread
 from sql_agent.report.questions import side_by_side, validations
 from sql_agent.report.reading import Change, HeldOut, change, held_out, is_running, read_metrics, read_run, solved
+from sql_agent.settings.load import dump_config, load_config
 
 ROOT = Path(__file__).parents[3]
 BEFORE = {"train_step": 0, "val/rollout/success": 0.25, "val/rollout/judged": 8.0}

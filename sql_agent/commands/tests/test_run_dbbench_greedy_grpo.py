@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sql_agent.commands.greedy_grpo import main, parse_args
-from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
+from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[3]
@@ -149,7 +149,7 @@ def test_the_rllm_predecessors_command_means_the_same_here():
         max_new_tokens=512,
         temperature=0.8,
         top_p=0.95,
-        adapter=AdapterConfig(r=16, alpha=32, dropout=0.05),
+        adapter=AdapterConfig(rank=16, alpha=32, dropout=0.05),
         optim=OptimConfig(learning_rate=2e-5, weight_decay=0.01, grad_accum=1, max_grad_norm=1.0),
         loss=LossConfig(beta=0.04, clip_param=0.2),
         num_epochs=1,

@@ -16,7 +16,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.tasks.single_skill import read_single_skill
 from sql_agent.commands import single_skill as run_experiment
 from sql_agent.commands.single_skill import for_this_machine, main
-from sql_agent.local.single_skill_config import LanguageModelConfig, load_experiment
+from sql_agent.settings.single_skill import LanguageModelConfig, load_experiment
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "sql_agent" / "configs" / "single_skill" / "experiments" / "tiny_cpu.yaml"

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from sql_agent.commands.interactive import LEARNT, main
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.tasks import entered
+from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
 from sql_agent.trained_on import TrainedOn, environment_flags, write_trained_on

@@ -23,9 +23,9 @@ from reward_model.datatypes import Preference
 from reward_model.tests.conftest import assistant, counting_pairs, make_base
 from sql_agent.commands.dpo import main
 from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
-from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.run import next_commands
 from sql_agent.dpo.trainer import RECORD
+from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.data import dbbench_demonstrations
 from sql_agent.tiny_policy.make import make_tiny_policy
 

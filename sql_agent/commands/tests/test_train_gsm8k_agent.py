@@ -36,10 +36,10 @@ def guessing_policy(tmp_path_factory, problems) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from agentgrpo.chat.replies import Conversation
-    from sql_agent.datatypes import EnvironmentSettings
     from sql_agent.environments.base import make_environment
     from sql_agent.environments.rows import RowTask
     from sql_agent.gsm8k.problems import load_problems
+    from sql_agent.settings.groups import EnvironmentSettings
     from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer
 
     torch.set_num_threads(1)

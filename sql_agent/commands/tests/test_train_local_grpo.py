@@ -15,10 +15,10 @@ from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands import local as train_local_grpo
 from sql_agent.commands.local import main, next_command
-from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.local.config import LocalGrpoConfig, ModelConfig
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.tasks import entered
+from sql_agent.settings.groups import EnvironmentSettings
+from sql_agent.settings.local import LocalGrpoConfig, ModelConfig
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
 

@@ -16,10 +16,10 @@ from agentgrpo.forked import forked
 from agentgrpo.printed_commands import program_command
 from reward_model.tests.conftest import make_base
 from sql_agent.commands.sft import main
-from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.run import next_commands as after_dpo
-from sql_agent.model_check import TINY_POLICY
+from sql_agent.names import TINY_POLICY
+from sql_agent.settings.groups import EnvironmentSettings
+from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import load_trainable
 from sql_agent.sft.run import RECORD, SftConfig, next_commands, prepare
 from sql_agent.sft.trainer import make_trainer

@@ -10,10 +10,10 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
-from sql_agent.config import LossConfig
 from sql_agent.credit.losses import Loss, LossInputs
 from sql_agent.credit.tables import LOSSES, VERLS, made
 from sql_agent.rollouts.batch import CREDIT
+from sql_agent.settings.main_job import LossConfig
 from sql_agent.verl_side.config import ESTIMATOR, LOSS
 
 

@@ -1,32 +1,25 @@
-"""Defines the settings of supervised fine-tuning, and those that DPO shares. Importing this module is instant."""
+"""Defines the settings of supervised fine-tuning and of DPO. Importing this module is instant."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentgrpo.flags import FlagName
-from agentgrpo.settings import Settings
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.local.config import CpuPrecision, check_environment
-from sql_agent.model_check import TINY_POLICY
+from sql_agent.settings.groups import EnvironmentSettings, TaskFiles
+from sql_agent.settings.local import PolicyConfig, also, check_environment
 
 GENERATED = 512
-"""Number of generated demonstrations if neither a file nor `max_samples` says how many."""
+"""Number of generated demonstrations if neither a file nor `num_tasks` says how many."""
 
 
-class FineTuningConfig(Settings):
+class FineTuningConfig(PolicyConfig):
     """Holds the flags that `agentgrpo sft` and `agentgrpo dpo` share."""
 
-    model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
-    """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME. The small
-    policy of the default is made first if it is not there."""
-    output_dir: Annotated[Path, FlagName("run-dir")]
+    run_dir: Path = also("output_dir", ...)
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the data."""
@@ -41,27 +34,22 @@ class FineTuningConfig(Settings):
     the result."""
     learning_rate: float = Field(gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
-    lora_r: Annotated[int, FlagName("lora-rank")] = Field(default=16, ge=0, le=1024)
+    lora_rank: int = also("lora_r", 16, ge=0, le=1024)
     """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
     lora_alpha: int = Field(default=32, ge=1)
-    """The adapter's output is scaled by alpha / r."""
+    """The adapter's output is scaled by alpha / rank."""
     max_length: int | None = Field(default=None, ge=16)
     """Largest number of tokens of a conversation; longer ones are left out and counted, never cut. None: the model's
     context."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
-    save_steps: Annotated[int, FlagName("save-every")] = Field(default=100, ge=1)
+    save_every: int = also("save_steps", 100, ge=1)
     """Updates between checkpoints; a run that is killed loses at most this many."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order and every draw."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU if there is one."""
-    precision: CpuPrecision = "auto"
-    """Precision of matrix products on a CPU. auto: bfloat16 if the CPU has it in hardware (AVX-512 BF16, AMX) and the
-    model has 20 million weights or more. Weights stay float32. A GPU uses bfloat16."""
 
 
-class SftConfig(FineTuningConfig):
+class SftConfig(FineTuningConfig, TaskFiles):
     """Holds the flags of `agentgrpo sft` with their defaults."""
 
     dataset: str | None = None
@@ -70,9 +58,9 @@ class SftConfig(FineTuningConfig):
     env: str | None = None
     """An environment whose rows hold references: your own, FILE.py:NAME, module:NAME or an installed package's entry
     point, or one of this project. None: text2sql if there is a database."""
-    output_dir: Annotated[Path, FlagName("run-dir")] = Path("outputs/sft")
+    run_dir: Path = also("output_dir", Path("outputs/sft"))
     """Folder of the run, new or empty."""
-    max_samples: Annotated[int | None, FlagName("num-tasks")] = Field(default=None, ge=1)
+    num_tasks: int | None = also("max_samples", None, ge=1)
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
@@ -82,21 +70,15 @@ class SftConfig(FineTuningConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt of a task; the schema of a longer one is shortened. None: what the model's context leaves
     beside a response, as in training."""
-    tasks: Annotated[Path | None, FlagName("train-file")] = None
+    train_file: Path | None = also("tasks", None)
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
-    val_file: Path | None = None
-    """Tasks that are held out: nothing measures them here, and none of them is learnt. None: a share of `tasks`, the
-    same ones as in training and in `evaluate`."""
-    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
-    """Share of `tasks` that is held out if there is no `val_file`; 0 learns every row, on none of which the model can
-    be measured then."""
     database: DatabaseSpec | None = None
     """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the oracle acts, by tool calls (fc), or in plain text (text, lab)."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
+    """Seed of the new adapter, the order, dropout, generated tasks and the draw of `num_tasks`."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -124,3 +106,25 @@ class SftConfig(FineTuningConfig):
     def data_name(self) -> str:
         """Return the name of the data: the dataset, or the environment."""
         return self.dataset or self.env or ("text2sql" if self.database else "dbbench")
+
+
+class DpoConfig(FineTuningConfig):
+    """Holds the flags of `agentgrpo dpo` with their defaults."""
+
+    dataset: Path = Field(validation_alias="train_file")
+    """Pairs to train on: a file that `pairs_from_rollouts` or `agentgrpo reward convert` wrote, or one that the latter
+    reads."""
+    val_file: Path | None = also("eval_dataset", None)
+    """Held-out pairs; none: a part of the prompts of --dataset is held out."""
+    held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Without --val-file: the share of the pairs to hold out, whole prompts at a time; 0 for none."""
+    run_dir: Path = also("output_dir", Path("outputs/dpo"))
+    """Folder of the run, new or empty."""
+    num_epochs: int = Field(default=1, ge=1)
+    """Passes over the pairs; held-out pairs are measured after each."""
+    batch_size: int = Field(default=8, ge=1)
+    """Pairs of one batch."""
+    learning_rate: float = Field(default=1e-5, gt=0, le=1)
+    """Learning rate at the start; it falls linearly to 0."""
+    beta: float = Field(default=0.1, gt=0)
+    """Strength of the pull towards the reference policy, which is the model before training."""

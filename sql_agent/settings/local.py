@@ -16,17 +16,21 @@ from agentgrpo.settings import Settings
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.config import EnvConfig, check_top_p
 from sql_agent.credit.tables import EstimatorName, LossName
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.model_check import TINY_POLICY
-from sql_agent.names import PresetName
+from sql_agent.names import TINY_POLICY, PresetName
+from sql_agent.settings.groups import (
+    AgentConfig,
+    DataConfig,
+    EnvConfig,
+    EnvironmentSettings,
+    Judge,
+    PrecisionName,
+    TaskFiles,
+)
+from sql_agent.settings.train import check_top_p
 
-Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
-"""Judges of all environments; each environment knows its own."""
 ROLLOUT_TIMEOUT_S = 3600.0
 """Longer than the main job's 300: the replies of a batch are sampled together, and an episode waits for all of them."""
-CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
 def also(earlier: str, default: Any, **limits: Any) -> Any:
@@ -35,10 +39,10 @@ def also(earlier: str, default: Any, **limits: Any) -> Any:
 
 
 class AdapterConfig(Settings):
-    r: Annotated[int, FlagName("rank")] = Field(default=16, ge=1, le=1024)
+    rank: int = also("r", 16, ge=1, le=1024)
     """Rank of the LoRA adapter's matrices."""
     alpha: int = Field(default=32, ge=1)
-    """The adapter's output is scaled by alpha / r."""
+    """The adapter's output is scaled by alpha / rank."""
     dropout: float = Field(default=0.05, ge=0, lt=1)
     """Dropout on the adapter's input during the update; sampling has none."""
     target_modules: str | tuple[str, ...] = "all-linear"
@@ -57,9 +61,7 @@ class OptimConfig(Settings):
     weight_decay: float = Field(default=0.01, ge=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A gradient with a larger norm is scaled down to this norm."""
-    grad_accum: Annotated[int, FlagName("gradient-accumulation-steps")] = Field(
-        default=1, ge=1, validation_alias="gradient_accumulation_steps"
-    )
+    gradient_accumulation_steps: int = also("grad_accum", 1, ge=1)
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass; on a CPU what trajectories share counts once, elsewhere padding counts.
@@ -67,17 +69,20 @@ class OptimConfig(Settings):
     where the longest trajectory needs it and memory holds it. It changes memory use, not the result."""
 
 
-class ModelConfig(Settings):
+class PolicyConfig(Settings):
     model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
-    """A Hugging Face model, or an adapter on one: a folder, or its id on the hub, ORG/NAME. The small policy of the
-    default is made first if it is not there."""
+    """A Hugging Face chat model, or an adapter on one: a folder, or its id on the hub, ORG/NAME. The small policy of
+    the default is made first if it is not there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
-    load_in_4bit: bool = False
-    """Hold the base model in 4 bits (NF4); needs bitsandbytes and a GPU."""
-    precision: CpuPrecision = "auto"
+    precision: PrecisionName = "auto"
     """Precision of the update's matrix products on a CPU. auto: bfloat16 if the CPU has it in hardware (AVX-512 BF16,
     AMX) and the model has 20 million weights or more. Weights and sampling stay float32. A GPU uses bfloat16."""
+
+
+class ModelConfig(PolicyConfig):
+    load_in_4bit: bool = False
+    """Hold the base model in 4 bits (NF4); needs bitsandbytes and a GPU."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of storing them: a third slower, with a fraction of the memory."""
 
@@ -94,12 +99,14 @@ class LossConfig(Settings):
     """PPO's epsilon."""
     kl_coef: float = also("beta", 0.04, ge=0)
     """Weight of KL(policy, reference), k3 estimator; with 0 there is no reference."""
-    scale: bool = True
+    scale: Annotated[bool, FlagName(None)] = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
-    aggregation: Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"] = "seq-mean-token-mean"
+    aggregation: Annotated[Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"], FlagName(None)] = (
+        "seq-mean-token-mean"
+    )
     """How token losses are averaged: with equal weight per sequence, as in GRPO's paper; with equal weight per token;
     or without length normalisation, divided by `max_tokens` (arXiv:2503.20783)."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Annotated[int | None, FlagName(None)] = Field(default=None, ge=1)
     """The divisor of `seq-mean-token-sum-norm`; no other aggregation uses it."""
 
     @model_validator(mode="after")
@@ -143,15 +150,9 @@ def check_flags(cfg: Settings, env: str, flags: Mapping[str, tuple[str, ...]]) -
             raise ValueError(f"--{name} belongs to --env {known}, this one is {env}; leave it out")
 
 
-class EnvironmentConfig(Settings):
-    """Holds the flags that name an environment, as in the main job and in `evaluate`."""
+class DbBenchConfig(Settings):
+    """Holds the flags of DB-Bench's episodes; the judge is one of the environment's."""
 
-    env: str | None = None
-    """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
-    installed package's entry point. None: text2sql if there is a database, else dbbench."""
-    database: DatabaseSpec | None = None
-    """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.
-    It is only read."""
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: Judge = "strict"
@@ -159,8 +160,27 @@ class EnvironmentConfig(Settings):
     protocol: ProtocolName = "fc"
     """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
     (lab)."""
+
+
+class EnvironmentFlags(DbBenchConfig):
+    """Holds the flags that name an environment."""
+
+    env: str | None = None
+    """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
+    installed package's entry point. None: text2sql if there is a database, else dbbench."""
+    database: DatabaseSpec | None = None
+    """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.
+    It is only read."""
     call_timeout_s: float = Field(default=30.0, gt=0, validation_alias="call_timeout")
     """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
+
+    @property
+    def env_type(self) -> str:
+        return self.env or ("text2sql" if self.database else "dbbench")
+
+
+class EnvironmentConfig(EnvironmentFlags):
+    """Holds the flags of an environment that a command plays in its own process."""
 
     @model_validator(mode="after")
     def _has_an_environment(self) -> Self:
@@ -169,27 +189,18 @@ class EnvironmentConfig(Settings):
         return self
 
     @property
-    def env_type(self) -> str:
-        return self.env or ("text2sql" if self.database else "dbbench")
-
-    @property
     def environment(self) -> EnvironmentSettings:
         return EnvironmentSettings(
             self.env_type, self.protocol, self.judge, self.backend, self.database, self.call_timeout_s
         )
 
 
-class GrpoConfig(Settings):
-    """Holds the settings that all GRPO commands have."""
+class SamplingConfig(Settings):
+    """Holds the limits and the sampling of an episode."""
 
-    model: ModelConfig = ModelConfig()
-    reference_model_path: Annotated[str | None, FlagName("reference-model")] = None
-    """Model that the KL is measured against; none: the policy as it was loaded, without the trained adapter."""
-    group_size: int = Field(default=4, ge=2, le=1024)
-    """Sampled episodes per task."""
     max_turns: int | None = also("max_rounds", 3, ge=1, le=100)
     """Replies per episode."""
-    max_new_tokens: Annotated[int, FlagName("max-tokens")] = Field(default=512, ge=1)
+    max_tokens: int = also("max_new_tokens", 512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Temperature of the sampled episodes."""
@@ -198,6 +209,16 @@ class GrpoConfig(Settings):
     only greedy-grpo, whose predecessor did so, takes it."""
     rollout_timeout_s: float = Field(default=ROLLOUT_TIMEOUT_S, gt=0)
     """Wall clock of a whole episode, in seconds; one that runs into it is lost, whatever it was doing."""
+
+
+class GrpoConfig(SamplingConfig):
+    """Holds the settings that all GRPO commands have."""
+
+    model: ModelConfig = ModelConfig()
+    reference_model_path: Annotated[str | None, FlagName("reference-model")] = None
+    """Model that the KL is measured against; none: the policy as it was loaded, without the trained adapter."""
+    group_size: int = Field(default=4, ge=2, le=1024)
+    """Sampled episodes per task."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
@@ -205,45 +226,37 @@ class GrpoConfig(Settings):
 
     @property
     def limits(self) -> AgentConfig:
-        return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_new_tokens)
+        return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_tokens)
 
 
-def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig, file: Path | None) -> None:
+def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
     """Check that there is something to measure on if the run measures.
 
     Raises:
         ValueError: tasks of a file are to be held out, and none of them are.
     """
-    if file is not None and cfg.val_file is None and not cfg.held_out_fraction and cfg.eval_tasks:
+    if cfg.train_file is not None and cfg.val_file is None and not cfg.held_out_fraction and cfg.eval_tasks:
         raise ValueError(
-            f"--held-out-fraction 0 trains on every row of {file}, and --eval-tasks {cfg.eval_tasks} plays held-out "
-            "ones; give them with --val-file FILE, or --eval-tasks 0"
+            f"--held-out-fraction 0 trains on every row of {cfg.train_file}, and --eval-tasks {cfg.eval_tasks} plays "
+            "held-out ones; give them with --val-file FILE, or --eval-tasks 0"
         )
 
 
-class GreedyGrpoConfig(GrpoConfig):
+class GreedyGrpoConfig(GrpoConfig, DbBenchConfig, TaskFiles):
     """Holds the flags of `agentgrpo greedy-grpo` with their defaults."""
 
-    data: Annotated[Path | None, FlagName("train-file")] = None
+    train_file: Path | None = also("data", None)
     """Task file, in any known form of DB-Bench tasks; none: `num_tasks` are generated."""
-    val_file: Path | None = None
-    """Held-out tasks; none: a share of the tables of `data`, which is held out as in every command."""
-    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
-    """Share of `data` that is held out if there is no other file of held-out tasks; 0 trains on all of it."""
     num_tasks: int = Field(default=200, ge=1)
-    """Tasks to train on: generated, or drawn from `data` by the seed, the same number of every kind."""
+    """Tasks to train on: generated, or drawn from `train_file` by the seed, the same number of every kind."""
     skills: tuple[str, ...] = ()
     """Skills, separated by commas, that generated tasks show, e.g. select,delete; none: tasks of every kind."""
     eval_tasks: int = Field(default=0, ge=0)
-    """Held-out tasks of `data`, or else generated ones, that are played before and after training, greedily and at
-    temperature 1; 0: none."""
+    """Held-out tasks of `train_file`, or else generated ones, that are played before and after training, greedily and
+    at temperature 1; 0: none."""
     eval_every: int = Field(default=0, ge=0)
     """Tasks between further evaluations; 0: none in between."""
-    backend: BackendSpec = "sqlite"
-    """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
-    protocol: ProtocolName = "fc"
-    """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the tasks."""
     run_dir: Path = also("save_dir", Path("outputs/dbbench_greedy_grpo"))
@@ -258,11 +271,11 @@ class GreedyGrpoConfig(GrpoConfig):
 
     @model_validator(mode="after")
     def _generates_what_has_skills(self) -> Self:
-        if self.skills and self.data:
+        if self.skills and self.train_file:
             raise ValueError("--skills is for generated tasks; leave it or --train-file out")
-        if self.val_file and not self.data:
+        if self.val_file and not self.train_file:
             raise ValueError("--val-file goes with --train-file; generated tasks have their own held-out ones")
-        check_held_out(self, self.data)
+        check_held_out(self)
         return self
 
     @property
@@ -294,15 +307,9 @@ class BatchGrpoConfig(GrpoConfig):
         return self
 
 
-class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
+class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig, TaskFiles):
     """Holds the flags of `agentgrpo local` with their defaults."""
 
-    train_file: Path | None = Field(default=None)
-    """Tasks to train on, in the form that the environment reads; none: generated, if the environment makes tasks."""
-    val_file: Path | None = None
-    """Held-out tasks; none: a share of the training tasks, the same in every command, or generated ones."""
-    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
-    """Share of `train_file` that is held out if there is no `val_file`; 0 trains on all of it."""
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks to train on, drawn by the seed, the same number of every kind; none: all, or 512 generated ones."""
     eval_tasks: int = Field(default=64, ge=0)
@@ -314,7 +321,7 @@ class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
 
     @model_validator(mode="after")
     def _holds_out_what_it_plays(self) -> Self:
-        check_held_out(self, self.train_file)
+        check_held_out(self)
         return self
 
     @property
@@ -338,15 +345,15 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
     dataset: str = "generated"
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
     gsm8k:FILE and gsm8k:generated, as in fine-tuning, work too."""
-    max_samples: Annotated[int | None, FlagName("num-tasks")] = Field(default=None, ge=1)
+    num_tasks: int | None = also("max_samples", None, ge=1)
     """Problems to train on; none: the whole dataset, or 1000 generated ones."""
-    eval_samples: Annotated[int, FlagName("eval-tasks")] = Field(default=0, ge=0)
+    eval_tasks: int = also("eval_samples", 0, ge=0)
     """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
     group_size: int = also("samples_per_prompt", 4, ge=2, le=1024)
     """Sampled episodes per problem."""
     max_turns: int | None = also("max_rounds", 10, ge=1, le=100)
     """Replies per episode, the answer included."""
-    max_new_tokens: Annotated[int, FlagName("max-tokens")] = Field(default=256, ge=1)
+    max_tokens: int = also("max_new_tokens", 256, ge=1)
     """Tokens of one reply."""
     num_epochs: int = also("total_epochs", 1, ge=1)
     """Passes over the problems."""
@@ -358,32 +365,23 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
         return self.dataset.removeprefix("gsm8k:")
 
 
-class InteractiveConfig(Settings):
+class InteractiveConfig(DbBenchConfig):
     """Holds the flags of `agentgrpo interactive` with their defaults."""
 
     model: ModelConfig = ModelConfig()
     env: str = also("task", "dbbench")
     """What the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own environment,
     FILE.py:NAME, module:NAME or an installed package's entry point."""
-    data: Annotated[str | None, FlagName("tasks")] = Field(
-        default=None, validation_alias=AliasChoices("train_file", "val_file")
-    )
+    tasks: str | None = Field(default=None, validation_alias=AliasChoices("train_file", "val_file", "data"))
     """File of tasks for :tasks and :task N, in any form that training takes; none: generated ones, if the environment
     makes tasks."""
     database: DatabaseSpec | None = None
     """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
     DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
-    backend: BackendSpec = "sqlite"
-    """For dbbench: server of the database: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
-    judge: Judge = "strict"
-    """For dbbench strict, text, fc or lab; for text2sql strict, spider or bird."""
-    protocol: ProtocolName = "fc"
-    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
-    (lab)."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""
-    max_new_tokens: Annotated[int, FlagName("max-tokens")] = Field(default=512, ge=1)
+    max_tokens: int = also("max_new_tokens", 512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)
     """0 is greedy."""
@@ -392,7 +390,7 @@ class InteractiveConfig(Settings):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
-        if self.env == "dbbench" and self.data is not None and self.database is not None:
+        if self.env == "dbbench" and self.tasks is not None and self.database is not None:
             raise ValueError(
                 "--tasks about --database need --env text2sql, because this model does not say that it learnt from a "
                 "database; or give one of the two"
@@ -412,4 +410,4 @@ class InteractiveConfig(Settings):
 
     @property
     def limits(self) -> AgentConfig:
-        return AgentConfig(protocol=self.protocol, max_tokens=self.max_new_tokens)
+        return AgentConfig(protocol=self.protocol, max_tokens=self.max_tokens)

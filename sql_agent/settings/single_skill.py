@@ -22,9 +22,8 @@ from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import ROLLOUT_TIMEOUT_S, AdapterConfig, LossConfig, ModelConfig, OptimConfig, also
-from sql_agent.rewards import RewardPreset
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.settings.local import AdapterConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig, also
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
@@ -41,19 +40,11 @@ class LanguageModelConfig(ModelConfig):
     adapter: AttentionAdapterConfig = AttentionAdapterConfig()
 
 
-class SamplingAgentConfig(Settings):
+class SamplingAgentConfig(SamplingConfig):
     protocol: ProtocolName = "fc"
     """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
-    max_turns: int = also("max_rounds", 3, ge=1, le=100)
-    """Replies per episode."""
-    max_new_tokens: int = Field(default=512, ge=1)
-    """Tokens of one reply."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature of the episodes that are trained on; evaluation is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Top-p. Below 1 the update is off-policy, since log-probs are taken before the cut."""
-    rollout_timeout_s: float = Field(default=ROLLOUT_TIMEOUT_S, gt=0)
-    """Wall clock of a whole episode, in seconds; one that runs into it is lost, whatever it was doing."""
 
 
 class RewardsConfig(Settings):
@@ -61,14 +52,10 @@ class RewardsConfig(Settings):
 
     correct: float = 1.0
     incorrect: float = -0.1
-    out_of_rounds: float = -0.3
+    out_of_limits: float = also("out_of_rounds", -0.3)
     """Turns or tokens ran out without an answer."""
     malformed: float = -0.1
     """The policy wrote something with which the conversation could not continue."""
-
-    @property
-    def preset(self) -> RewardPreset:
-        return RewardPreset(self.correct, self.incorrect, self.out_of_rounds, self.malformed)
 
 
 class TaskConfig(Settings):
@@ -106,7 +93,7 @@ SUM_OVER_TOKENS = LossConfig(name="reinforce", kl_coef=0.0, aggregation="seq-mea
 
 class ReinforceConfig(OptimConfig):
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
-    grad_accum: int = Field(default=8, ge=1, le=1024)
+    gradient_accumulation_steps: int = also("grad_accum", 8, ge=1, le=1024)
     """Episodes whose gradients are averaged into one update. The policy does not change among them, so they are played
     side by side."""
     baseline: Literal["none", "running_mean"] = "none"
@@ -154,7 +141,7 @@ class ExperimentConfig(Settings):
     @property
     def optim(self) -> OptimConfig:
         """Return the settings for the learner, which gets the episodes of an update as one batch."""
-        return self.training.model_copy(update={"grad_accum": 1})
+        return self.training.model_copy(update={"gradient_accumulation_steps": 1})
 
     @property
     def rollout_timeout_s(self) -> float:
@@ -163,11 +150,11 @@ class ExperimentConfig(Settings):
     @property
     def limits(self) -> AgentConfig:
         agent = self.agent
-        return AgentConfig(protocol=agent.protocol, max_turns=agent.max_turns, max_tokens=agent.max_new_tokens)
+        return AgentConfig(protocol=agent.protocol, max_turns=agent.max_turns, max_tokens=agent.max_tokens)
 
     @model_validator(mode="after")
     def _ends_with_a_whole_update(self) -> Self:
-        episodes, batch = self.training_callback.stop_after_episodes, self.training.grad_accum
+        episodes, batch = self.training_callback.stop_after_episodes, self.training.gradient_accumulation_steps
         if episodes % batch:
             raise ValueError(
                 f"training_callback.stop_after_episodes ({episodes}) is no multiple of training.grad_accum ({batch}); "
@@ -179,7 +166,13 @@ class ExperimentConfig(Settings):
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-FILE_NAMES = {"max_turns": "max_rounds"}
+FILE_NAMES = {
+    "max_turns": "max_rounds",
+    "max_tokens": "max_new_tokens",
+    "rank": "r",
+    "gradient_accumulation_steps": "grad_accum",
+    "out_of_limits": "out_of_rounds",
+}
 """Keys that the main job spells otherwise; both are read, and the spelling of these files is saved."""
 Leaves = dict[tuple[str, ...], tuple[Any, str]]
 """The leaves of a tree of settings: paths to pairs of a value and the file or flag that it comes from."""

@@ -1,0 +1,92 @@
+"""Defines the settings of `agentgrpo evaluate`. Importing this module is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from sql_agent.names import check_name, weights_of
+from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
+from sql_agent.settings.local import EnvironmentFlags
+
+
+class EvaluateConfig(EnvironmentFlags):
+    """Holds the flags of `agentgrpo evaluate` with their defaults."""
+
+    base_url: str
+    """OpenAI-compatible endpoint up to and including /v1."""
+    model: str
+    """Name under which it serves the model."""
+    tasks: Path = Field(validation_alias="val_file")
+    """AgentBench, LifelongAgentBench or generated tasks; rows of the environment, the questions of the database, or
+    rows of your own agent."""
+    split: Literal["held-out", "train", "all"] | None = None
+    """Rows of the file: those that training and fine-tuning hold out of it, those that they learn, or all. None: all,
+    unless the model has learnt one of them."""
+    agent: str | None = None
+    """Your own agent, FILE.py:NAME, as in training."""
+    reward: tuple[str, ...] = ()
+    """With your own agent: a function of the rollout's record, FILE.py:NAME[=WEIGHT]; repeat to sum several."""
+    instructions: Path | None = None
+    """Text that replaces what the first prompt says about how to act, as prompt.txt of `--algorithm apo`."""
+    limit: int | None = Field(default=None, ge=1)
+    """Only this many tasks, evenly over the question types; always the same ones."""
+    concurrency: int = Field(default=16, ge=1)
+    """Rollouts in flight."""
+    temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy."""
+    max_tokens: int = Field(default=AgentConfig().max_tokens, ge=1)
+    """Tokens of a reply, like agent.max_tokens."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
+    response, as in training."""
+    samples: int = Field(default=1, ge=1)
+    """Rollouts of each task."""
+    output: Path | None = None
+    """File for the trajectories. None: runs/evaluate/TIME.jsonl."""
+    solved_tasks: Path | None = None
+    """Write the tasks that were solved at least once here, to train on those."""
+
+    @field_validator("env")
+    @classmethod
+    def _known_name(cls, name: str | None) -> str | None:
+        if name is not None:
+            check_name(name)
+        return name
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if (self.env_type == "agent") != (self.agent is not None):
+            raise ValueError("--env agent and --agent FILE.py:NAME belong together; give --agent alone")
+        if self.reward and not self.agent:
+            raise ValueError("--reward is for an agent of your own, --agent; an environment says itself what is right")
+        weights_of(self.reward)
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                "--samples of a task are all the same at --temperature 0; give --temperature 1, or leave out --samples"
+            )
+        return self
+
+    @property
+    def env_type(self) -> str:
+        return self.env or ("agent" if self.agent else super().env_type)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the entries of `reward`, each with its weight."""
+        return weights_of(self.reward)
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(
+            self.env_type,
+            self.protocol,
+            self.judge,
+            self.backend,
+            self.database,
+            self.call_timeout_s,
+            self.agent,
+            self.instructions,
+        )

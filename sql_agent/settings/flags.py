@@ -1,0 +1,114 @@
+"""Makes command-line flags from a settings class, so that name, default, meaning and range are defined in one place."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from agentgrpo.flags import DEVICES, FlagName, Parser, dashed
+from agentgrpo.outputs import named_path
+from agentgrpo.passwords import masked
+from agentgrpo.settings import earlier_names
+from dbbench_adapter.engines import DatabaseSpec, named_database
+
+Config = TypeVar("Config", bound=BaseModel)
+
+_PREFIX = {"adapter": "lora_"}
+"""Groups of settings whose flags have a prefix: adapter.alpha is --lora-alpha."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    names: tuple[str, ...]
+    """The name that is shown, and earlier ones, which work too; with dashes, and without those in front."""
+    place: tuple[str, ...]
+    """Path of its value in the settings, e.g. ("adapter", "r")."""
+    field: FieldInfo
+
+    @property
+    def dest(self) -> str:
+        """The flag's attribute in argparse's namespace."""
+        return self.names[0].replace("-", "_")
+
+    @property
+    def setting(self) -> str:
+        return ".".join(self.place)
+
+
+def flags_of(
+    config: type[BaseModel], *, only_named: bool = False, prefix: str = "", place: tuple[str, ...] = ()
+) -> Iterator[Flag]:
+    """Yield a flag for each field, including those of nested settings.
+
+    Args:
+        only_named: leave out fields without a `FlagName`; a setting of the main job has a flag only if it has one.
+    """
+    for name, field in config.model_fields.items():
+        given = [each.name for each in field.metadata if isinstance(each, FlagName)]
+        named = [each for each in given if each is not None]
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            inner = _PREFIX.get(name, "")
+            yield from flags_of(field.annotation, only_named=only_named, prefix=inner, place=(*place, name))
+        elif named or not (given or only_named):
+            names = dict.fromkeys(dashed(prefix + one) for one in (*named, name, *earlier_names(field)))
+            yield Flag((named[0],) if only_named else tuple(names), (*place, name), field)
+
+
+def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = False, hidden: Sequence[str] = ()) -> None:
+    """Add the flags of a settings class to a parser, except those of the settings in `hidden`."""
+    for flag in flags_of(config, only_named=only_named):
+        field = flag.field
+        if flag.setting in hidden:
+            continue
+        text = (field.description or flag.names[0]).replace("\n", " ").replace("%", "%%")
+        options: dict[str, Any] = {"help": text}
+        kinds = get_args(field.annotation) or (field.annotation,)
+        choices = [value for value in kinds if isinstance(value, str)]
+        if field.annotation is bool:
+            options |= {"action": "store_true", "default": None}
+        else:
+            if not field.is_required() and field.default not in (None, ()):
+                options["help"] += f" (default {field.default})"
+            options |= {"required": field.is_required(), "choices": choices or None}
+            options["metavar"] = None if choices else "X"
+            options["type"] = named_database if DatabaseSpec in kinds else named_path if Path in kinds else str
+        if names := {"gpu", "cuda"}.intersection(choices):
+            options |= {"type": partial(_device, gpu=names.pop()), "metavar": DEVICES}
+        parser.add_argument(*(f"--{one}" for one in flag.names), dest=flag.dest, **options)
+
+
+def _device(name: str, gpu: str) -> str:
+    """Return a setting's name of a device; gpu and cuda are the same in flags."""
+    return gpu if name in ("gpu", "cuda") else name
+
+
+def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -> Config:
+    """Return the settings from the flags; a value out of range ends the command with the flag and its range."""
+    given: dict[str, Any] = {}
+    for flag in flags_of(config):
+        value = getattr(args, flag.dest, None)
+        if value is not None:
+            tree = given
+            for name in flag.place[:-1]:
+                tree = tree.setdefault(name, {})
+            tree[flag.place[-1]] = value
+    try:
+        return config.model_validate(given)
+    except ValidationError as error:
+        spellings = {flag.place: f"--{flag.names[0]}" for flag in flags_of(config)}
+        parser.error("; ".join(_describe_fault(fault, spellings) for fault in error.errors()))
+
+
+def _describe_fault(fault: Any, spellings: dict[tuple[str, ...], str]) -> str:
+    place = tuple(map(str, fault["loc"]))
+    where = spellings.get(place, ".".join(place))
+    found = "" if isinstance(fault["input"], dict | BaseModel) else f", got {masked(repr(fault['input']), whole=True)}"
+    text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected") + found
+    return f"{where}: {text}" if where else text

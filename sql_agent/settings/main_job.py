@@ -1,0 +1,255 @@
+"""Defines the groups of settings that only the main job has. Importing this module is instant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from agentgrpo.flags import FlagName
+from agentgrpo.nearest import did_you_mean
+from agentgrpo.passwords import BackendSpec
+from agentgrpo.settings import Settings, VerlKey
+from sql_agent.credit.tables import EstimatorName, MainLossName
+from sql_agent.names import FUNCTION, JUDGE, PRESETS, label
+from sql_agent.settings.groups import Judge, PrecisionName, address
+
+
+class RolloutConfig(Settings):
+    group_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.n")] = Field(default=4, ge=2)
+    """Rollouts per task (G)."""
+    redraws: int = Field(default=2, ge=0)
+    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
+    backend: BackendSpec = "sqlite"
+    """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
+    judge: Judge = "strict"
+    """How the verdict is found: `strict`; on dbbench as AgentBench's text and function-calling versions (`text`, `fc`)
+    or LifelongAgentBench (`lab`) do; on text2sql as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
+    reward: str | dict[str, float] = "agentbench"
+    """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm), a function of yours
+    (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its weight, which are summed:
+    {agentbench: 1, FILE.py:NAME: 0.2}."""
+    reward_timeout_s: float = Field(default=30.0, gt=0)
+    """How long one call of a reward function may take; the rollout is lost under `reward_deadline` then."""
+    train_agents: Annotated[tuple[str, ...], FlagName("train-agents")] = ()
+    """Agents of an agent of your own (`env.agent`) whose turns are trained, by name; empty trains all. What the others
+    say is sampled from the policy too, and masked."""
+    n_runners: Annotated[int, FlagName("n-runners")] = Field(default=2, ge=1)
+    """Runner processes."""
+    runner_concurrency: int = Field(default=16, ge=1)
+    """Rollouts one runner process keeps in flight."""
+    poll_s: float = Field(default=0.05, gt=0, lt=0.2)
+    """How often the manager and the runners ask the store for news."""
+    step_timeout_s: float = Field(default=600.0, gt=0)
+    """Deadline of a whole batch of rollouts; what is unfinished then is lost under `step_deadline`."""
+    span_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`: two tries of a
+    write that the store does not answer."""
+    max_attempts: int = Field(default=2, ge=1)
+    """Attempts per rollout; only failures of the infrastructure are tried again."""
+    max_lost_fraction: float = Field(default=0.5, ge=0, le=1)
+    """A step that loses a larger share of its rollouts stops the run with the most frequent reason."""
+    max_broken_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Three train steps in a row in which a prompt of a larger share of the rollouts did not continue the turn before
+    (`prefix/broken_frac`) stop the run. None: 0.1, and 1 with an agent of your own, whose framework may write its
+    history anew."""
+    trajectories_per_step: int = Field(default=4, ge=0)
+    """Trajectories saved whole per step, spread over the reward range."""
+    tool_parser: str = "hermes"
+    """vLLM's tool-call parser for the policy's chat template."""
+
+    @field_validator("train_agents")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(name.strip() for name in names):
+            raise ValueError("an agent's name is empty; write --train-agents clerk,critic")
+        return tuple(name.strip() for name in names)
+
+    @field_validator("reward")
+    @classmethod
+    def _known_rewards(cls, reward: str | dict[str, float]) -> str | dict[str, float]:
+        weights = {reward: 1.0} if isinstance(reward, str) else reward
+        for name in weights:
+            if name not in PRESETS and name != JUDGE and not FUNCTION.fullmatch(name):
+                raise ValueError(
+                    f"unknown reward preset {name!r}; known: {', '.join(sorted(PRESETS))}, {JUDGE}, or a function of "
+                    f"yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*PRESETS, JUDGE])}"
+                )
+        labels = [label(name) for name in weights]
+        for name in weights:
+            if labels.count(label(name)) > 1 or (FUNCTION.fullmatch(name) and label(name) in RESERVED_LABELS):
+                raise ValueError(
+                    f"{name} would be logged as reward/{label(name)}, the name of another number; rename it"
+                )
+        if not any(weights.values()):
+            raise ValueError("no reward has a weight, so nothing would be learnt; name one, as agentbench")
+        return next(iter(weights)) if list(weights.values()) == [1.0] else weights
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the entries of `reward`, each with its weight."""
+        return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
+
+
+RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *PRESETS}
+"""Numbers that are logged as `reward/NAME` and do not belong to a function."""
+
+
+class OptimConfig(Settings):
+    learning_rate: Annotated[float | None, VerlKey("actor_rollout_ref.actor.optim.lr")] = Field(default=None, gt=0)
+    """None: by the model's weights. All weights: 1e-6 (verl's) for billions, 3e-5 below a billion, 5e-4 below 20
+    million; an adapter (LoRA): 2e-5, 3e-4, 1e-3."""
+    weight_decay: Annotated[float, VerlKey("actor_rollout_ref.actor.optim.weight_decay")] = Field(default=0.0, ge=0)
+    warmup_steps: Annotated[int, VerlKey("actor_rollout_ref.actor.optim.lr_warmup_steps")] = Field(default=0, ge=0)
+    max_grad_norm: Annotated[float, VerlKey("actor_rollout_ref.actor.grad_clip")] = Field(default=1.0, gt=0)
+    mini_batch_size: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_mini_batch_size")] = Field(
+        default=None, ge=1
+    )
+    """Tasks per optimiser update; None: the whole step at once."""
+    micro_batch_tokens: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_max_token_len_per_gpu")] = Field(
+        default=None, ge=64, validation_alias="max_tokens_per_micro_batch"
+    )
+    """Tokens of one forward and backward pass, at least one longest row; None: 4096 on a CPU, 16384 on a GPU. The
+    conversations of a rollout have to fit into it together."""
+
+
+class LossConfig(Settings):
+    name: Annotated[MainLossName, VerlKey("actor_rollout_ref.actor.policy_loss.loss_mode")] = "grpo"
+    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`; or one of
+    verl's: gspo, cispo, sapo, geo_mean, gpg, dppo_tv, dppo_kl, clip_cov, kl_cov, dro."""
+    estimator: EstimatorName = "grpo"
+    """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
+    `sql_agent.credit.tables`."""
+    clip_ratio: Annotated[float, VerlKey("actor_rollout_ref.actor.clip_ratio")] = Field(default=0.2, gt=0, lt=1)
+    """PPO's epsilon."""
+    kl_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.kl_loss_coef")] = Field(default=0.0, ge=0)
+    """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model."""
+    entropy_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.entropy_coeff")] = Field(default=0.0, ge=0)
+    scale: Annotated[bool, VerlKey("algorithm.norm_adv_by_std_in_grpo")] = True
+    """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
+    aggregation: Annotated[
+        Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"],
+        VerlKey("actor_rollout_ref.actor.loss_agg_mode"),
+    ] = "token-mean"
+    """How the losses of tokens become one: every token weighs the same (DAPO, arXiv:2503.14476), every rollout does
+    (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783). A rollout
+    of several conversations is one rollout: its sampled tokens share its weight."""
+
+
+class LoraConfig(Settings):
+    rank: Annotated[int, VerlKey("actor_rollout_ref.model.lora_rank")] = Field(default=0, ge=0)
+    """0 trains all weights."""
+    alpha: Annotated[int, VerlKey("actor_rollout_ref.model.lora_alpha")] = Field(default=16, ge=1)
+    target_modules: Annotated[str, VerlKey("actor_rollout_ref.model.target_modules")] = "all-linear"
+
+
+class EngineConfig(Settings):
+    device: Annotated[Literal["auto", "cpu", "gpu"], FlagName("device")] = "auto"
+    precision: Annotated[
+        PrecisionName,
+        VerlKey("actor_rollout_ref.actor.fsdp_config.mixed_precision"),
+        VerlKey("actor_rollout_ref.rollout.dtype"),
+    ] = "auto"
+    """What the trainer and the sampler compute in; weights that are trained, gradients and the optimiser's moments are
+    float32 always. `auto`: bfloat16 on a GPU, and on a CPU that multiplies in it (AVX-512 BF16, AMX) for models of
+    20 million weights and more; else float32."""
+    gradient_checkpointing: Annotated[bool | None, VerlKey("actor_rollout_ref.model.enable_gradient_checkpointing")] = (
+        None
+    )
+    """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
+    of the memory. None: on a GPU, not on a CPU."""
+    n_gpus: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
+    """GPUs of this node; 1 on a CPU. They share the rows of an update evenly."""
+    tensor_parallel_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.tensor_model_parallel_size")] = Field(
+        default=1, ge=1
+    )
+    """GPUs of one model server; divides `n_gpus` and the model's heads."""
+    gpu_memory_utilization: Annotated[float, VerlKey("actor_rollout_ref.rollout.gpu_memory_utilization")] = Field(
+        default=0.5, gt=0, lt=1
+    )
+    """Share of a GPU's memory for vLLM."""
+    kv_cache_gib: int = Field(default=1, ge=1)
+    """vLLM's KV cache on a CPU, GiB (VLLM_CPU_KVCACHE_SPACE)."""
+    max_num_seqs: Annotated[int, VerlKey("actor_rollout_ref.rollout.max_num_seqs")] = Field(default=64, ge=1)
+    """Requests vLLM batches together."""
+    train_threads: int | None = Field(default=None, ge=1)
+    """OpenMP threads of the training worker on a CPU; None: every core (rollouts and updates take turns)."""
+    sampler_threads: int = Field(default=1, ge=1)
+    """OpenMP threads of vLLM on a CPU; runners, proxy and store share the cores with it."""
+
+
+class TrainerConfig(Settings):
+    steps: Annotated[int, VerlKey("trainer.total_training_steps")] = Field(default=20, ge=1)
+    """Train steps of the run, counted from its very first start."""
+    val_before_train: bool = True
+    val_every: Annotated[int, VerlKey("trainer.test_freq")] = Field(default=10, ge=0)
+    """Validate every so many steps and at the end; 0: never."""
+    save_every: Annotated[int, VerlKey("trainer.save_freq")] = Field(default=10, ge=0)
+    """Checkpoint every so many steps and at the end; 0: never."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Whole checkpoints that stay; the disk needs room for one more."""
+    resume: Annotated[Literal["auto", "never"], FlagName("resume")] = "auto"
+    """`auto` goes on from the newest whole checkpoint of `run_dir`; `never` sets aside what is there."""
+    loggers: tuple[Literal["wandb", "swanlab", "tensorboard"], ...] = ()
+    """Sinks beside the console line and metrics.jsonl, which are always written."""
+    startup_timeout_s: float = Field(default=900.0, gt=0)
+    """From the command to model servers that answer."""
+
+
+class ApoConfig(Settings):
+    """Configures agent-lightning's APO, which rewrites the agent's instructions; only `algorithm=apo` reads it."""
+
+    base_url: Annotated[str | None, FlagName("apo-base-url")] = None
+    """Address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one. Its key is read from
+    the environment, OPENAI_API_KEY."""
+    gradient_model: Annotated[str | None, FlagName("apo-model")] = None
+    """Name at that address of the model that writes critiques of the instructions. APO: gradient_model"""
+    apply_edit_model: str | None = None
+    """Name at that address of the model that rewrites the instructions; None: the same. APO: apply_edit_model"""
+    beam_rounds: int = Field(default=2, ge=1)
+    """Rounds of the search. APO: beam_rounds"""
+    beam_width: int = Field(default=2, ge=1)
+    """Best instructions that a round starts from. APO: beam_width"""
+    branch_factor: int = Field(default=2, ge=1)
+    """Rewritten instructions that a round makes of each of them. APO: branch_factor"""
+    gradient_batch_size: int = Field(default=4, ge=1)
+    """Rollouts that a critique is written from. APO: gradient_batch_size"""
+    val_batch_size: int = Field(default=16, ge=1)
+    """Selection tasks on which a round compares its instructions. APO: val_batch_size"""
+    selection_tasks: int = Field(default=32, ge=1)
+    """Tasks, taken from those to train on, that the best instructions of each round are measured on; the best over all
+    rounds is the result. APO's val_dataset"""
+    diversity_temperature: float = Field(default=1.0, ge=0)
+    """Temperature of critiques and edits. APO: diversity_temperature"""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Wall clock of one critique or edit, in seconds; it is tried again twice."""
+    max_chars: int = Field(default=6000, ge=100)
+    """Longest instructions that are played; longer ones are rejected."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        return None if url is None else address(url, "a key is read from OPENAI_API_KEY").rstrip("/")
+
+    @property
+    def max_calls(self) -> int:
+        """Return how many critiques and edits the search asks for at most; each may be tried three times."""
+        return 2 * self.beam_rounds * self.beam_width * self.branch_factor
+
+
+class StoreConfig(Settings):
+    address: Annotated[str | None, FlagName("external-store-address")] = None
+    """Address of a store that is kept outside (`python -m sql_agent.store_server`, or `agl store`). It needs
+    AGL_MANAGED_STORE=0, which alone means http://localhost:9999. None: the run keeps its own."""
+
+    @field_validator("address")
+    @classmethod
+    def _without_slash(cls, address: str | None) -> str | None:
+        if address and "@" in address:
+            raise ValueError(
+                "the address holds a user or a password; leave it out, a token is read from AGENTGRPO_STORE_TOKEN"
+            )
+        return address.rstrip("/") if address else None
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of the run's own store on loopback; 0 picks a free one."""

@@ -1,0 +1,318 @@
+"""Defines the settings of the main job and the rules that span their groups. Importing this module is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from agentgrpo.flags import FlagName
+from agentgrpo.settings import Settings
+from sql_agent.names import ENVIRONMENTS, JUDGE, functions
+from sql_agent.settings.groups import (
+    AgentConfig,
+    DataConfig,
+    EnvConfig,
+    EnvironmentSettings,
+    JudgeConfig,
+    RewardModelConfig,
+    address,
+)
+from sql_agent.settings.main_job import (
+    ApoConfig,
+    EngineConfig,
+    LoraConfig,
+    LossConfig,
+    OptimConfig,
+    RolloutConfig,
+    StoreConfig,
+    TrainerConfig,
+)
+
+MOST_CALLS = 512
+"""Connections that may begin together at a server of a run (`agentgrpo.http_protocol.MAX_NEW_UNKNOWN`)."""
+
+
+class TrainConfig(Settings):
+    algorithm: Annotated[Literal["grpo", "apo"], FlagName("algorithm")] = "grpo"
+    """What a run improves: the policy's weights, by GRPO, or the instructions of a policy that is served already, by
+    agent-lightning's APO (`doc/apo.md`)."""
+    base_url: Annotated[str | None, FlagName("base-url")] = None
+    """Address up to /v1 where the policy of `algorithm=apo` is served under the name `model`; its key, where it wants
+    one, is read from the environment, POLICY_API_KEY."""
+    apo: ApoConfig = ApoConfig()
+    model: Annotated[Path | None, FlagName("model")] = None
+    """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool
+    calls unless `agent.protocol` is text or lab. None: the small policy, made on this machine."""
+    run_dir: Annotated[Path, FlagName("run-dir")] = Path("runs/sql-agent")
+    """Folder for all files of the run."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    llm_proxy: Annotated[bool, FlagName("llm-proxy")] = False
+    """Trace turns in the LLM proxy rather than in the runner."""
+    store: StoreConfig = StoreConfig()
+    env: EnvConfig = EnvConfig()
+    data: DataConfig = DataConfig()
+    agent: AgentConfig = AgentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
+    judge: JudgeConfig = JudgeConfig()
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+    lora: LoraConfig = LoraConfig()
+    engine: EngineConfig = EngineConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    verl: dict[str, Any] = Field(default={})
+    """Keys of verl's own configuration, as a tree, merged last; what a setting of this page says is set there alone."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        return None if url is None else address(url, "a key is read from POLICY_API_KEY").rstrip("/")
+
+    @model_validator(mode="after")
+    def _holds_something_out(self) -> TrainConfig:
+        if not self.data.held_out_fraction and self.data.train_file is not None and self.data.val_file is None:
+            raise ValueError(
+                "data.held_out_fraction=0 holds none of data.train_file out, and a run measures held-out tasks; give "
+                "them with --val-file FILE, or leave the setting out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _apo_is_whole(self) -> TrainConfig:
+        if self.algorithm != "apo":
+            if self.base_url is not None:
+                raise ValueError(
+                    "base_url names a policy that is served already, which GRPO cannot train; add --algorithm apo, or "
+                    "give the policy's folder with --model"
+                )
+            return self
+        given = {
+            "--base-url": self.base_url,
+            "--model": self.model,
+            "--apo-base-url": self.apo.base_url,
+            "--apo-model": self.apo.gradient_model,
+        }
+        if absent := [flag for flag, value in given.items() if value is None]:
+            raise ValueError(
+                "APO plays a policy that is served already (--base-url URL --model NAME) and asks a model for "
+                f"critiques and edits (--apo-base-url URL --apo-model NAME); missing: {', '.join(absent)}"
+            )
+        if self.llm_proxy:
+            raise ValueError("algorithm=apo calls the policy at base_url and uses no LLM proxy; leave --llm-proxy out")
+        return self
+
+    def micro_batch_tokens(self, *, cpu: bool) -> int:
+        """Return the most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
+        longest = self.data.prompt_tokens + self.data.max_response_tokens
+        return max(self.optim.micro_batch_tokens or (4096 if cpu else 16384), longest)
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(
+            self.env.type,
+            self.agent.protocol,
+            self.rollout.judge,
+            self.rollout.backend,
+            self.env.database,
+            self.env.call_timeout_s,
+            self.env.agent,
+            self.agent.instructions,
+        )
+
+    @model_validator(mode="after")
+    def _deadlines_nest(self) -> TrainConfig:
+        if self.agent.rollout_timeout_s > self.rollout.step_timeout_s:
+            raise ValueError(
+                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) is longer than rollout.step_timeout_s "
+                f"({self.rollout.step_timeout_s}); a rollout has to end before its step does: "
+                "lower the first, or raise the second"
+            )
+        if self.env.type not in ENVIRONMENTS and self.env.call_timeout_s > self.agent.rollout_timeout_s:
+            raise ValueError(
+                f"env.call_timeout_s ({self.env.call_timeout_s:g}) is longer than agent.rollout_timeout_s "
+                f"({self.agent.rollout_timeout_s:g}); a call has to end before its rollout does: "
+                "lower the first, or raise the second"
+            )
+        scorer = self.reward_model
+        if scorer.url and self.agent.rollout_timeout_s + scorer.timeout_s > self.rollout.step_timeout_s:
+            raise ValueError(
+                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) and reward_model.timeout_s "
+                f"({scorer.timeout_s}) together are longer than rollout.step_timeout_s "
+                f"({self.rollout.step_timeout_s}); a rollout has to be played and scored before its step ends: "
+                "raise the last, or lower another"
+            )
+        if scorer.url and scorer.give_up_s > self.rollout.step_timeout_s:
+            raise ValueError(
+                f"reward_model.give_up_s ({scorer.give_up_s}) is longer than rollout.step_timeout_s "
+                f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone: "
+                "lower the first, or raise the second"
+            )
+        return self
+
+    @property
+    def max_broken_fraction(self) -> float:
+        """Return the share of broken rollouts above which the run stops."""
+        given = self.rollout.max_broken_fraction
+        return given if given is not None else 1.0 if self.env.agent is not None else 0.1
+
+    @property
+    def reward_wait_s(self) -> float:
+        """Return the seconds that a rollout that has ended may wait for its reward."""
+        asked = functions(self.rollout.weights)
+        return (
+            (self.reward_model.timeout_s if self.reward_model.url else 0.0)
+            + (self.rollout.reward_timeout_s if set(asked) - {JUDGE} else 0.0)
+            + (self.judge.timeout_s if JUDGE in asked else 0.0)
+        )
+
+    @property
+    def ending_s(self) -> float:
+        """Return the seconds that a rollout may continue after its deadline.
+
+        It finishes the call that is open, then judges, then closes its episode. Each call of your own environment may
+        take `env.call_timeout_s`.
+        """
+        return 60.0 if self.env.type in ENVIRONMENTS else 4 * self.env.call_timeout_s  # call, get_reward, solved, close
+
+    @model_validator(mode="after")
+    def _rewards_are_waited_for(self) -> TrainConfig:
+        if functions(self.rollout.weights) and (
+            self.agent.rollout_timeout_s + self.reward_wait_s > self.rollout.step_timeout_s
+        ):
+            raise ValueError(
+                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s:g}) and the wait for the reward "
+                f"({self.reward_wait_s:g} s: reward_model.timeout_s, rollout.reward_timeout_s, judge.timeout_s) "
+                f"together are longer than rollout.step_timeout_s ({self.rollout.step_timeout_s:g}); a rollout has to "
+                "be played and rewarded before its step ends"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_is_asked(self) -> TrainConfig:
+        asked = JUDGE in self.rollout.weights
+        if asked and self.judge.url is None:
+            raise ValueError(
+                "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
+            )
+        if self.judge.url is not None and not asked:
+            raise ValueError(
+                "judge.url is given, and no reward asks the judge; add it with its weight: --reward agentbench "
+                "--reward judge=0.5"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_is_known_there(self) -> TrainConfig:
+        originals = {"dbbench": ("text", "fc", "lab"), "text2sql": ("spider", "bird")}
+        known = (environment for environment, judges in originals.items() if self.rollout.judge in judges)
+        environment = next(known, self.env.type)
+        if environment != self.env.type:
+            raise ValueError(f"rollout.judge={self.rollout.judge} belongs to env.type={environment}; take strict")
+        return self
+
+    @model_validator(mode="after")
+    def _own_agents_are_traced(self) -> TrainConfig:
+        if self.env.agent is not None and not self.llm_proxy:
+            raise ValueError(
+                "an agent of your own is traced by the LLM proxy, and llm_proxy is false; add --llm-proxy, or name the "
+                "agent by --agent, which sets it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_model_reads_one_conversation(self) -> TrainConfig:
+        if self.env.agent is not None and self.reward_model.url is not None:
+            raise ValueError(
+                "a reward model scores one conversation, and an agent of your own may hold several; leave "
+                "reward_model.url out, and give a function (--reward FILE.py:NAME), which may ask the model itself"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trained_agents_are_known_there(self) -> TrainConfig:
+        if self.rollout.train_agents and self.env.agent is None:
+            raise ValueError("rollout.train_agents names agents of an agent of your own; add --agent FILE.py:NAME")
+        return self
+
+    @model_validator(mode="after")
+    def _skills_are_known_there(self) -> TrainConfig:
+        if self.data.skills and self.env.type != "dbbench":
+            raise ValueError(f"data.skills are of env.type=dbbench, tasks of {self.env.type} name none; leave them out")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> TrainConfig:
+        if self.agent.temperature == 0:
+            raise ValueError(
+                "agent.temperature is 0: all rollouts of a group would be equal and teach nothing; set it above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trains_the_policy_that_samples(self) -> TrainConfig:
+        check_top_p(self.agent.top_p, "agent.top_p", "agent.temperature")
+        return self
+
+    @model_validator(mode="after")
+    def _reply_fits(self) -> TrainConfig:
+        if self.agent.max_tokens > self.data.max_response_tokens:
+            raise ValueError(
+                f"agent.max_tokens ({self.agent.max_tokens}) is longer than data.max_response_tokens "
+                f"({self.data.max_response_tokens}); one reply would not fit into the row that is trained: "
+                "lower the first, or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mini_batch_divides(self) -> TrainConfig:
+        mini, batch = self.optim.mini_batch_size, self.data.train_batch_size
+        if mini is not None and (mini > batch or batch % mini):
+            raise ValueError(f"optim.mini_batch_size ({mini}) has to divide data.train_batch_size ({batch})")
+        return self
+
+    @model_validator(mode="after")
+    def _servers_take_all_calls(self) -> TrainConfig:
+        played = max(self.data.train_batch_size * self.rollout.group_size, self.data.val_limit)
+        at_once = min(self.rollout.n_runners * self.rollout.runner_concurrency, played)
+        if at_once > MOST_CALLS:
+            raise ValueError(
+                f"rollout.n_runners ({self.rollout.n_runners}) times rollout.runner_concurrency "
+                f"({self.rollout.runner_concurrency}) lets {at_once:,} rollouts call the policy at once, and a server "
+                f"of a run closes new connections beyond {MOST_CALLS}: lower one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_share_evenly(self) -> TrainConfig:
+        n_gpus, tensor_parallel = self.engine.n_gpus, self.engine.tensor_parallel_size
+        if n_gpus % tensor_parallel:
+            raise ValueError(
+                f"engine.tensor_parallel_size ({tensor_parallel}) has to divide engine.n_gpus ({n_gpus}): every model "
+                "server uses that many"
+            )
+        tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
+        if tasks * group % n_gpus:  # verl workers/engine_workers.py, `train_mini_batch`
+            name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
+            raise ValueError(
+                f"engine.n_gpus ({n_gpus}) has to divide {name} ({tasks}) times rollout.group_size ({group}), "
+                f"{tasks * group} rows: every GPU trains on an equal share"
+            )
+        return self
+
+
+def check_top_p(top_p: float, name: str, temperature: str) -> None:
+    """Check that the policy that is sampled is the one that is trained.
+
+    Args:
+        name: what the user calls `top_p`.
+        temperature: what the user calls the temperature.
+    Raises:
+        ValueError: `top_p` is below 1.
+    """
+    if top_p < 1:
+        raise ValueError(
+            f"{name} is {top_p:g}: the sampler would leave out the less likely tokens, and the update would take its "
+            f"samples for those of a policy that does not; leave it at 1 (a lower {temperature} sharpens both alike)"
+        )
