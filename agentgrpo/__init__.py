@@ -10,9 +10,7 @@ from importlib import import_module
 from typing import Any
 
 # Public functions, each with its module, which is imported when one is asked for: this package is below it.
-INTERFACE = dict.fromkeys(
-    ("command", "evaluate", "local", "read_local_run", "read_run", "report", "sft", "train"), "sql_agent.interface"
-)
+INTERFACE = dict.fromkeys(("command", "evaluate", "local", "read_run", "report", "sft", "train"), "sql_agent.interface")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +16,12 @@ import torch
 from transformers import TrainerCallback
 
 from agentgrpo import signed
+from agentgrpo.checkpoints import checkpoints
 from agentgrpo.checks import UsageError
 from agentgrpo.durations import left
-from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, remove, written
+from agentgrpo.run_folder import METRICS, begin, cut_back, start_of
 
-METRICS = "metrics.jsonl"
 CONFIGS = ("adapter_config.json", "config.json")
 """Loaders recognise a model's folder by these files."""
 
@@ -41,28 +41,30 @@ def versions() -> dict[str, str]:
 
 
 class RunLog(TrainerCallback):
-    """Writes metrics.jsonl, prints a line for each of its rows, and signs a record beside each checkpoint.
+    """Writes config.yaml, run.json and metrics.jsonl, prints a line for each row of metrics, and signs a record beside
+    each checkpoint.
 
-    A subclass sets `record_name` and calls `log` from `on_log`.
+    A subclass sets `kind` and `record_name` and calls `log` from `on_log`.
     """
 
+    kind: ClassVar[str]
+    """The command, as `agentgrpo --help` names it."""
     record_name: ClassVar[str]
 
-    def __init__(self, output_dir: Path, record: dict[str, Any]) -> None:
-        self.output_dir, self.record = output_dir, record
+    def __init__(self, output_dir: Path, record: dict[str, Any], settings: Mapping[str, Any]) -> None:
+        self.output_dir, self.record, self.settings = output_dir, record, settings
         self.last_time, self.last_step = time.monotonic(), 0
         self.first_time, self.first_step = self.last_time, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove the rows after the checkpoint, whose steps will be repeated, and a row that a killed run cut off."""
+        """Write how the run begins, and remove the rows after the checkpoint, whose steps will be repeated, and a row
+        that a killed run cut off."""
         self.last_time, self.last_step = time.monotonic(), state.global_step
         self.first_time, self.first_step = self.last_time, self.last_step
         if state.is_world_process_zero:
-            path = self.output_dir / METRICS
-            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-            kept = [line for line in lines if line.endswith(b"\n") and _train_step(line) <= state.global_step]
-            with written(path) as part:
-                part.write_bytes(b"".join(kept))
+            start = start_of(self.kind, steps=state.max_steps, device=args.device.type)
+            begin(self.output_dir, self.settings, start, resumed=state.global_step > 0)
+            cut_back(self.output_dir / METRICS, state.global_step)
 
     def seconds_per_step(self, state: Any) -> float:
         """Return the mean over the steps since the last call."""
@@ -86,42 +88,7 @@ class RunLog(TrainerCallback):
             signed.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.record_name, facts)
 
 
-def _train_step(line: bytes) -> int:
-    """Return the train step of a row of metrics; return -1 for a line that is not such a row, which is kept."""
-    try:
-        return int(parse_json(line)["train_step"])
-    except (ValueError, TypeError, KeyError):
-        return -1
-
-
 # Checkpoints ----------------------------------------------------------------------------------------------------------
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the folders `checkpoint-N`, the newest first."""
-    return sorted(folder.glob("checkpoint-*"), key=_step, reverse=True)
-
-
-def _step(checkpoint: Path) -> int:
-    number = checkpoint.name.removeprefix("checkpoint-")
-    return int(number) if number.isdecimal() else -1
-
-
-def newest_whole(folder: Path, record: str, *, run_dir: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that is unchanged since it was written; return None if there is none.
-
-    Args:
-        record: the name of the checkpoints' record file.
-        say: a function that is told of every newer checkpoint that cannot be used; the run will overwrite it.
-    Raises:
-        NotOursError: this user did not write the checkpoint.
-    """
-    for checkpoint in checkpoints(folder):
-        fault = signed.why_not_loadable(checkpoint, record, run_dir=run_dir)
-        if fault is None:
-            return checkpoint
-        say(f"{checkpoint} is skipped: {fault}")
-    return None
 
 
 def remove_torn(folder: Path, record: str) -> Path | None:

@@ -53,7 +53,7 @@ LINE = (
 
 
 class RewardRunLog(RunLog):
-    record_name = RECORD
+    kind, record_name = "reward train", RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         metrics = rename(kwargs["logs"], RENAMED)

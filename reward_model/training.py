@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,16 +18,16 @@ from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.checkpoints import checkpoints, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.processes import ends_in_order
+from agentgrpo.run_folder import claim
 from agentgrpo.training_run import (
     check_same_run,
-    checkpoints,
-    newest_whole,
     publish,
     remove_torn,
     versions,
@@ -105,6 +106,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     if checkpoint:
         say(f"going on from {checkpoint}")
 
+    kept = {name: record[name] for name in ("base", "dataset", "max_length", "seed", "settings")}
     with failures_of_the_disk(output):
         output.mkdir(parents=True, exist_ok=True)
     args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
@@ -116,14 +118,14 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
-        callbacks=[RewardRunLog(output, record)],
+        callbacks=[RewardRunLog(output, record, kept)],
     )
     trainer.remove_callback(PrinterCallback)
     sizes = [(weight.numel(), weight.requires_grad) for weight in cast(Any, trainer.model).parameters()]
     trained, total = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
     say(f"{trained:,} of {total:,} weights are trained, on {args.device}")
     try:
-        with ends_in_order(), failures_of_the_disk(output):
+        with ends_in_order(), failures_of_the_disk(output), claim(output) if args.process_index == 0 else nullcontext():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             save_whole(trainer, output, record)
     except OutputError as error:
@@ -210,7 +212,7 @@ def checkpoint_to_resume(
         if fault := signed.why_not_loadable(checkpoint, RECORD, run_dir=checkpoint.parent):
             raise UsageError(f"--resume-from-checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
     else:
-        checkpoint = newest_whole(output, RECORD, run_dir=output, say=say)
+        checkpoint = newest_whole(output, say, run_dir=output, record=RECORD)
         if checkpoint is None:
             if (output / RECORD).is_file():
                 raise UsageError(

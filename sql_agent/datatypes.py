@@ -1,6 +1,6 @@
 """Defines the records of `sql_agent`: that of a rollout, and its reward.
 
-Importing this module is instant. Leaves out the records of a train step (`sql_agent.rollouts.datatypes`).
+Importing this module is instant. Leaves out the records of a train step (`sql_agent.source.datatypes`).
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ from sql_agent.prompts.served import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
-from sql_agent.rollouts.stops import last_line
 from sql_agent.settings.evaluation import EvaluateConfig
 from sql_agent.settings.flags import add_flags, read_flags
 from sql_agent.settings.groups import AgentConfig, DataConfig
+from sql_agent.source.stops import last_line
 from sql_agent.startup.data import format_counts
 from sql_agent.success import Rate, rate
 from sql_agent.trained_on import LearntError, check_not_learnt

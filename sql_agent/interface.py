@@ -142,54 +142,26 @@ def single_settings(tree: Mapping[str, Any], kind: type[BaseModel]) -> Iterator[
 
 
 def report(run_dir: str | Path) -> Run:
-    """Write `report.html` and `curve.png` into the folder of a run of `train`, and return what it holds."""
+    """Write `report.html` and `curve.png` into the folder of a run of any command that trains, and return what it
+    holds."""
     command("report", run_dir)
     return read_run(run_dir)
 
 
-@dataclass(frozen=True)
-class LocalRun:
-    """The folder of a run in one process."""
-
-    folder: Path
-    metrics: list[Row]
-    """metrics.jsonl, one row per update or batch, and per validation."""
-    model: Path
-    """The newest model or adapter, which every `model` takes."""
-
-    @property
-    def held_out(self) -> list[Rate]:
-        """Success of the greedy policy on held-out tasks, before training and after each epoch."""
-        return [Rate(**row["held_out"]) for row in self.metrics if "held_out" in row]
-
-
-def sft(**flags: Any) -> LocalRun:
+def sft(**flags: Any) -> Run:
     """Fine-tune on references, demonstrations or conversations (`agentgrpo sft`); flags and errors as of `command`."""
     command("sft", **flags)
     from sql_agent.commands.sft import parse
 
-    return read_local_run(parse([*typed(flags)])[0].run_dir)
+    return read_run(parse([*typed(flags)])[0].run_dir)
 
 
-def local(**flags: Any) -> LocalRun:
+def local(**flags: Any) -> Run:
     """Train by GRPO without servers (`agentgrpo local`); flags and errors as of `command`."""
     command("local", **flags)
     from sql_agent.commands.local import parse
 
-    return read_local_run(parse([*typed(flags)])[0].run_dir)
-
-
-def read_local_run(run_dir: str | Path) -> LocalRun:
-    """Read the folder of a run of `sft` or `local`.
-
-    Raises:
-        FileNotFoundError: there is no `metrics.jsonl`.
-    """
-    folder = Path(run_dir)
-    if not (folder / "metrics.jsonl").is_file():
-        raise FileNotFoundError(f"{folder} has no metrics.jsonl, expected the folder of a run of `sft` or `local`")
-    epochs = sorted(folder.glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
-    return LocalRun(folder, read_rows(folder / "metrics.jsonl"), epochs[-1] if epochs else folder)
+    return read_run(parse([*typed(flags)])[0].run_dir)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,13 @@ ENTRY_POINTS = "agentgrpo.environments"
 OWN = "sql_agent.environments.own:open_own"
 """The function that makes an environment of its settings."""
 
+SAMPLERS = {
+    "shuffled": "sql_agent.source.samplers:shuffled",
+    "in_order": "sql_agent.source.samplers:in_order",
+}
+"""Orders in which local training draws its tasks: functions of the tasks, the seed and the number of the epoch that
+return the tasks of that epoch, as many in each."""
+
 PresetName = Literal["agentbench", "agent_peft", "rllm"]
 PRESETS: tuple[PresetName, ...] = get_args(PresetName)
 JUDGE = "judge"

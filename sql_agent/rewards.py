@@ -38,6 +38,8 @@ class RewardPreset:
     out_of_limits: float
     malformed: float
     """The policy's text made it impossible to continue; malformed calls from which it recovered cost nothing."""
+    out_of_tokens: float | None = None
+    """A reply was cut, or the context was full; None: as `out_of_limits`."""
 
 
 REWARDS: dict[str, RewardPreset] = {
@@ -243,6 +245,8 @@ def _value(record: RolloutRecord, preset: RewardPreset) -> float:
 
 
 def _wrong(stop_reason: Stop, preset: RewardPreset) -> float:
+    if stop_reason == "max_tokens" and preset.out_of_tokens is not None:
+        return preset.out_of_tokens
     if ENDS[stop_reason] == "truncated":  # out of turns or tokens without an answer; time costs nothing
         return preset.out_of_limits
     return preset.malformed if stop_reason == "malformed" else preset.incorrect

@@ -23,18 +23,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import require
 from agentgrpo.disk_errors import in_words
 from agentgrpo.model_size import count_weights
 from agentgrpo.passwords import masked, revealed
+from agentgrpo.run_folder import claim
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
 from sql_agent.environments.base import Split, make_environment
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.names import TINY_POLICY
-from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, planned
@@ -47,9 +49,7 @@ from sql_agent.startup.preflight import (
     with_store,
 )
 from sql_agent.startup.resume import go_on_from
-from sql_agent.startup.run_dir import claim
 from sql_agent.tiny_policy.make import make_if_default
-from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl
 
 STOPPED = {

@@ -29,8 +29,8 @@ from bench.parts.overhead import AT_ONCE, ROUNDS
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent
 from sql_agent.model_address.request_guard import give_token
-from sql_agent.rollouts import run_context
 from sql_agent.settings.load import load_config
+from sql_agent.source import run_context
 from sql_agent.startup.launch import fit
 
 
@@ -60,13 +60,13 @@ class Chain(agl.Algorithm):
         raise NotImplementedError
 
     def _manager(self) -> Any:
-        from sql_agent.lightning.rollout_manager import LightningRolloutManager
+        from sql_agent.verl_side.rollout_manager import RolloutManager
 
         self.context = run_context.RunContext(self.cfg, "bench", self.order["store_url"], 0, self._start_proxy)
         run_context.enter(self.context)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=self.order["model"])))
         addresses = [self.order["server"].removeprefix("http://")]
-        return LightningRolloutManager(config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=addresses)))
+        return RolloutManager(config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=addresses)))
 
     def _start_proxy(self, servers: dict[str, Any]) -> str | None:
         if not self.cfg.llm_proxy:

@@ -48,7 +48,7 @@ def episodes(policy: Any) -> list[Row]:
         def play(task: Any, batch_size: int) -> int:
             player = Player(policy, environment, AgentConfig(max_turns=3, max_tokens=LONGEST), batch_size=batch_size)
             played = player.play([task] * GROUP, [Sampling(0.8, 0.95)] * GROUP)
-            return sum(rollout.record.completion_tokens for rollout in played)
+            return sum(record.completion_tokens for record, _ in played)
 
         rates = in_turns(play, generate_tasks(1 + TASKS, seed=0))
     return rows_of("real episodes", rates, "a round lasts as long as its longest reply; databases, templates")

@@ -3,7 +3,7 @@
 There are two model servers: the oracle, which answers every call after 300 ms, and vLLM with the small policy on the
 CPU. Three ways lead to each: straight (two plain processes), through the store with the LLM proxy, and through the
 store with runner tracing. The ways share tasks, greedy decoding and 16 episodes in flight. The store way is the run's
-own code: `agl store`, `LightningRolloutManager`, `ConcurrentRunner`, `SqlLitAgent`, the LLM proxy.
+own code: `agl store`, `RolloutManager`, `ConcurrentRunner`, `SqlLitAgent`, the LLM proxy.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
     import torch.nn.functional as F
 
     from sql_agent.credit.row import Row
-    from sql_agent.rollouts.batch import to_tensors
+    from sql_agent.source.batch import to_tensors
 
     trained = [
         Row((*p, *r), (0,) * len(p) + tuple(mask), (0.0,) * (len(p) + len(r)), prompt_tokens=len(p), num_turns=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentgrpo.training_run import METRICS
+from agentgrpo.run_folder import METRICS
 from reward_model.reward_modeling import main
 from reward_model.scorer import RECORD, Scorer
 from reward_model.tests.conftest import assistant, user

@@ -13,7 +13,7 @@ from agentgrpo import signed
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.checks import UsageError
 from agentgrpo.pair_training import metrics_line, rename
-from agentgrpo.training_run import METRICS
+from agentgrpo.run_folder import METRICS
 from reward_model.arguments import TrainingArguments
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.read import split_by_prompt
@@ -154,8 +154,12 @@ def test_a_line_shows_what_was_measured():
 def test_metrics_after_the_checkpoint_and_half_a_line_are_taken_again(tmp_path):
     lines = [json.dumps({"train_step": step}) + "\n" for step in (1, 2, 3)]
     (tmp_path / METRICS).write_text("".join(lines) + '{"train_st')
-    state = SimpleNamespace(global_step=2, is_world_process_zero=True)
-    RewardRunLog(tmp_path, {}).on_train_begin(None, state, None)
+    state = SimpleNamespace(global_step=2, max_steps=9, is_world_process_zero=True)
+    args = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    RewardRunLog(tmp_path, {}, {"seed": 3}).on_train_begin(args, state, None)
+    assert (tmp_path / "config.yaml").read_text() == "seed: 3\n"
+    start = json.loads((tmp_path / "run.json").read_text())
+    assert [start[name] for name in ("kind", "steps", "device")] == ["reward train", 9, "cpu"]
     assert (tmp_path / METRICS).read_text() == "".join(lines[:2])
 
 
@@ -195,8 +199,8 @@ def checkpoints(output, **steps):
             {"checkpoint_2": "torn", "checkpoint_4": "whole", "checkpoint_6": "changed", "checkpoint_8": "torn"},
             "checkpoint-4",
             [
-                "{}/checkpoint-8 is skipped: reward_model.json is missing, so it was not written to its end",
-                "{}/checkpoint-6 is skipped: model.safetensors has 1 bytes, expected 0",
+                "checkpoint {}/checkpoint-8 is skipped: reward_model.json is missing, so it was not written to its end",
+                "checkpoint {}/checkpoint-6 is skipped: model.safetensors has 1 bytes, expected 0",
             ],
             id="the_newest_whole_one",
         ),
@@ -204,7 +208,7 @@ def checkpoints(output, **steps):
             {"checkpoint_2": "torn"},
             None,
             [
-                "{}/checkpoint-2 is skipped: reward_model.json is missing, so it was not written to its end",
+                "checkpoint {}/checkpoint-2 is skipped: reward_model.json is missing, so it was not written to its end",
                 "no checkpoint in {} is complete: starting a new run",
             ],
             id="none_is_whole",

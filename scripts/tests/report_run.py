@@ -5,10 +5,10 @@ import sqlite3
 from contextlib import closing
 
 from sql_agent.datatypes import Reward
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.run_context import RunContext
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.settings.load import dump_config, load_config
+from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.run_context import RunContext
 from sql_agent.tests.records import make_record, make_result
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql

@@ -145,8 +145,8 @@ def test_a_trajectory_shows_its_reference_and_marks_the_rows_that_the_other_side
 def test_a_run_of_one_step_has_bars_and_a_run_with_one_validation_one_column(runs, page):
     page.show(runs / "one/report.html")
     drawn = page.texts("#figures figure")
-    assert len(drawn) == 8
-    assert sum("at train step 1" in text for text in drawn) == 7  # all but the curve of learning, which has step 0 too
+    assert len(drawn) == 10
+    assert sum("at train step 1" in text for text in drawn) == 9  # all but the curve of learning, which has step 0 too
     page.show(runs / "once/report.html")
     assert page.texts("#questions th") == ["question", "SQL or answer before", "verdict"]
     assert "There was one validation; a second one will stand beside it." in page.texts("body")[0]

@@ -70,7 +70,7 @@ def test_local_training_needs_no_server_and_nothing_of_the_repository(wheel, tmp
     folder.mkdir()
     agentgrpo = programs / "agentgrpo"
     said = run(agentgrpo, "doctor", folder=folder)
-    assert "packages    agentgrpo[local] is whole; agentgrpo[train] lacks agentlightning, aiohttp" in said
+    assert "packages    agentgrpo[local] is whole; agentgrpo[train] lacks agentlightning, fastapi" in said
     run(agentgrpo, "tiny-policy", "--steps", "8", folder=folder)
     cell = "import agentgrpo; print(agentgrpo.sft(num_tasks=8, num_epochs=1, run_dir='tuned').model.resolve())"
     assert run(programs / "python", "-c", cell, folder=folder).endswith(f"{folder}/tuned\n")

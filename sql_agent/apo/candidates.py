@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentgrpo.outputs import written
-from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.source.datatypes import Rollout
 from sql_agent.success import Rate
 
 Purpose = Literal["gradient", "selection", "held-out"]
@@ -45,7 +45,7 @@ class Candidates:
         self._rejected.append({"parent": parent, "reason": reason, "error": error, "instructions": text})
         self._write()
 
-    def add_result(self, version: str, text: str, purpose: Purpose, results: Sequence[RolloutResult]) -> None:
+    def add_result(self, version: str, text: str, purpose: Purpose, results: Sequence[Rollout]) -> None:
         entry = {"version": version, "parent": self._parents[text], "instructions": text, "results": []}
         self._played.setdefault(version, entry)["results"].append({"tasks": purpose, **summary(results)})
         self._write()
@@ -62,7 +62,7 @@ def without_key(failure: Exception, key: str) -> str:
     return words.replace(key, "***") if key else words
 
 
-def summary(results: Sequence[RolloutResult]) -> dict[str, Any]:
+def summary(results: Sequence[Rollout]) -> dict[str, Any]:
     """Rollouts without a reward are in no mean, and counted by reason."""
     rewards = [result.reward for result in results if result.reward is not None]
     success = rate(results)
@@ -75,6 +75,6 @@ def summary(results: Sequence[RolloutResult]) -> dict[str, Any]:
     }
 
 
-def rate(results: Sequence[RolloutResult]) -> Rate:
+def rate(results: Sequence[Rollout]) -> Rate:
     judged = [result.success for result in results if result.success is not None and not result.lost]
     return Rate(len(results), len(judged), sum(success == 1.0 for success in judged))

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.checks import UsageError
-from agentgrpo.machine import git_commit
-from agentgrpo.outputs import written
 from agentgrpo.printed_commands import install_extra
 from agentgrpo.processes import ends_in_order, own_run
+from agentgrpo.run_folder import begin, start_of
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, Split, make_environment
-from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, kinds_of
 from sql_agent.startup.launch import fit
-from sql_agent.startup.resume import own_files
-from sql_agent.startup.run_dir import set_aside, write_start
+from sql_agent.startup.resume import own_files, set_aside
 from sql_agent.trained_on import check_not_learnt
 
 OTHER_TASKS = (
@@ -85,11 +81,8 @@ def make_search(cfg: TrainConfig, run_id: str, served: Path | None, found: Split
     aside = set_aside(cfg.run_dir)
     if aside is not None:
         print(f"files of an earlier start are in {aside}")
-    with written(cfg.run_dir / "config.yaml") as part:
-        part.write_text(dump_config(cfg))
-    start: dict[str, Any] = {"run_id": run_id, "commit": git_commit() or "unknown", "argv": sys.argv}
-    start |= {"tasks": kinds_of(split), "own_files": own_files(cfg), "started_at": time.time()}
-    write_start(cfg.run_dir, start, resumed=False)
+    start = start_of("train", run_id=run_id, tasks=kinds_of(split), own_files=own_files(cfg))
+    begin(cfg.run_dir, cfg.model_dump(mode="json"), start, resumed=False)
     print("\n".join([*describe_search(cfg, len(selection), split, held_out), *notes]))
     began = time.monotonic()
 

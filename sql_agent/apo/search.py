@@ -30,12 +30,12 @@ from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.report.reading import Change
-from sql_agent.rollouts.datatypes import RolloutResult
-from sql_agent.rollouts.run_context import TrainingFailedError
-from sql_agent.rollouts.spans import read_outcome
-from sql_agent.rollouts.stops import TooManyLostError, check_lost
 from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source.datatypes import Rollout
+from sql_agent.source.run_context import TrainingFailedError
+from sql_agent.source.spans import read_outcome
+from sql_agent.source.stops import TooManyLostError, check_lost
 
 Json = dict[str, Any]
 
@@ -95,7 +95,7 @@ class InstructionsSearch(APO[Json]):
         self.candidates = Candidates(cfg.run_dir / "candidates.json", self.seed.prompt_template.template)
         self.finished = False
         self._purpose: Purpose | None = None
-        self._results: list[RolloutResult] = []
+        self._results: list[Rollout] = []
         self._failures = 0
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
@@ -123,9 +123,7 @@ class InstructionsSearch(APO[Json]):
         self._save_best()
         self._conclude(before, after, best)
 
-    def _conclude(
-        self, before: Sequence[RolloutResult], after: Sequence[RolloutResult], best: VersionedPromptTemplate
-    ) -> None:
+    def _conclude(self, before: Sequence[Rollout], after: Sequence[Rollout], best: VersionedPromptTemplate) -> None:
         rejected = ", ".join(f"{reason} {n}" for reason, n in self.candidates.rejected.items()) or "none"
         self.say(f"requests to the optimiser {self.requests}; rejected edits: {rejected}")
         if best.version == self.seed.version:
@@ -141,7 +139,7 @@ class InstructionsSearch(APO[Json]):
         self.say(f"change                   {change}")
         self.say(f"best instructions        {self.cfg.run_dir / 'prompt.txt'} ({best.version})")
 
-    async def _measure(self, prompt: VersionedPromptTemplate) -> list[RolloutResult]:
+    async def _measure(self, prompt: VersionedPromptTemplate) -> list[Rollout]:
         self._purpose = "held-out"
         await self.evaluate_prompt_on_batch(prompt, INSTRUCTIONS, self.tasks.held_out, "val")
         self._purpose = None
@@ -163,7 +161,7 @@ class InstructionsSearch(APO[Json]):
         ended = {result.task_id for result in self._results}
         if late := [task for task in dataset if str(task["id"]) not in ended]:
             await self._cancel_unfinished()
-            self._results += [RolloutResult("", task, lost="step_deadline") for task in late]
+            self._results += [Rollout("", task, lost="step_deadline") for task in late]
         purpose: Purpose = self._purpose or ("gradient" if mode == "train" else "selection")
         self.candidates.add_result(prompt.version, prompt.prompt_template.template, purpose, self._results)
         try:
@@ -197,8 +195,8 @@ class InstructionsSearch(APO[Json]):
             if result.reward is not None and result.outcome is not None
         ]
 
-    async def _read(self, rollout: Any) -> RolloutResult:
-        result = RolloutResult("", rollout.input)
+    async def _read(self, rollout: Any) -> Rollout:
+        result = Rollout("", rollout.input)
         if rollout.status != "succeeded":
             result.lost = f"rollout_{rollout.status}"
             return result
@@ -277,7 +275,7 @@ def template(text: str) -> Any:
     return agl.PromptTemplate(template=text, engine="f-string")
 
 
-def experience(result: RolloutResult) -> Json:
+def experience(result: Rollout) -> Json:
     # Upstream gives a critique all spans; ours hold token ids or JSON text.
     assert result.outcome is not None
     record = result.outcome.record

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentgrpo import signed
+from agentgrpo.checkpoints import NAME, checkpoints
 from agentgrpo.flags import Parser
 
 RECORDS = ("manifest.json", "reward_model.json", "sft.json")
 """The records of checkpoints: of the main job and local runs, of reward models, and of supervised fine-tuning."""
-NAMES = ("global_step_*", "step_*", "checkpoint-*")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def checkpoints_in(run_dir: Path) -> Iterator[tuple[Path, str]]:
     """Yield every folder that is named as a checkpoint, with the name of its record."""
     places = (run_dir, run_dir / "checkpoints")
-    folders = [run_dir, *(folder for place in places for pattern in NAMES for folder in sorted(place.glob(pattern)))]
-    for folder in folders:
+    found = [folder for place in places for folder in reversed(checkpoints(place))]
+    for folder in [run_dir, *found] if NAME.fullmatch(run_dir.name) else found:
         name = next((name for name in RECORDS if (folder / name).is_file()), None)
-        if name is not None and any(folder.match(pattern) for pattern in NAMES):
+        if name is not None:
             yield folder, name
 
 

@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
+    from agentgrpo.run_folder import claim
     from dbbench_adapter.splits import draw_by_kind
     from sql_agent.local.greedy_grpo import GreedyGrpo
     from sql_agent.local.run_folder import RunFolder
@@ -78,8 +79,8 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
     settings = EnvironmentSettings("dbbench", cfg.protocol, cfg.judge, cfg.backend)
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    with entered(settings) as environment:
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, kind="greedy-grpo", free=FREE_ON_RESUME)
+    with entered(settings) as environment, claim(cfg.run_dir):
         split, model = load_split(cfg, environment), cfg.model.model_path
         held_out = draw_by_kind(split.val, cfg.eval_tasks, seed=1) if cfg.eval_tasks else []
         notes = check_not_learnt(model, environment, held_out, SAME_SPLIT)

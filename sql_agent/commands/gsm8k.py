@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_flags(
         parser,
         Gsm8kGrpoConfig,
-        hidden=("loss.name", "loss.estimator", "reward"),
+        hidden=(
+            *("loss.name", "loss.estimator", "reward", "reward_timeout_s", "redraws", "sampler"),
+            *("max_lost_fraction", "reward_model", "llm_judge"),
+        ),
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
@@ -64,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
+    from agentgrpo.run_folder import claim
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import entered, fitted
@@ -71,8 +75,8 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
     settings, model = EnvironmentSettings("gsm8k"), cfg.model.model_path
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    with entered(settings) as environment:
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, kind="gsm8k", free=FREE_ON_RESUME)
+    with entered(settings) as environment, claim(cfg.run_dir):
         found = load_split(cfg, environment)
         split, prompts = fitted(
             replace(found, val=found.val[: cfg.eval_tasks]), environment, model, cfg.max_prompt_tokens

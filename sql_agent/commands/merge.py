@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgrpo.checkpoints import MANIFEST, checkpoints, fault_of
 from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import interruptible
 from agentgrpo.disk_errors import failures_of_the_disk, in_words
@@ -34,7 +35,7 @@ from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import program_command, python_command
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
-from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
+from sql_agent.verl_side.checkpoints import newest_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,11 +149,10 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))  # pyright: ignore[reportArgumentType]
     with open_backend("sqlite") as backend:
         player = Player(policy, DbBench("strict", backend=backend), LIMITS)
-        (played,) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
-    record = played.record
+        ((record, row),) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
     if ids is None:
-        assert played.trajectory is not None
-        ids = list(played.trajectory.ids)
+        assert row is not None
+        ids = list(row.ids)
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].float()
     return Examined(ids, logits, record.messages, f"{record.num_turns} turns, {record.stop_reason}")

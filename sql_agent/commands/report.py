@@ -1,4 +1,4 @@
-"""Shows what a training run achieved: `agentgrpo report RUN_DIR`. Two folders are compared: `RUN_DIR RUN_DIR`.
+"""Shows what a run of any training command achieved: `agentgrpo report RUN_DIR`; `RUN_DIR RUN_DIR` compares two.
 
 It writes report.html, one page that needs no network, and curve.png into the run's folder, and prints where things are.
 With --follow it writes the page again after each step until the run ends. Of two runs it writes compared.html into the
@@ -16,16 +16,26 @@ from typing import Any
 from agentgrpo.flags import Parser, dashed
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command, program_command
+from agentgrpo.run_folder import METRICS, is_running
 from sql_agent.names import JUDGE, functions
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
+from sql_agent.report.figures import series
 from sql_agent.report.page import render
-from sql_agent.report.reading import Run, held_out, is_running, read_run
+from sql_agent.report.reading import Run, held_out, read_run
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.train import TrainConfig
 
 SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 POLL_S = 3.0
+FILES = (
+    ("metrics", "metrics.jsonl"),
+    ("metrics", "logs/metrics.jsonl"),
+    ("trajectories", "trajectories"),
+    ("trajectories", "trajectories.jsonl"),
+    ("trajectories", "sessions/episodes.jsonl"),
+)
+"""What a run of some command writes beside its report."""
 
 
 def summary(run: Run) -> dict[str, str]:
@@ -39,11 +49,11 @@ def summary(run: Run) -> dict[str, str]:
     saved = run.checkpoints
     if saved:
         lines["checkpoint"] = str(saved[-1])
-    lines["report"] = str(run.report)
-    lines["metrics"] = str(run.folder / "metrics.jsonl")
-    lines["trajectories"] = str(run.folder / "trajectories")
+    lines |= {"model": str(run.model)} if run.model and not run.config else {}
+    written = {name: run.folder / file for name, file in FILES if (run.folder / file).exists()}
+    lines |= {"report": str(run.report)} | {name: str(file) for name, file in written.items()}
     lines["curve"] = str(run.folder / "curve.png")
-    if saved:
+    if saved and run.config:
         name = run.folder.resolve().name
         lines["serve it"] = serve_command(saved[-1], name, run.facts)
         if measure := evaluate_command(run.config, name):
@@ -99,7 +109,7 @@ def evaluate_command(cfg: TrainConfig, name: str) -> str | None:
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Draw training reward per step and held-out success with its 95 % interval."""
+    """Draw training reward per step and held-out success with its 95 % interval; where there is neither, the losses."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -109,8 +119,12 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     steps = [row["train_step"] for row in rows if "reward/mean" in row]
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    axes.plot(steps, rewards, marker="o" if len(steps) == 1 else None, label="reward, training tasks")
     points = held_out(rows)
+    losses = {} if rewards or points else series(rows, {"loss": "loss", "held-out loss": "val/loss"})
+    if not losses:
+        axes.plot(steps, rewards, marker="o" if len(steps) == 1 else None, label="reward, training tasks")
+    for label, line in losses.items():
+        axes.plot(*zip(*line, strict=True), marker="o" if len(line) < 30 else None, label=label)
     if points:
         low, high = zip(*(point.interval for point in points), strict=True)
         success = [point.success for point in points]
@@ -122,7 +136,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
             [point.step for point in points], success, yerr=spread, fmt="o-", capsize=4, label="success, held-out tasks"
         )
     axes.set_xlabel("train step")
-    axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.0)
+    axes.set_ylim(min(0.0, axes.get_ylim()[0]), None if losses else 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
@@ -142,11 +156,11 @@ def follow(run_dir: Path) -> Run:
     seen, running = 0, True
     while running:
         running = is_running(run_dir)  # this is asked first, so that everything written meanwhile is read below
-        size = _size(run_dir / "metrics.jsonl")
+        size = sum(map(_size, (run_dir / METRICS, run_dir / "logs" / METRICS)))
         if running and size and size != seen:
             seen, run = size, read_run(run_dir)
             write(run)
-            print(f"step {run.step} of {run.config.trainer.steps}: {run_dir / 'report.html'}", flush=True)
+            print(f"step {run.step}{'' if run.steps is None else f' of {run.steps}'}: {run.report}", flush=True)
         if running:
             time.sleep(POLL_S)
     return read_run(run_dir)

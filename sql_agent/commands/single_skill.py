@@ -81,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
+    from agentgrpo.run_folder import claim
     from sql_agent.local.single_skill import OTHER_TASKS, SessionFolder, SingleSkill, trained_on
     from sql_agent.local.tasks import entered
     from sql_agent.local.trainer import start_trainer
@@ -94,11 +95,12 @@ def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
         notes = check_not_learnt(cfg.language_model.model_path, environment, recipe.held_out, OTHER_TASKS)
         folder.trained_on = trained_on(cfg, settings, recipe.held_out)
         opening = "\n".join([f"run: {folder.path}", *notes])
-        trainer = start_trainer(cfg, recipe, environment, folder, resumed=again, opening=opening)
-        try:
-            trainer.train()
-        finally:
-            _report(folder.metrics)
+        with claim(folder.path):
+            trainer = start_trainer(cfg, recipe, environment, folder, resumed=again, opening=opening)
+            try:
+                trainer.train()
+            finally:
+                _report(folder.metrics)
     say(f"adapter: {folder.finish(trainer.policy, 'checkpoints/adapter')}")
 
 

@@ -37,7 +37,7 @@ VERLS_ONLY: dict[str, str] = dict.fromkeys(
 )
 
 
-def _known(table: Mapping[str, str]) -> AfterValidator:
+def known(table: Mapping[str, str]) -> AfterValidator:
     def check(name: str) -> str:
         if name not in table:
             known = ", ".join(sorted(table))
@@ -47,9 +47,9 @@ def _known(table: Mapping[str, str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-EstimatorName = Annotated[str, _known(ESTIMATORS)]
-LossName = Annotated[str, _known(LOSSES)]
-MainLossName = Annotated[str, _known(ChainMap(LOSSES, VERLS_ONLY))]
+EstimatorName = Annotated[str, known(ESTIMATORS)]
+LossName = Annotated[str, known(LOSSES)]
+MainLossName = Annotated[str, known(ChainMap(LOSSES, VERLS_ONLY))]
 
 
 def made(row: str, settings: Any) -> Any:

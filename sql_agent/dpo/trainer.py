@@ -85,7 +85,7 @@ def make_trainer(
         eval_dataset=as_dataset(held_out) if held_out else None,
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),
-        callbacks=[DpoLog(cfg.run_dir, record)],
+        callbacks=[DpoLog(cfg.run_dir, record, cfg.model_dump(mode="json"))],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -160,7 +160,7 @@ LINE = (
 class DpoLog(RunLog):
     """Writes the run's log with the metrics of pairs, without the trainer's summary at the end."""
 
-    record_name = RECORD
+    kind, record_name = "dpo", RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         metrics = rename(kwargs["logs"], RENAMED)

@@ -234,7 +234,7 @@ class Chat:
         if sample is not None:
             self._last = rollout
         cut = sample is not None and sample.finish_reason == "length"
-        return Answered(rollout.finish().record, self._stop.wanted and cut, cut)
+        return Answered(rollout.finish()[0], self._stop.wanted and cut, cut)
 
     def _prompt_tokens(self, task: Any) -> int:
         return len(self._conversation.first_prompt(self._subject.messages(task)))

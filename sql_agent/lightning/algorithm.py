@@ -29,8 +29,8 @@ from agentgrpo.checkout import HOME
 from agentgrpo.processes import tell
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
-from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source.run_context import TrainingFailedError
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
-from sql_agent.rollouts.spans import AGENT, TURN_SPAN, turn_attributes
+from sql_agent.source.spans import AGENT, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 

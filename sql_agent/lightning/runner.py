@@ -13,10 +13,8 @@ import asyncio
 import logging
 import os
 import time
-import traceback
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
-from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -25,22 +23,20 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import RUN_ID
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable
-from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
-from sql_agent.reward_functions import RewardRecord
-from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.load import load_functions
-from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.scoring import RolloutScorer
-from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN, turn_attributes
+from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.outcomes import Rewarder
+from sql_agent.source.spans import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +67,15 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
     def __init__(self, cfg: TrainConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.functions = RewardFunctions(load_functions(cfg), threads=cfg.rollout.runner_concurrency)
+        self.rewarder = Rewarder(
+            cfg.rollout,
+            cfg.reward_model,
+            load_functions(cfg.rollout, cfg.judge, cfg.run_dir),
+            threads=cfg.rollout.runner_concurrency,
+            one_conversation=cfg.env.agent is None,
+        )
         self._environment: Environment | None = None
         self._entering: asyncio.Task[Environment] | None = None
-        self._scorer: RolloutScorer | None = None
 
     async def environment(self) -> Environment:
         """Return the environment, which the first rollout of the process enters.
@@ -91,17 +92,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         self._environment = environment = await asyncio.shield(self._entering)
         return environment
 
-    @property
-    def scorer(self) -> RolloutScorer | None:
-        """Return the reward model's client, one per runner process; None in a run without a reward model."""
-        if self._scorer is None and self.cfg.reward_model.url is not None:
-            self._scorer = RolloutScorer(self.cfg.reward_model)
-        return self._scorer
-
     async def aclose(self) -> None:
-        if self._scorer is not None:
-            await self._scorer.aclose()
-            self._scorer = None
+        await self.rewarder.aclose()
         if self._environment is None and self._entering is not None:
             with suppress(BackendUnavailable):  # a server may have started meanwhile
                 self._environment = await self._entering
@@ -143,8 +135,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if isinstance(environment, AgentTasks):
             model, seed = metadata.get("model", llm.model), metadata.get("seed")
             policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed)
-            others_reward = bool(self.functions) or self.scorer is not None
-            return await play(environment.agent, environment.task(task), policy, agent, others_reward=others_reward)
+            alone = self.rewarder.rewards_alone
+            return await play(environment.agent, environment.task(task), policy, agent, others_reward=alone)
         record = await run_rollout(
             environment.task(task),
             environment=environment,
@@ -176,14 +168,12 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if record.score.value is None and not final:
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
-        scorer_result = await self.scorer.score(record) if self.scorer else None
-        asked = record.score.value is not None or record.score.reason == NO_JUDGE
-        given = await self.functions.ask(RewardRecord.of(record, rollout.input)) if asked else {}
+        outcome = await self.rewarder(record, rollout.input)
         if record.comparison is not None:
             await self.runner.get_store().save_comparison(rollout.attempt, record.comparison)
         replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
         last = replies * (MAX_RETRIES + 1) + 1  # higher than the number of any call, retries included
-        return [self._span(self._outcome_fields(record, scorer_result, given), rollout, last)]
+        return [self._span(outcome_fields(outcome), rollout, last)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
@@ -191,45 +181,13 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
-    def _outcome_fields(
-        self,
-        record: RolloutRecord,
-        scorer_result: ScorerResult | None,
-        given: Mapping[str, FunctionReward] = MappingProxyType({}),
-    ) -> Any:
-        """Return the last span of a rollout, with its record, its reward and the reward model's result.
 
-        Args:
-            given: the results of the reward functions, by label.
-        """
-        try:
-            worth = self._worth(record, scorer_result, given)
-        except Exception:  # an invalid verdict is the environment's fault and loses this rollout, not the run
-            logger.exception("the reward of task %s raised", record.task_id)
-            worth = Reward(None, "reward_error", error=traceback.format_exc())
-        # only a rollout whose own request failed has news about the service
-        unanswered = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
-        down_s = self.scorer.down_s if self.scorer and unanswered else 0.0
-        outcome = RolloutOutcome(
-            record,
-            worth,
-            scorer_result,
-            scorer_down_s=down_s,
-            ended_at=time.time(),
-            one_conversation=self.cfg.env.agent is None,
-        )
-        attributes = {OUTCOME: outcome.to_json()}
-        if worth.value is None:
-            return agl.emit_annotation(attributes, propagate=False)
-        return agl.emit_reward(float(worth.value), attributes=attributes, propagate=False)
-
-    def _worth(
-        self, record: RolloutRecord, scorer_result: ScorerResult | None, given: Mapping[str, FunctionReward]
-    ) -> Reward:
-        preset = REWARDS.get(str(self.cfg.rollout.reward))
-        if preset is not None:
-            return reward(record, preset, scorer_result, self.cfg.reward_model)
-        return summed_reward(record, self.cfg.rollout.weights, given, scorer_result, self.cfg.reward_model)
+def outcome_fields(outcome: RolloutOutcome) -> Any:
+    """Return the last span of a rollout, with its record, its reward and the reward model's result."""
+    attributes = {OUTCOME: outcome.to_json()}
+    if outcome.reward.value is None:
+        return agl.emit_annotation(attributes, propagate=False)
+    return agl.emit_reward(float(outcome.reward.value), attributes=attributes, propagate=False)
 
 
 def turn_fields(response: dict[str, Any]) -> Any:

@@ -7,57 +7,50 @@ teach nothing; they are skipped and counted. After each epoch the adapter is wri
 
 from __future__ import annotations
 
-import logging
-import random
+import pkgutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.datatypes import BatchEpisode, Progress, Sampling
-from sql_agent.local.rollouts import Player
-from sql_agent.local.trainer import Group, Recipe, describe_loss, estimator_of, evaluate, success_rate
-from sql_agent.rewards import REWARDS, reward
+from sql_agent.local.datatypes import Progress, Sampling
+from sql_agent.local.trainer import Group, Measure, Recipe, describe_loss, estimator_of, success_rate
+from sql_agent.names import SAMPLERS
+from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.local import BatchGrpoConfig
+from sql_agent.source.datatypes import Rollout
 from sql_agent.success import Rate
-
-log = logging.getLogger(__name__)
 
 
 class BatchGrpo(Recipe):
     """Plays batches of tasks; the held-out ones are played before the first batch and after each epoch."""
 
     unit = "batches"
-    writes_epochs = True
+    writes_epochs = whole_lines = True
 
     def __init__(self, cfg: BatchGrpoConfig, tasks: Sequence[Any], held_out: Sequence[Any]) -> None:
         self._cfg, self._tasks, self.held_out = cfg, tasks, held_out
+        self._order = pkgutil.resolve_name(SAMPLERS[cfg.sampler])
         self.batches_per_epoch = self.evaluate_every = -(-len(tasks) // cfg.batch_size)
         self.num_batches, self.save_every = self.batches_per_epoch * cfg.num_epochs, cfg.save_every
         self.group_size, self.estimator = cfg.group_size, estimator_of(cfg.loss)
         self.sampling = Sampling(cfg.temperature, cfg.top_p)
         self.rows = cfg.batch_size * cfg.group_size
+        self.rollout, self.reward_model = cfg.rollout, cfg.reward_model
+        self.functions = load_functions(cfg.rollout, cfg.llm_judge, cfg.run_dir)
+        self.replacements = [task.to_dict() for task in tasks] if cfg.rollout.redraws else []
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:
         epoch, place = divmod(batch, self.batches_per_epoch)
-        ordered = epoch_order(self._tasks, self._cfg.seed, epoch)
+        ordered = self._order(self._tasks, self._cfg.seed, epoch)
         return [(task.kind, task) for task in ordered[place * self._cfg.batch_size :][: self._cfg.batch_size]]
 
     def some_tasks(self) -> Sequence[Any]:
         return self._tasks[:100]
 
-    def reward(self, record: RolloutRecord) -> float | None:
-        """Return the reward; a verdict that is no number in [0, 1] loses its episode, as in the main job."""
-        try:
-            return reward(record, REWARDS[self._cfg.reward]).value
-        except ValueError as error:
-            log.error("%s", error)
-            return None
-
     def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
         epoch, place = divmod(progress.batches - 1, self.batches_per_epoch)
-        rollouts = [episode.rollout for group in groups for episode in group]
+        rollouts = [rollout for group in groups for rollout in group]
         records = [rollout.record for rollout in rollouts]
         return {
             "epoch": epoch + 1,
@@ -67,32 +60,32 @@ class BatchGrpo(Recipe):
             "rollout/tool_calls": sum(record.tool_calls for record in records) / len(records),
             "rollout/malformed_calls": sum(record.malformed_calls for record in records),
             "reward/unjudged": progress.unjudged,
-            "group/with_spread": sum(any(e.advantage is not None for e in group) for group in groups),
+            "group/with_spread": sum(any(rollout.advantage is not None for rollout in group) for group in groups),
             "group/skipped": progress.skipped,
         }
 
-    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
-        return {"batch": batches, "reward": episode.reward, "advantage": episode.advantage}
+    def labels(self, rollout: Rollout, batches: int) -> dict[str, Any]:
+        return {"batch": batches}
 
     def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
         skipped, unjudged = (
             f"{sum(counts.values())}{f' ({listed(counts)})' if counts else ''}"
             for counts in (progress.skipped, progress.unjudged)
         )
-        episodes = [(e.reward, e.rollout.record.success) for group in groups for e in group]
+        episodes = [(rollout.reward, rollout.success) for group in groups for rollout in group]
         return (
             f"epoch {line['epoch']}/{self._cfg.num_epochs}  batch {line['batch']}/{self.batches_per_epoch}  "
             f"{describe_outcome(Rate(**line['rollout/success']), episodes)}  {describe_loss(line, 'no spread')}  "
             f"groups with spread {line['group/with_spread']}  skipped so far {skipped}  not judged so far {unjudged}"
         )
 
-    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
+    def evaluate(self, measure: Measure, batches: int) -> tuple[dict[str, Any], str]:
         epoch = batches // self.batches_per_epoch
-        rollouts = evaluate(player, self.held_out)
+        rollouts = measure(self.held_out)
         found = success_rate(rollouts)
-        rewards = [(self.reward(rollout.record), rollout.record.success) for rollout in rollouts]
+        rewards = [(rollout.reward, rollout.success) for rollout in rollouts]
         known = [value for value, _ in rewards if value is not None]
-        lost = dict(Counter(r.record.score.reason for r in rollouts if r.record.score.value is None))
+        lost = dict(Counter(rollout.lost for rollout in rollouts if rollout.lost))
         line = {
             "epoch": epoch,
             "held_out": asdict(found),
@@ -105,11 +98,6 @@ class BatchGrpo(Recipe):
 
     def describe_done(self, progress: Progress) -> str:
         return f"{progress.batches} batches"
-
-
-def epoch_order(tasks: Sequence[Any], seed: int, epoch: int) -> list[Any]:
-    """Return the tasks in the order of that epoch, which depends only on the seed and the epoch."""
-    return random.Random(f"{seed}/{epoch}").sample(tasks, len(tasks))
 
 
 def listed(counts: dict[str, int]) -> str:

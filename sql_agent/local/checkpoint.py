@@ -1,18 +1,15 @@
 """Writes and reads checkpoints of a local run atomically; a resumed run ends like an uninterrupted one.
 
 A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, the progress of the
-loop and the lengths of the run's line files (`state.json`), and a signed manifest of sizes and hashes. Only checkpoints
-that this user wrote are loaded (`agentgrpo.signed`), because `training.pt` is a pickle.
+loop (`state.json`), and a signed manifest of sizes and hashes. Only checkpoints that this user wrote are loaded
+(`agentgrpo.signed`), because `training.pt` is a pickle.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import random
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import numpy as np
 import torch
 
 from agentgrpo import signed
+from agentgrpo.checkpoints import MANIFEST, newest_whole, prune
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import sync, written
 from sql_agent.local.learner import Learner
@@ -27,37 +25,28 @@ from sql_agent.local.policy import LocalPolicy
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
+REMEDY = "start anew in another folder, or move these away to begin this run again from its first task"
 KEPT = 2
 """Number of checkpoints that stay: the newest, and the one before it in case the newest gets damaged."""
 
 
-class CheckpointError(ValueError):
-    """Says that a run cannot be resumed, and what to do."""
-
-
-def save_checkpoint(
-    folder: Path, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any], lines: Sequence[Path] = ()
-) -> Path:
+def save_checkpoint(folder: Path, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any]) -> Path:
     """Write `folder/step_…` and remove all but the newest `KEPT` checkpoints.
 
     Args:
         state: the loop's state as JSON values.
-        lines: files that the run appends to; `resume` cuts them back to their length at this checkpoint.
     """
     target = folder / f"step_{step:06d}"
     with written(target) as unfinished:
         unfinished.mkdir()
         policy.save(unfinished)
         torch.save({"learner": learner.state(), "random": _random_state()}, unfinished / "training.pt")
-        lengths = {path.name: path.stat().st_size if path.exists() else 0 for path in lines}
-        (unfinished / "state.json").write_text(json.dumps({"state": state, "lengths": lengths}))
+        (unfinished / "state.json").write_text(json.dumps(state))
         signed.seal(unfinished, MANIFEST, {"step": step})
         for path in unfinished.rglob("*"):
             sync(path)
     sync(folder)
-    for old in sorted(path for path in folder.glob("step_??????") if path.name < target.name)[: 1 - KEPT]:
-        shutil.rmtree(old)
+    prune(target, KEPT)
     return target
 
 
@@ -68,23 +57,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
         CheckpointError: there are checkpoints, and none of them is whole.
         NotOursError: another user wrote the checkpoint.
     """
-    faults: list[str] = []
-    for candidate in sorted(folder.glob("step_??????"), reverse=True):
-        fault = signed.why_not_loadable(candidate, MANIFEST, run_dir=folder.parent)
-        if fault is None:
-            return candidate
-        log.warning("checkpoint %s is not whole (%s); an earlier one is taken", candidate, fault)
-        faults.append(f"{candidate.name}: {fault}")
-    if faults:
-        raise CheckpointError(
-            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); start anew in another folder, or move "
-            "these away to begin this run again from its first task"
-        )
-    return None
+    return newest_whole(folder, log.warning, run_dir=folder.parent, remedy=REMEDY)
 
 
-def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner, lines: Sequence[Path] = ()) -> dict[str, Any]:
-    """Restore adapter, learner, random generators and line files, and return the loop's `state`.
+def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner) -> dict[str, Any]:
+    """Restore adapter, learner and random generators, and return the loop's `state`.
 
     Raises:
         ValueError: the adapter's shape differs from this run's.
@@ -93,12 +70,7 @@ def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner, lines: Seque
     training = torch.load(checkpoint / "training.pt", weights_only=False, map_location="cpu")
     learner.load_state(training["learner"])
     _set_random_state(training["random"])
-    kept = parse_json((checkpoint / "state.json").read_text())
-    for path in lines:
-        length = kept["lengths"].get(path.name, 0)
-        if path.exists() and path.stat().st_size > length:
-            os.truncate(path, length)
-    return kept["state"]
+    return parse_json((checkpoint / "state.json").read_text())
 
 
 def _random_state() -> dict[str, Any]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from sql_agent.credit.row import Row
-from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Playable as Playable
+from sql_agent.source.datatypes import StopError
 from sql_agent.success import Rate
 
 
@@ -16,7 +15,7 @@ class DivergedError(RuntimeError):
     """Says that loss or gradient was not finite several times in a row; the weights are those of the last good step."""
 
 
-class UnjudgedError(RuntimeError):
+class UnjudgedError(StopError):
     """Says that several batches in a row got no verdict at all; the message says why."""
 
 
@@ -43,36 +42,6 @@ class Sample:
     finish_reason: Literal["stop", "length"]
 
 
-@dataclass(frozen=True)
-class LocalRollout:
-    """Holds one played episode: its record, and the one sequence that is trained on."""
-
-    record: RolloutRecord
-    trajectory: Row | None
-    """None if the policy gave no reply."""
-
-
-@dataclass
-class BatchEpisode:
-    """Holds one episode of a batch, with its reward and advantage."""
-
-    task: Any
-    skill: str
-    """The skill or kind under which the task is counted."""
-    greedy: bool
-    """Whether it was played greedily, only to measure accuracy; it is not trained on."""
-    rollout: LocalRollout
-    reward: float | None
-    """None if the episode could not be judged."""
-    advantage: float | None = None
-    """None if the episode is not trained on."""
-
-    @property
-    def rewards(self) -> list[float] | None:
-        """What an estimator credits; None if the episode could not be judged."""
-        return None if self.reward is None else [self.reward]
-
-
 @dataclass
 class Progress:
     """Holds how far a run has come, and its counts so far. The values are JSON; checkpoints hold them."""
@@ -90,6 +59,8 @@ class Progress:
     """Greedy episodes that were judged, and those of them that were right."""
     means: dict[str, float] = field(default_factory=dict)
     """Running mean of the reward by skill."""
+    scores: list[dict[str, float]] = field(default_factory=list)
+    """What `RewardHackingAlarm` remembers of the last batches, if there is a reward model."""
 
     @property
     def accuracy(self) -> Rate:

@@ -11,25 +11,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.datatypes import BatchEpisode, Progress, Sampling
-from sql_agent.local.rollouts import Player
+from sql_agent.local.datatypes import Progress, Sampling
 from sql_agent.local.trainer import (
     EVALUATED_TOGETHER,
     Group,
+    Measure,
     Recipe,
     describe_loss,
     estimator_of,
-    evaluate,
-    sampled_of,
     success_rate,
 )
-from sql_agent.rewards import REWARDS, reward
+from sql_agent.rewards import REWARDS
 from sql_agent.settings.local import GreedyGrpoConfig
-
-REWARD = REWARDS["rllm"]
-"""Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2."""
-CUT_REWARD = dataclasses.replace(REWARD, out_of_limits=REWARD.incorrect)
+from sql_agent.source.datatypes import Rollout
 
 
 class GreedyGrpo(Recipe):
@@ -37,6 +31,9 @@ class GreedyGrpo(Recipe):
 
     unit = "tasks"
     greedy_first = True
+    preset = dataclasses.replace(REWARDS["rllm"], out_of_tokens=REWARDS["rllm"].incorrect)
+    """Correct +1, wrong -1, out of turns -0.8, illegal -0.2. A reply that `max_new_tokens` cut is wrong, not out of
+    turns: at -0.8, endless writing would pay for a policy that is mostly wrong."""
 
     def __init__(self, cfg: GreedyGrpoConfig, tasks: Sequence[Any], held_out: Sequence[Any]) -> None:
         self._tasks, self.held_out = tasks, held_out
@@ -53,41 +50,31 @@ class GreedyGrpo(Recipe):
     def some_tasks(self) -> Sequence[Any]:
         return self._tasks[:100]
 
-    def reward(self, record: RolloutRecord) -> float | None:
-        """Reward a reply that `max_new_tokens` cut as wrong, not as out of turns.
-
-        At -0.8, endless writing would pay for a policy that is mostly wrong.
-        """
-        return reward(record, CUT_REWARD if record.stop_reason == "max_tokens" else REWARD).value
-
     def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
-        [[greedy, *sampled]] = groups
+        [greedy], sampled = groups
         return {
             "task": progress.batches,
-            "task_id": greedy.task.id,
-            "kind": greedy.task.kind,
-            "greedy/correct": greedy.rollout.record.score.value,
+            "task_id": greedy.task_id,
+            "kind": greedy.record.kind,
+            "greedy/correct": greedy.record.score.value,
             "greedy/accuracy": progress.accuracy.success,
-            "reward/unjudged": sum(episode.reward is None for episode in sampled),
+            "reward/unjudged": sum(rollout.reward is None for rollout in sampled),
             "group/skipped": progress.skipped,
         }
 
-    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
-        if episode.greedy:
-            return {"place": batches, "mode": "greedy"}
-        return {"place": batches, "mode": "sampled", "reward": episode.reward}
+    def labels(self, rollout: Rollout, batches: int) -> dict[str, Any]:
+        return {"place": batches, "mode": "sampled" if rollout.temperature is None else "greedy"}
 
     def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
-        rewards = ["?" if e.reward is None else f"{e.reward:+.1f}" for e in sampled_of(groups[0])]
+        rewards = ["?" if e.reward is None else f"{e.reward:+.1f}" for e in groups[1]]
         return (
             f"task {progress.batches}/{self.num_batches}  greedy accuracy {progress.accuracy}  "
             f"rewards {' '.join(rewards)}  {describe_loss(line, 'no spread')}  "
             f"skipped groups {sum(progress.skipped.values())}"
         )
 
-    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
-        greedy = success_rate(evaluate(player, self.held_out))
-        sampled = success_rate(evaluate(player, self.held_out, Sampling(1.0)))
+    def evaluate(self, measure: Measure, batches: int) -> tuple[dict[str, Any], str]:
+        greedy, sampled = success_rate(measure(self.held_out)), success_rate(measure(self.held_out, 1.0))
         line = {
             "task": batches,
             "held_out/greedy": dataclasses.asdict(greedy),

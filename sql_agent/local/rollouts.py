@@ -12,10 +12,14 @@ from typing import Any
 from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.interaction import Message
 from sql_agent.credit.row import Row
-from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.play.state import Call, Play
 from sql_agent.settings.groups import AgentConfig
+
+Played = tuple[RolloutRecord, Row | None]
+"""What was played, and the one sequence that is trained on; None if the policy gave no reply."""
 
 
 class Player:
@@ -45,7 +49,7 @@ class Player:
         self._timeout_s = timeout_s
         self._conversation = Conversation(policy.tokenizer, environment.tools)
 
-    def play(self, tasks: Sequence[Any], sampling: Sequence[Sampling]) -> list[LocalRollout]:
+    def play(self, tasks: Sequence[Any], sampling: Sequence[Sampling]) -> list[Played]:
         """Play each task once, from its first prompt to a named end, and judge the result.
 
         Args:
@@ -53,7 +57,7 @@ class Player:
         Returns:
             One rollout per task, in order. A rollout that could not be judged has a score of None and the reason.
         """
-        played: list[LocalRollout] = []
+        played: list[Played] = []
         for first in range(0, len(tasks), self._batch_size):
             batch = tasks[first : first + self._batch_size]
             with ThreadPoolExecutor(max_workers=min(len(batch), 16)) as threads:
@@ -159,14 +163,14 @@ class LocalPlay(Play):
         closed = [] if self.ids[-1] == self._conversation.eos_id else [self._conversation.eos_id]
         return [*self.ids, *closed, *between]
 
-    def finish(self) -> LocalRollout:
+    def finish(self) -> Played:
         with self.losing():
             self.judge()
             self.compare()
         start = len(self._prompt)
         masks, log_probs = (0,) * start + tuple(self._mask), (0.0,) * start + tuple(self._log_probs)
         row = Row(tuple(self.ids), masks, log_probs, prompt_tokens=start, num_turns=self.num_turns)
-        return LocalRollout(self.record(), row if self.num_turns else None)
+        return self.record(), row if self.num_turns else None
 
     def _is_late(self, call: Call) -> bool:
         """Return whether the time is up; the rollout is lost then, by the call that was open."""

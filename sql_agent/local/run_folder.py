@@ -1,4 +1,7 @@
-"""Manages the folder of a local run: its settings, its two line files, its checkpoints, and the final adapter."""
+"""Manages the folder of a local run: its settings, its two line files, its checkpoints, and the final adapter.
+
+Leaves out what every run's folder has (`agentgrpo.run_folder`).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agentgrpo.checks import UsageError, require
-from agentgrpo.json_text import parse_json
+from agentgrpo import run_folder
+from agentgrpo.checkpoints import step_of
+from agentgrpo.checks import UsageError
 from agentgrpo.outputs import append_line, failures_of_the_disk, written
-from agentgrpo.signed import user_key
+from agentgrpo.settings import read_settings
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
@@ -37,13 +41,14 @@ class RunFolder:
     Args:
         path: the folder; it must not hold a run unless that run is resumed.
         config: settings, saved on the first start; a resumed run must have the same.
+        kind: the command, as `agentgrpo --help` names it.
         free: settings that may change when a run is resumed, by their names in the file, e.g. how often it saves.
         own_files: the user's own files with their sha256, by what they are used for.
     Raises:
         UsageError: a new run's folder is not empty, or a resumed run is missing or has other settings or files.
     """
 
-    SETTINGS, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
+    METRICS, TRAJECTORIES = run_folder.METRICS, "trajectories.jsonl"
     resume_flag = "--resume"
     """The flag that resumes this run."""
 
@@ -53,24 +58,19 @@ class RunFolder:
         config: BaseModel,
         *,
         resumed: bool,
+        kind: str = "local",
         free: Iterable[str] = (),
         own_files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES
         self.checkpoints = path / "checkpoints"
-        self._settings = path / self.SETTINGS
+        self._settings, self._kind, self._resumed = path / run_folder.SETTINGS, kind, resumed
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
-        require(run_dir=path)
-        user_key()  # is made, or raises, before anything starts
+        run_folder.check_begun(path, resume=resumed, begun=self._settings.is_file())
         if resumed:
-            if not self._settings.is_file():
-                raise UsageError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
-            try:
-                earlier, now = _flat(parse_json(self._settings.read_text())), _flat(self._config)
-            except ValueError as error:
-                raise UsageError(f"{self._settings} is no JSON ({error}); start anew in another folder") from error
+            earlier, now = run_folder.flat(read_settings(self._settings)), run_folder.flat(self._config)
             may_differ = (*free, *FREE)
             for name in now:
                 fixed = not any(name == other or name.startswith(f"{other}.") for other in may_differ)
@@ -79,16 +79,18 @@ class RunFolder:
                         f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now[name]}; "
                         "resume with the same settings, or start anew in another folder"
                     )
-        elif path.exists() and any(path.iterdir()):
-            raise UsageError(f"{path} is not empty; go on with its run by --resume, or name another folder")
 
-    def begin(self) -> None:
-        """Make the folder and write the settings; nothing is written before this call."""
+    def begin(self, **facts: Any) -> None:
+        """Make the folder and write the settings and how the run began; nothing is written before this call.
+
+        Args:
+            facts: see `agentgrpo.run_folder.start_of`.
+        """
         with failures_of_the_disk(self.path):
-            for file in (self._settings, self.metrics, self.trajectories):
+            for file in (self.metrics, self.trajectories):
                 file.parent.mkdir(parents=True, exist_ok=True)
-        with written(self._settings) as part:
-            part.write_text(json.dumps(self._config, indent=2) + "\n")
+        start = run_folder.start_of(self._kind, **facts)
+        run_folder.begin(self.path, self._config, start, resumed=self._resumed)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         _append(self.metrics, {**metrics, "at": time.time()})
@@ -97,7 +99,7 @@ class RunFolder:
         _append(self.trajectories, trajectory)
 
     def save(self, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any]) -> None:
-        save_checkpoint(self.checkpoints, step, policy, learner, state, (self.metrics, self.trajectories))
+        save_checkpoint(self.checkpoints, step, policy, learner, state)
 
     def resume(self, policy: LocalPolicy, learner: Learner) -> dict[str, Any] | None:
         """Restore the newest whole checkpoint and return the loop's state; None if there is none, to begin anew."""
@@ -106,7 +108,9 @@ class RunFolder:
             self.metrics.unlink(missing_ok=True)
             self.trajectories.unlink(missing_ok=True)
             return None
-        return resume(checkpoint, policy, learner, (self.metrics, self.trajectories))
+        for file in (self.metrics, self.trajectories):
+            run_folder.cut_back(file, step_of(checkpoint))
+        return resume(checkpoint, policy, learner)
 
     def finish(self, policy: LocalPolicy, name: str = "adapter") -> Path:
         """Write adapter and tokenizer atomically and return their folder."""
@@ -114,13 +118,6 @@ class RunFolder:
             policy.save(unfinished)
             write_trained_on(unfinished, self.trained_on)
         return self.path / name
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.datatypes import Task
-from sql_agent.credit.reinforce import take_baseline
-from sql_agent.datatypes import RolloutRecord
+from sql_agent.credit.reinforce import RewardToGo, take_baseline
 from sql_agent.environments.dbbench import fingerprint_of
-from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, Sampling
-from sql_agent.local.rollouts import Player
+from sql_agent.local.datatypes import Progress, Sampling
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks
-from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Recipe, describe_loss, evaluate, success_rate
-from sql_agent.rewards import RewardPreset, reward
+from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Measure, Recipe, describe_loss, success_rate
 from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.settings.single_skill import ExperimentConfig
+from sql_agent.source.datatypes import Rollout
+from sql_agent.source.dynamic_sampling import credit_group, credit_groups
 from sql_agent.trained_on import TrainedOn, read_trained_on, source_of, trained_further
 
 OTHER_TASKS = (
@@ -35,10 +34,10 @@ OTHER_TASKS = (
 class SessionFolder(RunFolder):
     """Manages a run's folder with sessions/, logs/ and checkpoints/."""
 
-    SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
+    METRICS, TRAJECTORIES = "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
     def __init__(self, path: Path, cfg: ExperimentConfig, *, resumed: bool) -> None:
-        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"))
+        super().__init__(path, cfg, resumed=resumed, kind="single-skill", free=("training_callback", "output_dir"))
         self.resume_flag = f"--resume {path}"
 
 
@@ -51,6 +50,7 @@ class SingleSkill(Recipe):
 
     unit = "updates"
     group_size = 1
+    estimator = RewardToGo()
 
     def __init__(self, cfg: ExperimentConfig) -> None:
         callback, self._size = cfg.training_callback, cfg.training.gradient_accumulation_steps
@@ -61,6 +61,7 @@ class SingleSkill(Recipe):
         self.sampling = Sampling(cfg.agent.temperature, cfg.agent.top_p)
         self.rows = min(max(self._size, len(self.held_out)), EVALUATED_TOGETHER)
         self.evaluate_every, self.save_every = callback.evaluate_every, callback.save_every
+        self.preset = RewardPreset(**dict(cfg.task.rewards))
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:
         """Draw the next tasks; tasks of earlier batches, which a resumed run has already played, are skipped."""
@@ -76,23 +77,21 @@ class SingleSkill(Recipe):
         tasks = draws(self._cfg.task, seed=self._cfg.seed)
         return [next(tasks) for _ in range(100)]
 
-    def reward(self, record: RolloutRecord) -> float | None:
-        return reward(record, RewardPreset(**dict(self._cfg.task.rewards))).value
-
     def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
-        episodes = [episode for group in groups for episode in group]
-        advantages = [episode.reward for episode in episodes]
-        if self._cfg.training.baseline == "running_mean":
-            skills = [episode.skill for episode in episodes]
-            advantages, means = take_baseline(skills, advantages, means, self._cfg.training.baseline_decay)
-        for episode, advantage in zip(episodes, advantages, strict=True):
-            episode.advantage = advantage
+        if self._cfg.training.baseline != "running_mean":
+            credit_groups(groups, self.estimator)
+            return means
+        rollouts = [rollout for group in groups for rollout in group]
+        skills, rewards = [rollout.drawn_for for rollout in rollouts], [rollout.reward for rollout in rollouts]
+        advantages, means = take_baseline(skills, rewards, means, self._cfg.training.baseline_decay)
+        for rollout, advantage in zip(rollouts, advantages, strict=True):
+            credit_group([rollout], lambda _, own=advantage: [None if own is None else [own]])
         return means
 
     def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
-        by_skill: dict[str, list[LocalRollout]] = {}
-        for episode in sorted((episode for group in groups for episode in group), key=lambda e: e.skill):
-            by_skill.setdefault(episode.skill, []).append(episode.rollout)
+        by_skill: dict[str, list[Rollout]] = {}
+        for rollout in sorted((rollout for group in groups for rollout in group), key=lambda each: each.drawn_for):
+            by_skill.setdefault(rollout.drawn_for, []).append(rollout)
         return {
             "update": progress.batches,
             "episodes": progress.batches * self._size,
@@ -102,13 +101,8 @@ class SingleSkill(Recipe):
             "baseline/skill": progress.means,
         }
 
-    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
-        return {
-            "update": batches,
-            "skill": episode.skill,
-            "reward": episode.reward,
-            "advantage": episode.advantage,
-        }
+    def labels(self, rollout: Rollout, batches: int) -> dict[str, Any]:
+        return {"update": batches, "skill": rollout.drawn_for}
 
     def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
         success = line["success"]
@@ -119,9 +113,9 @@ class SingleSkill(Recipe):
             f"{describe_loss(line, 'nothing judged')}  not judged so far {sum(progress.unjudged.values())}"
         )
 
-    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
+    def evaluate(self, measure: Measure, batches: int) -> tuple[dict[str, Any], str]:
         """Play each held-out task once; it counts for every skill that lists it."""
-        rollouts = {task.id: r for task, r in zip(self.held_out, evaluate(player, self.held_out), strict=True)}
+        rollouts = {task.id: r for task, r in zip(self.held_out, measure(self.held_out), strict=True)}
         overall = success_rate([*rollouts.values()])
         line = {
             "update": batches,

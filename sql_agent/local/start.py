@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import INTERRUPTED
 from agentgrpo.disk_errors import in_words
-from sql_agent.local.datatypes import DivergedError, UnjudgedError
+from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.memory import Workload, choose_pass, give_back_freed_memory
 from sql_agent.local.model_files import check_fit, whole_model
 from sql_agent.settings.local import AdapterConfig, ModelConfig
+from sql_agent.source.datatypes import StopError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +39,7 @@ def failures_in_words(resume: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, OSError, DivergedError, UnjudgedError) as error:
+    except (ValueError, OSError, DivergedError, StopError) as error:
         raise SystemExit(f"error: {in_words(error)}") from error
     except RuntimeError as error:
         raise SystemExit(f"error: {out_of_memory(error)}; {resume}") from error

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 
 from agentgrpo.commands import say
 from agentgrpo.hub import model_folder
-from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_conversation
+from sql_agent.names import functions
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.settings.groups import EnvironmentSettings
+from sql_agent.settings.local import LocalGrpoConfig
 
 
 @contextmanager
@@ -41,19 +42,17 @@ def entered(settings: EnvironmentSettings, *, backend_setting: str = "--backend"
         raise ValueError(f"{backend_setting} {settings.backend.split('@')[-1]}: {error}") from error
 
 
-def check_judged(environment: Environment, name: str) -> None:
-    """Check that the environment itself says what a rollout is worth.
+def check_judged(environment: Environment, cfg: LocalGrpoConfig) -> None:
+    """Check that somebody says what a rollout is worth.
 
-    Args:
-        name: the environment's name, for the message.
     Raises:
-        ValueError: it does not.
+        ValueError: nobody does.
     """
-    if not environment.judged:
+    if not environment.judged and cfg.reward_model.url is None and not functions(cfg.rollout.weights):
         raise ValueError(
-            f"nobody can tell right from wrong in environment {name}, and local training has no reward model; give "
-            "the class a `get_reward` or a `judge` (doc/own_environment.md), or train with "
-            f"`{agentgrpo_command('train')}` and --reward-model-url or --reward FILE.py:NAME"
+            f"nobody can tell right from wrong in environment {cfg.env_type}; give the class a `get_reward` or a "
+            "`judge` (doc/own_environment.md), or a function of its record, --reward FILE.py:NAME, or a reward model, "
+            "--reward-model-url"
         )
 
 

@@ -1,18 +1,20 @@
-"""Runs the loop of the local trainers: play a batch, train on it, log it, evaluate, save.
+"""Runs the loop of the local trainers: ask the source for a batch, train on it, log it, evaluate, save.
 
 The trainers differ in their `Recipe` (`greedy_grpo`, `batch_grpo`, `single_skill`): its tasks, its rewards and
-advantages, and the names of its metrics. Leaves out the update (`learner`), the playing (`rollouts`) and the command
-lines (`scripts`).
+advantages, and the names of its metrics. The source (`sql_agent.source`) plays, rewards and chooses, as in the main
+job; the update is in `learner`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,21 +24,11 @@ from agentgrpo.disk_space import DiskNeed
 from agentgrpo.durations import left
 from agentgrpo.hub import model_folder
 from agentgrpo.model_size import count_adapter_weights, count_weights
-from sql_agent.credit.spread import no_spread
 from sql_agent.credit.tables import ESTIMATORS, Credit, made
-from sql_agent.datatypes import RolloutRecord
+from sql_agent.environments.base import Environment
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import KEPT
-from sql_agent.local.datatypes import (
-    GREEDY,
-    BatchEpisode,
-    DivergedError,
-    LocalRollout,
-    Playable,
-    Progress,
-    Sampling,
-    UnjudgedError,
-)
+from sql_agent.local.datatypes import DivergedError, Progress, Sampling, UnjudgedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.memory import Workload
 from sql_agent.local.model_files import base_folder
@@ -44,20 +36,36 @@ from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.start import start_policy
+from sql_agent.local.transport import InProcess
+from sql_agent.reward_functions.datatypes import LoadedReward
+from sql_agent.rewards import RewardPreset
+from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.local import GrpoConfig, LossConfig
+from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.settings.single_skill import ExperimentConfig
+from sql_agent.source.datatypes import GroupSlot, Rollout, StopError, Task
+from sql_agent.source.dynamic_sampling import credit_groups, spreadless
+from sql_agent.source.outcomes import Rewarder
+from sql_agent.source.reward_hacking_alarm import CORRECT, SCORE, WINDOW, RewardHackingAlarm
+from sql_agent.source.run_context import trajectory_line
+from sql_agent.source.source import Source
 from sql_agent.success import Rate
 
 EVALUATED_TOGETHER = 32
 """Held-out episodes that are played side by side, unless a batch has more."""
 MAX_UNJUDGED = 3
 """Batches in a row without any verdict after which a run stops."""
-REWARD_ERROR = "reward_error"
-"""Reason under which an episode is counted whose verdict cannot become a reward."""
+REWARD_THREADS = 16
 
-Group = list[BatchEpisode]
-"""The episodes of one task in one batch."""
+Group = Sequence[Rollout]
+"""The rollouts of one task in one batch."""
 Say = Callable[[str], None]
+
+
+class Measure(Protocol):
+    """Plays each task once and changes nothing of the run; greedily unless it gets a temperature."""
+
+    def __call__(self, tasks: Sequence[Any], temperature: float = 0.0) -> list[Rollout]: ...
 
 
 class Recipe(ABC):
@@ -67,11 +75,21 @@ class Recipe(ABC):
     """Name of batches in messages, e.g. "tasks", for a run that stops after `MAX_UNJUDGED` of them without any verdict;
     None: it does not stop."""
     greedy_first = False
-    """Whether each task is also played greedily, beside its group."""
+    """Whether each task is also played greedily, before its group."""
     writes_epochs = False
     """Whether the adapter is written after each epoch, to `epoch_N`."""
+    whole_lines = False
+    """Whether metrics.jsonl has the source's metrics too, and the trajectories the held-out rollouts."""
     estimator: Credit
     """From the rewards of a group to its advantages; one that is 0 for the whole group leaves it untrained."""
+    rollout = RolloutConfig(redraws=0, max_lost_fraction=1.0)
+    """Rewards, replacements and stops."""
+    preset: RewardPreset | None = None
+    """Replaces `rollout.reward`, for values that have no name."""
+    reward_model = RewardModelConfig()
+    functions: Sequence[LoadedReward] = ()
+    replacements: Sequence[Task] = ()
+    """Tasks that may be played instead of those whose groups have no spread."""
 
     num_batches: int
     """Batches of the whole run."""
@@ -95,24 +113,15 @@ class Recipe(ABC):
     def some_tasks(self) -> Sequence[Any]:
         """Return some of the training tasks, whose prompts are used to estimate the memory of the run."""
 
-    @abstractmethod
-    def reward(self, record: RolloutRecord) -> float | None:
-        """Return the reward of an episode; None if it could not be judged."""
-
     def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
-        """Set the advantages of the episodes that are trained on.
+        """Set the advantages of the rollouts that are trained on.
 
         Args:
             means: running mean of the reward by skill.
         Returns:
             The means after this batch.
         """
-        for sampled in map(sampled_of, groups):
-            found = self.estimator([episode.rewards for episode in sampled])
-            advantages = [None if one is None else one[0] for one in found]
-            if any(advantages):
-                for episode, advantage in zip(sampled, advantages, strict=True):
-                    episode.advantage = advantage
+        credit_groups(groups, self.estimator, zeros=False)
         return means
 
     @abstractmethod
@@ -120,15 +129,15 @@ class Recipe(ABC):
         """Return the recipe's own metrics of a batch; `progress` already counts the batch."""
 
     @abstractmethod
-    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
-        """Return the fields that come before an episode's record in its line; `batches` counts the episode's batch."""
+    def labels(self, rollout: Rollout, batches: int) -> dict[str, Any]:
+        """Return the fields that come before a rollout's own in its line; `batches` counts the rollout's batch."""
 
     @abstractmethod
     def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
         """Return one line for the screen about a batch; `line` is the one in metrics.jsonl."""
 
     @abstractmethod
-    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
+    def evaluate(self, measure: Measure, batches: int) -> tuple[dict[str, Any], str]:
         """Play the held-out tasks and return the line for metrics.jsonl and the one for the screen."""
 
     @abstractmethod
@@ -148,9 +157,29 @@ class Trainer:
         folder: RunFolder,
         progress: Progress,
         say: Say,
+        task_of: Callable[[Task], Any],
+        seed: int = 0,
     ) -> None:
         self.policy, self.progress = policy, progress
-        self._learner, self._player, self._recipe, self._folder, self._say = learner, player, recipe, folder, say
+        self._learner, self._recipe, self._folder, self._say = learner, recipe, folder, say
+        self._rewarder = Rewarder(
+            recipe.rollout, recipe.reward_model, recipe.functions, threads=REWARD_THREADS, preset=recipe.preset
+        )
+        self._source = Source(
+            InProcess(player, self._rewarder, recipe.sampling, task_of),
+            recipe.rollout.model_copy(update={"step_timeout_s": math.inf}),  # each episode has its own limit
+            recipe.reward_model,
+            recipe.estimator,
+            seed=seed,
+            ending_s=0.0,
+            max_broken_fraction=1.0,  # a conversation in this process continues its own ids
+            tasks=recipe.replacements,
+            keep=self._keep,
+            credit=self._credit,
+        )
+        self._loop = asyncio.new_event_loop()  # `asyncio.run` would delay Ctrl-C until a batch is played
+        self._means, self._lines = progress.means, list[dict[str, Any]]()
+        self._found: dict[str, float] = {}
 
     def train(self) -> None:
         """Train from the current progress to the last batch.
@@ -158,7 +187,15 @@ class Trainer:
         Raises:
             DivergedError: see `Learner.learn`; a checkpoint is saved before.
             UnjudgedError: no episode of `MAX_UNJUDGED` batches in a row could be judged.
+            StopError: see `Source.batch`.
         """
+        try:
+            self._train()
+        finally:
+            self._loop.run_until_complete(self._rewarder.aclose())
+            self._loop.close()
+
+    def _train(self) -> None:
         recipe, progress = self._recipe, self.progress
         if progress.batches == 0:
             self._evaluate()
@@ -186,22 +223,23 @@ class Trainer:
     def _batch(self) -> None:
         recipe, progress = self._recipe, self.progress
         started = time.perf_counter()
-        groups = self._play()
+        groups, found = self._ask(self._slots(recipe.draw(progress.batches)), step=progress.batches + 1)
         played_s = time.perf_counter() - started
-        means = recipe.credit(groups, progress.means)
         try:
             metrics = self._learn(groups)
         except DivergedError:
             self._save()
             raise
-        progress.means = means
+        progress.means = self._means
         self._count(groups)
-        episodes = [episode for group in groups for episode in group]
-        rewards = [e.reward for e in episodes if not e.greedy and e.reward is not None]
+        rollouts = [rollout for group in groups for rollout in group]
+        rewards = [r.reward for r in rollouts if r.temperature is None and r.reward is not None]
         line = {
+            "train_step": progress.batches,
+            **({**found, **self._alarm(found)} if recipe.whole_lines else {}),
             **recipe.metrics(groups, progress),
             "reward/mean": sum(rewards) / len(rewards) if rewards else None,
-            "rollout/stop": dict(Counter(episode.rollout.record.stop_reason for episode in episodes)),
+            "rollout/stop": dict(Counter(rollout.record.stop_reason for rollout in rollouts)),
             "train/steps": self._learner.steps,
             "train/bad_steps": self._learner.bad_steps,
             "time/play_s": played_s,
@@ -209,56 +247,81 @@ class Trainer:
             **metrics,
         }
         self._folder.log(line)
-        for episode in episodes:
-            self._folder.keep({**recipe.labels(episode, progress.batches), **episode.rollout.record.to_dict()})
+        self._write_lines()
         rest = left(
             time.perf_counter() - self._began_at, progress.batches - self._began, recipe.num_batches - self._began
         )
         self._say("  ".join(filter(None, [recipe.describe(line, groups, progress), rest])))
         if recipe.unit and progress.unjudged_in_a_row >= MAX_UNJUDGED:
-            lost = episodes[0].rollout.record
+            lost, record = rollouts[0], rollouts[0].record
+            why = record.error or (lost.outcome and lost.outcome.reward.error) or record.stop_reason
             raise UnjudgedError(
-                f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.score.reason}: "
-                f"{lost.error or lost.stop_reason}); correct that, then go on with {self._folder.resume_flag}"
+                f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.lost}: {why}); correct "
+                f"that, then go on with {self._folder.resume_flag}"
             )
 
-    def _play(self) -> list[Group]:
-        recipe = self._recipe
-        drawn = recipe.draw(self.progress.batches)
-        ways = [GREEDY] * recipe.greedy_first + [recipe.sampling] * recipe.group_size
-        rollouts = iter(self._player.play([task for _, task in drawn for _ in ways], ways * len(drawn)))
+    def _slots(self, drawn: Sequence[tuple[str, Any]]) -> list[GroupSlot]:
+        ways = [(1, 0.0)] * self._recipe.greedy_first + [(self._recipe.group_size, None)]
         return [
-            [
-                BatchEpisode(task, skill, how is GREEDY, rollout, recipe.reward(rollout.record))
-                for how, rollout in zip(ways, rollouts, strict=False)  # takes the next len(ways) rollouts
-            ]
-            for skill, task in drawn
+            slot_of(number, task, size, temperature, skill)
+            for number, ((skill, task), (size, temperature)) in enumerate((each, way) for each in drawn for way in ways)
         ]
+
+    def _ask(
+        self, slots: Sequence[GroupSlot], *, step: int, validate: bool = False
+    ) -> tuple[list[list[Rollout]], dict[str, float]]:
+        try:
+            return self._loop.run_until_complete(self._source.batch(slots, step=step, validate=validate))
+        except StopError:
+            self._write_lines()  # they say why
+            raise
+
+    def _credit(self, groups: Sequence[Group]) -> None:
+        self._means = self._recipe.credit(groups, self.progress.means)
+
+    def _keep(self, rollouts: Sequence[Rollout], *, step: int, validate: bool) -> None:
+        if not validate or self._recipe.whole_lines:
+            self._lines += [
+                {**self._recipe.labels(rollout, step), **trajectory_line(rollout, step, validate=validate)}
+                for rollout in rollouts
+            ]
+
+    def _write_lines(self) -> None:
+        lines, self._lines = self._lines, []
+        for line in lines:
+            self._folder.keep(line)
 
     def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
         rows = [
-            episode.rollout.trajectory.credited([episode.advantage])
+            rollout.trajectory
             for group in groups
-            for episode in group
-            if episode.advantage is not None and episode.rollout.trajectory is not None
+            for rollout in group
+            if rollout.advantage is not None and rollout.trajectory is not None
         ]
         return self._learner.learn(rows, temperature=self._recipe.sampling.temperature) if rows else {}
 
+    def _alarm(self, found: dict[str, float]) -> dict[str, float]:
+        step, earlier = self.progress.batches, self.progress.scores
+        alarm = RewardHackingAlarm(earlier).look(step, found)
+        if SCORE in found and CORRECT in found:
+            remembered = {"train_step": step, SCORE: found[SCORE], CORRECT: found[CORRECT]}
+            self.progress.scores = [*earlier, remembered][-WINDOW:]
+        if alarm.get("reward_model/alarm"):
+            self._say(f"warning: {SCORE} rose over {WINDOW} batches while {CORRECT} fell; read the trajectories")
+        return alarm
+
     def _count(self, groups: Sequence[Group]) -> None:
         progress, skipped, unjudged = self.progress, Counter[str](), Counter[str]()
-        verdict = False
         for group in groups:
-            sampled = sampled_of(group)
-            if len(sampled) > 1 and all(episode.advantage is None for episode in sampled):
-                skipped[why_without_spread(sampled)] += 1
-            for episode in group:
-                record = episode.rollout.record
-                verdict |= episode.reward is not None
-                if episode.reward is None and not episode.greedy:
-                    unjudged[record.score.reason if record.score.value is None else REWARD_ERROR] += 1
-                elif episode.greedy and record.success is not None:
+            if len(group) > 1 and all(rollout.advantage is None for rollout in group):
+                skipped[spreadless(group) or "unjudged"] += 1
+            for rollout in group:
+                if rollout.temperature is None:
+                    unjudged.update([rollout.lost] if rollout.lost else [])
+                elif rollout.success is not None:
                     progress.judged += 1
-                    progress.correct += record.success == 1.0
+                    progress.correct += rollout.success == 1.0
+        verdict = any(rollout.reward is not None for group in groups for rollout in group)
         progress.batches += 1
         progress.skipped = dict(Counter(progress.skipped) + skipped)
         progress.unjudged = dict(Counter(progress.unjudged) + unjudged)
@@ -267,16 +330,32 @@ class Trainer:
     def _evaluate(self) -> None:
         if not self._recipe.held_out:
             return
-        started = time.perf_counter()
-        line, words = self._recipe.evaluate(self._player, self.progress.batches)
-        self._folder.log({**line, "time/evaluate_s": time.perf_counter() - started})
+        started, step = time.perf_counter(), self.progress.batches
+        line, words = self._recipe.evaluate(self.measure, step)
+        found = {f"val/{name}": value for name, value in self._found.items() if self._recipe.whole_lines}
+        self._folder.log({"train_step": step, **found, **line, "time/evaluate_s": time.perf_counter() - started})
+        self._write_lines()
         self._say(words)
+
+    def measure(self, tasks: Sequence[Any], temperature: float = 0.0) -> list[Rollout]:
+        slots = [slot_of(number, task, 1, temperature, task.kind) for number, task in enumerate(tasks)]
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            groups, self._found = self._ask(slots, step=self.progress.batches, validate=True)
+        return [rollout for group in groups for rollout in group]
+
+
+def slot_of(number: int, task: Any, size: int, temperature: float | None, skill: str) -> GroupSlot:
+    """A group of one task to be played."""
+    fields = task.to_dict()
+    rollouts = [Rollout(str(number), fields, temperature=temperature, drawn_for=skill) for _ in range(size)]
+    return GroupSlot(number, draws=[rollouts])
 
 
 def start_trainer(
     cfg: GrpoConfig | ExperimentConfig,
     recipe: Recipe,
-    environment: Playable,
+    environment: Environment,
     folder: RunFolder,
     *,
     resumed: bool,
@@ -305,14 +384,14 @@ def start_trainer(
     )
     player = Player(policy, environment, cfg.limits, batch_size=recipe.rows, timeout_s=cfg.rollout_timeout_s)
     learner = Learner(policy, cfg.optim, cfg.loss)
-    folder.begin()
+    folder.begin(steps=recipe.num_batches, device=policy.device.type)
     if opening:
         say(opening)
     state = folder.resume(policy, learner) if resumed else None
     progress = Progress.from_state(state or {})
     if state is not None:
         say(f"resumed after {recipe.describe_done(progress)}")
-    return Trainer(policy, learner, player, recipe, folder, progress, say)
+    return Trainer(policy, learner, player, recipe, folder, progress, say, environment.task, cfg.seed)
 
 
 def _warnings(cfg: GrpoConfig | ExperimentConfig, folder: RunFolder) -> list[str]:
@@ -332,27 +411,9 @@ def _warnings(cfg: GrpoConfig | ExperimentConfig, folder: RunFolder) -> list[str
     return list(filter(None, lines))
 
 
-def evaluate(player: Player, tasks: Sequence[Any], sampling: Sampling = GREEDY) -> list[LocalRollout]:
-    """Play held-out tasks without changing the run's random state."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return player.play(tasks, [sampling] * len(tasks))
-
-
-def success_rate(rollouts: Sequence[LocalRollout]) -> Rate:
-    judged = [success for rollout in rollouts if (success := rollout.record.success) is not None]
+def success_rate(rollouts: Sequence[Rollout]) -> Rate:
+    judged = [rollout.success for rollout in rollouts if rollout.success is not None]
     return Rate(len(rollouts), len(judged), sum(success == 1.0 for success in judged))
-
-
-def sampled_of(group: Group) -> Group:
-    """Return the sampled episodes of a group."""
-    return [episode for episode in group if not episode.greedy]
-
-
-def why_without_spread(sampled: Group) -> str:
-    """Return the reason under which a group without spread is counted."""
-    success = [episode.rollout.record.success for episode in sampled]
-    return no_spread([episode.rewards for episode in sampled], success) or "unjudged"
 
 
 def estimator_of(cfg: LossConfig) -> Credit:

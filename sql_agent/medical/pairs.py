@@ -1,7 +1,7 @@
 """Makes preference pairs for a medical scorer: an answer from the right field is preferred to another answer.
 
 Both sides have one call of the tool, its real result and an answer, in the form in which rollouts are scored
-(`sql_agent.rollouts.scoring.conversation`). The worse side looks at another entry (`wrong_row`), at another field of
+(`sql_agent.source.scoring.conversation`). The worse side looks at another entry (`wrong_row`), at another field of
 the same entry (`wrong_field`), or at the right field and then declines to answer (`refusal`). Within each of these
 kinds the better side is the longer one in half of the pairs.
 """
@@ -26,7 +26,7 @@ from sql_agent.medical.environment import TOOL_NAME, messages
 from sql_agent.medical.questions import Entry, askable, entries, label, text_of
 from sql_agent.medical.words import ANSWER, REFUSALS
 from sql_agent.oracle import call, calls
-from sql_agent.rollouts.scoring import conversation
+from sql_agent.source.scoring import conversation
 
 Kind = Literal["wrong_row", "wrong_field", "refusal"]
 KINDS: tuple[Kind, ...] = ("wrong_row", "wrong_field", "refusal")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import html
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from agentgrpo.run_folder import flat
 from sql_agent.report.figures import Figure, series
-from sql_agent.report.page import draw_figure, draw_table, filled, questions_table
+from sql_agent.report.page import draw_figure, draw_table, filled, questions_table, shown
 from sql_agent.report.questions import Answers, question, side_by_side, validations
 from sql_agent.report.reading import Change, Run, solved
 
-OF_THE_FOLDER = ("run_dir",)
+OF_THE_FOLDER = ("run_dir", "output_dir")
 """Settings that differ in any two runs."""
+LOSSES = {"": "loss", ", held out": "val/loss"}
+"""What is added to a run's name, by the metric."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,9 @@ def change_between(first: Answers, second: Answers) -> Change | None:
 
 def settings_that_differ(pair: Pair) -> list[tuple[str, str, str]]:
     """Return name and both values of each setting that differs; the config itself masks passwords."""
-    first, second = (_flat(run.config.model_dump(mode="json")) for run in (pair.first, pair.second))
+    first, second = (flat(run.settings) for run in (pair.first, pair.second))
     names = [name for name in first | second if name not in OF_THE_FOLDER and first.get(name) != second.get(name)]
-    return [(name, _shown(first.get(name)), _shown(second.get(name))) for name in names]
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
-    return found
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return [(name, shown(first.get(name)), shown(second.get(name))) for name in names]
 
 
 def summary(pair: Pair) -> list[tuple[str, str]]:
@@ -126,8 +115,14 @@ def _figures(pair: Pair) -> list[Figure]:
             success,
             intervals={name: [point.interval for point in found] for name, found in points.items()},
             note="Bars are Wilson's 95 % intervals.",
+            y="success",
         ),
-        Figure("Reward of training tasks", reward),
+        Figure("Reward of training tasks", reward, y="reward"),
+        Figure(
+            "Loss",
+            {f"{name}{what}": line for name, run in pair.named for what, line in series(run.metrics, LOSSES).items()},
+            y="loss, nats",
+        ),
     ]
     return [figure for figure in figures if figure.lines]
 

@@ -32,7 +32,10 @@ def svg(figure: Figure, number: int) -> str:
             _draw_bars(axes, figure, steps.pop())
         else:
             _draw_lines(axes, figure)
-            drawn.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
+            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+            labels = [_escape_dollars(label) for label in figure.lines]  # matplotlib names those with intervals last
+            where = {"loc": "outside upper left", "ncols": 2, "frameon": False, "fontsize": 8}
+            drawn.legend([handles[label] for label in labels], labels, **where)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         out = io.StringIO()
@@ -45,6 +48,7 @@ def _draw_lines(axes: Any, figure: Figure) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("train step")
+    axes.set_ylabel(figure.y)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if figure.stacked:
         steps = sorted({step for line in figure.lines.values() for step, _ in line})
@@ -79,7 +83,8 @@ def _draw_bars(axes: Any, figure: Figure, step: int) -> None:
     axes.axvline(0, color="grey", linewidth=1)
     if figure.limit is not None:
         axes.axvline(figure.limit, linestyle="--", color="grey", linewidth=1)
-    axes.set_xlabel("before training" if step == 0 else f"at train step {step}")
+    when = "before training" if step == 0 else f"at train step {step}"
+    axes.set_xlabel(f"{figure.y}, {when}" if figure.y else when)
 
 
 def _beside_bar(label: str) -> str:

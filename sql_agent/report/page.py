@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentgrpo.passwords import masked
+from agentgrpo.run_folder import flat
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
-from sql_agent.report.questions import messages, question, side_by_side, validations
-from sql_agent.report.reading import Row, Run, solved, when
+from sql_agent.report.questions import Answers, messages, question, side_by_side, validations
+from sql_agent.report.reading import Loss, Row, Run, solved, when
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
@@ -29,18 +30,20 @@ RELOAD_S = 10
 def render(run: Run) -> str:
     kept = spread(list(enumerate(run.trajectories)), MOST_TRAJECTORIES)
     figures = all_figures(run.metrics)
-    drawn, empty = [each for each in figures if each.lines], [each for each in figures if not each.lines]
+    drawn = [each for each in figures if each.lines]
+    empty = [each for each in figures if not each.lines and each.empty]
     parts = {
         "TITLE": html.escape(f"Run {run.folder.resolve().name}"),
         "RELOAD_S": str(RELOAD_S if run.state == "running" else 0),
         "HEADLINE": _paragraphs(headline(run)),
         "FACTS": draw_table([("", "")], facts(run)),
         "DASHBOARD": dashboard(run),
+        "SETTINGS": draw_table([("setting", "value")], settings(run)),
         "QUESTIONS": questions_part(run),
-        "SKILLS": draw_table([("skill", "held-out success, first validation", "last")], skills(run.metrics))
-        or "<p>No validation has logged success by skill.</p>",
+        "SKILLS": skills_part(run),
         "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn)),
         "EMPTY": "".join(f"<li>{html.escape(f'{each.title}: {each.empty}')}</li>" for each in empty),
+        "NO_TRAJECTORIES": "" if plays(run) else "hidden",
         "COUNT": html.escape(counted(run, len(kept))),
         "TRAJECTORIES": as_data([{"place": place, **browser_row(row)} for place, row in kept]),
     }
@@ -61,9 +64,32 @@ def _read(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
+def plays(run: Run) -> bool:
+    """Return whether the run is one that plays rollouts and saves them, or will."""
+    return bool(run.trajectories) or run.kind == "train"
+
+
+def skills_part(run: Run) -> str:
+    table = draw_table([("skill", "held-out success, first validation", "last")], skills(run.metrics))
+    if not table and run.kind != "train":
+        return ""
+    table = table or "<p>No validation has logged success by skill.</p>"
+    return f'<h2>Held-out success by skill</h2><div class="scroll">{table}</div>'
+
+
 def questions_part(run: Run) -> str:
-    """Return the table of held-out questions, or a sentence that says why there is none."""
+    """Return the table of held-out questions, or a sentence that says why there is none.
+
+    A run of a command that saves no validation has neither.
+    """
     found = validations(run.trajectories)
+    title = "<h2>Held-out questions</h2>" if found or run.kind == "train" else ""
+    return title + _questions(run, found)
+
+
+def _questions(run: Run, found: Sequence[Answers]) -> str:
+    if not found and run.kind != "train":
+        return questions_table(run, [], [], "")
     if not found:
         why = "The validations saved no trajectories" if run.measured[1] else "No validation was made"
         return questions_table(run, [], [], f"{why}: there is no question to show.")
@@ -81,7 +107,7 @@ def questions_table(run: Run, rows: Sequence[Row], titles: Sequence[str], senten
         run: the one whose environment says what its answers are.
         titles: of the columns of answers.
     """
-    answer = "SQL or answer" if run.config.env.type in ("dbbench", "text2sql") else "last reply"
+    answer = "SQL or answer" if environment_of(run) in ("dbbench", "text2sql") else "last reply"
     return (
         f'<p>{html.escape(sentence)} <span id="questions-matching"></span></p><div id="questions-filters" '
         f'class="filters"></div><div id="questions"></div><script id="questions-data" type="application/json">'
@@ -90,15 +116,26 @@ def questions_table(run: Run, rows: Sequence[Row], titles: Sequence[str], senten
     )
 
 
+def environment_of(run: Run) -> str:
+    """Return the environment of a run's rollouts; the commands that name none play DB-Bench, or ask a database."""
+    if run.config:
+        return run.config.env.type
+    env = run.settings.get("env") or ("text2sql" if run.settings.get("database") else "dbbench")
+    return "gsm8k" if run.kind == "gsm8k" else str(env)
+
+
 def headline(run: Run) -> list[str]:
     measured, points = run.measured
+    if not points and run.kind != "train":
+        return []
     if not points:
         return ["No validation was made: there is no held-out success to show."]
     name = measured.capitalize()
     if len(points) == 1:
-        return [f"{name} at step {points[0].step}: {points[0]}. A second validation will show what changed."]
+        what = "measurement" if isinstance(points[0], Loss) else "validation"
+        return [f"{name} at step {points[0].step}: {points[0]}. A second {what} will show what changed."]
     said = [f"{name}: {points[0]} {points[0].when}, {points[-1]} {points[-1].when}."]
-    if not run.held_out:
+    if not run.held_out or (not validations(run.trajectories) and run.kind != "train"):
         return said
     found = run.change
     text = f"{found}." if found else "no trajectories tell which tasks changed."
@@ -106,22 +143,53 @@ def headline(run: Run) -> list[str]:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    store = run.config.store.address
     last = _clock(run.metrics[-1].get("at", 0))
     earlier = run.facts.get("earlier_starts", [])
-    return [
-        ("state", f"{run.state}, step {run.step} of {run.config.trainer.steps}; last news {last}"),
-        ("command", shlex.join(masked(str(word), whole=True) for word in run.facts.get("argv", []))),
-        ("run id", str(run.facts.get("run_id", "unknown"))),
+    of = "" if run.steps is None else f" of {run.steps}"
+    saved = run.checkpoints
+    rows = [
+        ("state", f"{run.state}, step {run.step}{of}; last news {last}"),
+        ("command", command(run)),
+        *([("run id", str(run.facts["run_id"]))] if "run_id" in run.facts else []),
         ("commit", str(run.facts.get("commit", "unknown"))),
         ("started", _clock(run.facts.get("started_at", 0))),
         *(("started before", f"{_clock(each['started_at'])}, commit {each['commit']}") for each in earlier),
         ("device", str(run.facts.get("device", "unknown"))),
-        ("model", str(run.config.model)),
-        ("seed", str(run.config.seed)),
-        ("agl store", store or "the run's own; it ended, or will end, with the run"),
-        ("unreadable lines", f"{run.unreadable} of the trajectories, left out; a killed run leaves one"),
+        ("model", str(model_of(run))),
+        ("seed", str(run.settings.get("seed", "unknown"))),
+        *([("trained model", str(run.model))] if run.model else []),
+        ("checkpoints", ", ".join(str(each.relative_to(run.folder)) for each in saved) or "none"),
     ]
+    if run.config:
+        store = run.config.store.address or "the run's own; it ended, or will end, with the run"
+        rows.append(("agl store", store))
+    if plays(run):
+        rows.append(("unreadable lines", f"{run.unreadable} of the trajectories, left out; a killed run leaves one"))
+    return rows
+
+
+def settings(run: Run) -> list[tuple[str, str]]:
+    return [(name, shown(value)) for name, value in flat(run.settings).items()]
+
+
+MODELS = ("model", "model.model_path", "model_path", "language_model.model_path", "base.path")
+"""The setting that names the model, which has a place of its own in each command."""
+
+
+def model_of(run: Run) -> Any:
+    """Return the model that the run began with."""
+    given = flat(run.settings)
+    return next((given[name] for name in MODELS if given.get(name) is not None), None)
+
+
+def shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def command(run: Run) -> str:
+    """Return the command as it was typed; its first word may be two, as in `agentgrpo local`."""
+    program, *words = [masked(str(word), whole=True) for word in run.facts.get("argv") or [""]]
+    return shlex.join([*(program.split() if program.startswith("agentgrpo ") else [program]), *words])
 
 
 def _clock(seconds: float) -> str:
@@ -130,7 +198,7 @@ def _clock(seconds: float) -> str:
 
 def dashboard(run: Run) -> str:
     """Return a link to the store's dashboard if the store is external and may still be up."""
-    address = run.config.store.address or ""
+    address = (run.config and run.config.store.address) or ""
     if not address.startswith(("http://", "https://")):
         return ""
     link = html.escape(address)

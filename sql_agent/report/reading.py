@@ -5,20 +5,22 @@ The run may still be running, or may have been killed. Leaves out how they are s
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from agentgrpo.checkpoints import checkpoints
 from agentgrpo.json_text import parse_json
+from agentgrpo.run_folder import METRICS, SETTINGS, START, is_running
+from agentgrpo.settings import read_settings
 from agentgrpo.stats import wilson_interval
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import success_of
+from sql_agent.report.names import named_as_train
 from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig
 
@@ -69,6 +71,24 @@ class HeldOutReward:
         return f"{self.mean:.2f} (mean of {self.rollouts})"
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a step, or the held-out loss after it."""
+
+    step: int
+    value: float
+
+    @property
+    def when(self) -> str:
+        return f"at step {self.step}"
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g}"
+
+
+Measured = HeldOut | HeldOutReward | Loss
+
+
 def when(step: int) -> str:
     return f"after {step} step{'s' * (step != 1)}" if step else "before"
 
@@ -101,10 +121,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Run:
+    """A run of any command that trains. Metrics have the names of `train` where it measures the same."""
+
     folder: Path
-    config: TrainConfig
+    kind: str
+    """The command, as `agentgrpo --help` names it."""
+    config: TrainConfig | None
+    """The settings of a run of `train`; None for other commands."""
+    settings: Row
+    """The settings of any run, as JSON values."""
     facts: Row
-    """run.json: run id, commit, start, device, command."""
+    """run.json: commit, start, device, command."""
     metrics: list[Row]
     """metrics.jsonl, one row per train step."""
     trajectories: list[Row]
@@ -117,16 +144,26 @@ class Run:
         return self.metrics[-1]["train_step"]
 
     @property
+    def steps(self) -> int | None:
+        """The train step at which the run is finished; None if it was not written down."""
+        return self.config.trainer.steps if self.config else self.facts.get("steps")
+
+    @property
     def held_out(self) -> list[HeldOut]:
         """The validations, the one before training first."""
         return held_out(self.metrics)
 
     @property
-    def measured(self) -> tuple[str, Sequence[HeldOut | HeldOutReward]]:
-        """Return what the validations measured, success or where there is no judge the reward, and their results."""
+    def measured(self) -> tuple[str, Sequence[Measured]]:
+        """Return what was measured and its results: success, where there is no judge the reward, else a loss."""
         if points := self.held_out:
             return "held-out success", points
-        return "held-out reward", held_out_rewards(self.metrics)
+        if rewards := held_out_rewards(self.metrics):
+            return "held-out reward", rewards
+        for name, metric in (("held-out loss", "val/loss"), ("loss", "loss")):
+            if losses := [Loss(row["train_step"], row[metric]) for row in self.metrics if metric in row]:
+                return name, losses
+        return "held-out success", []
 
     @property
     def change(self) -> Change | None:
@@ -135,9 +172,18 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Hugging Face folders, oldest first."""
-        folders = self.folder.glob("checkpoints/global_step_*/actor/huggingface")
-        return sorted(folders, key=lambda folder: int(folder.parts[-3].rsplit("_", 1)[1]))
+        """Folders of saved steps, oldest first; of `train` the Hugging Face folders in them."""
+        found = [*checkpoints(self.folder / "checkpoints"), *checkpoints(self.folder)]
+        saved = (path / "actor/huggingface" if self.config else path for path in reversed(found))
+        return [path for path in saved if path.is_dir()]
+
+    @property
+    def model(self) -> Path | None:
+        """The newest model or adapter, which every `model` takes; None before the first is written."""
+        epochs = sorted(self.folder.glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
+        written = (*epochs[-1:], self.folder / "adapter", self.folder / "checkpoints/adapter", self.folder)
+        places = (*written, *reversed(self.checkpoints))
+        return next((path for path in places if any((path / name).is_file() for name in MODEL_CONFIGS)), None)
 
     @property
     def report(self) -> Path:
@@ -145,51 +191,48 @@ class Run:
         return self.folder / "report.html"
 
 
+MODEL_CONFIGS = ("adapter_config.json", "config.json")
+
+
 def read_run(folder: Path | str) -> Run:
-    """Read the folder of a run.
+    """Read the folder of a run of any command that trains.
 
     Raises:
         ValueError: this is not the folder of a run, or its first step has not ended.
     """
     folder = Path(folder)
-    rows = read_metrics(folder / "metrics.jsonl")
-    for name in ("config.yaml", "run.json"):
+    found = [file for name in (METRICS, f"logs/{METRICS}") if (file := folder / name).is_file()]
+    rows = read_metrics(found[0] if found else folder / METRICS)
+    for name in (SETTINGS, START):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} does not exist; expected the folder of a training run (--run-dir)")
     try:
-        config = load_config(folder / "config.yaml")
+        facts = parse_json((folder / START).read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / START} is no JSON ({error}); if the run is just starting, try again in a moment"
+        ) from None
+    if not isinstance(facts, dict):
+        raise ValueError(f"{folder / START} holds a {type(facts).__name__}, expected an object with a run's facts")
+    kind = facts.get("kind", "train")  # earlier versions wrote the file for `train` alone
+    config = _train_config(folder / SETTINGS) if kind == "train" else None
+    settings = config.model_dump(mode="json") if config else read_settings(folder / SETTINGS)
+    trajectories, unreadable = read_trajectories(folder)
+    run = Run(folder, kind, config, settings, facts, rows, trajectories, unreadable, "stopped")
+    if is_running(folder):
+        return replace(run, state="running")
+    return replace(run, state="finished") if run.steps is not None and run.step >= run.steps else run
+
+
+def _train_config(file: Path) -> TrainConfig:
+    try:
+        return load_config(file)
     except ValidationError as error:
         what = error.errors()[0]["msg"]
         raise ValueError(
-            f"{folder / 'config.yaml'} holds settings that this version refuses ({what}); report the run with the "
+            f"{file} holds settings that this version refuses ({what}); report the run with the "
             "version that wrote it (run.json names the commit), or correct the file"
         ) from None
-    trajectories, unreadable = read_trajectories(folder / "trajectories")
-    try:
-        facts = parse_json((folder / "run.json").read_text())
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / 'run.json'} is no JSON ({error}); if the run is just starting, try again in a moment"
-        ) from None
-    if not isinstance(facts, dict):
-        raise ValueError(f"{folder / 'run.json'} holds a {type(facts).__name__}, expected an object with a run's facts")
-    state: State = "finished" if rows[-1]["train_step"] >= config.trainer.steps else "stopped"
-    return Run(folder, config, facts, rows, trajectories, unreadable, "running" if is_running(folder) else state)
-
-
-def is_running(folder: Path) -> bool:
-    """Return whether a training command holds the folder's lock (`sql_agent.startup.run_dir.claim`)."""
-    try:
-        lock = os.open(folder / ".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
 
 
 def read_lines(file: Path) -> tuple[list[Row], int]:
@@ -220,7 +263,7 @@ def read_metrics(file: Path) -> list[Row]:
         raise ValueError(f"{file} does not exist; is that a run directory, and has its first step ended?")
     rows: dict[int, Row] = {}
     for row in read_lines(file)[0]:
-        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        numbers = {name: value for name, value in named_as_train(row).items() if isinstance(value, int | float)}
         rows[row["train_step"]] = rows.get(row["train_step"], {}) | numbers
     if not rows:
         raise ValueError(f"{file} holds no row of metrics; the run has not ended a step yet, or this is another file")
@@ -228,13 +271,15 @@ def read_metrics(file: Path) -> list[Row]:
 
 
 def read_trajectories(folder: Path) -> tuple[list[Row], int]:
-    """Read every saved rollout in the order of steps, and count the unreadable lines.
+    """Read every saved rollout of a run in the order of steps, and count the unreadable lines.
 
     A validation that was repeated after a resume has each task twice; the later one counts.
     """
+    by_step = sorted(folder.glob("trajectories/*_*.jsonl"), key=lambda file: (file.stem.split("_")[1], file.stem))
+    single = [file for name in ("trajectories.jsonl", "sessions/episodes.jsonl") if (file := folder / name).is_file()]
     found: list[Row] = []
     unreadable = 0
-    for file in sorted(folder.glob("*_*.jsonl"), key=lambda file: (file.stem.split("_")[1], file.stem)):
+    for file in (*by_step, *single):
         lines, bad = read_lines(file)
         rows = [row for row in lines if isinstance(row.get("task_id"), str)]
         unreadable += bad + len(lines) - len(rows)

@@ -5,24 +5,28 @@ the file, the line if there is one, and what to do.
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 from agentgrpo.own_files import OwnFileError, Source, find, place
 from sql_agent.names import JUDGE, functions, label
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.judge import judge_function
-from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.groups import JudgeConfig
+from sql_agent.settings.main_job import RolloutConfig
 
 
-def load_functions(cfg: TrainConfig) -> list[LoadedReward]:
+def load_functions(rollout: RolloutConfig, judge: JudgeConfig, run_dir: Path) -> list[LoadedReward]:
     """Load the functions that `rollout.reward` names beside presets, in its order.
 
+    Args:
+        run_dir: the run's folder, where the LLM as judge keeps its scores.
     Raises:
         ValueError: a function cannot be imported, or does not take one argument; the judge's rubric cannot be read.
     """
     return [
-        judge_function(cfg.judge, cfg.run_dir) if name == JUDGE else load_function(name, cfg.rollout.reward_timeout_s)
-        for name in functions(cfg.rollout.weights)
+        judge_function(judge, run_dir) if name == JUDGE else load_function(name, rollout.reward_timeout_s)
+        for name in functions(rollout.weights)
     ]
 
 

@@ -20,7 +20,7 @@ from dbbench_adapter.engines import DatabaseSpec, named_database
 
 Config = TypeVar("Config", bound=BaseModel)
 
-_PREFIX = {"adapter": "lora_"}
+_PREFIX = {"adapter": "lora_", "reward_model": "reward_model_", "llm_judge": "judge_"}
 """Groups of settings whose flags have a prefix: adapter.alpha is --lora-alpha."""
 
 
@@ -57,15 +57,16 @@ def flags_of(
             inner = _PREFIX.get(name, "")
             yield from flags_of(field.annotation, only_named=only_named, prefix=inner, place=(*place, name))
         elif named or not (given or only_named):
-            names = dict.fromkeys(dashed(prefix + one) for one in (*named, name, *earlier_names(field)))
+            own = (prefix + one for one in (name, *earlier_names(field)))
+            names = dict.fromkeys(map(dashed, (*named, *own)))
             yield Flag((named[0],) if only_named else tuple(names), (*place, name), field)
 
 
 def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = False, hidden: Sequence[str] = ()) -> None:
-    """Add the flags of a settings class to a parser, except those of the settings in `hidden`."""
+    """Add the flags of a settings class to a parser, except those of the settings and groups in `hidden`."""
     for flag in flags_of(config, only_named=only_named):
         field = flag.field
-        if flag.setting in hidden:
+        if flag.setting in hidden or flag.place[0] in hidden:
             continue
         text = (field.description or flag.names[0]).replace("\n", " ").replace("%", "%%")
         options: dict[str, Any] = {"help": text}

@@ -16,17 +16,20 @@ from agentgrpo.settings import Settings
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.credit.tables import EstimatorName, LossName
-from sql_agent.names import TINY_POLICY, PresetName
+from sql_agent.credit.tables import EstimatorName, LossName, known
+from sql_agent.names import SAMPLERS, TINY_POLICY
 from sql_agent.settings.groups import (
     AgentConfig,
     DataConfig,
     EnvConfig,
     EnvironmentSettings,
     Judge,
+    JudgeConfig,
     PrecisionName,
+    RewardModelConfig,
     TaskFiles,
 )
+from sql_agent.settings.main_job import RolloutConfig, check_judge_asked
 from sql_agent.settings.train import check_top_p
 
 ROLLOUT_TIMEOUT_S = 3600.0
@@ -290,12 +293,25 @@ class BatchGrpoConfig(GrpoConfig):
     """Tasks whose episodes are played side by side and then trained on together."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the tasks."""
+    sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
+    """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
+    of `sql_agent.names.SAMPLERS`."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""
-    reward: PresetName = "agentbench"
-    """Preset that turns a verdict into a reward, as in the main job; a reward that your own environment gives is
-    used as it is."""
+    reward: str | dict[str, float] = "agentbench"
+    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
+    (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
+    your own environment gives is the preset's."""
+    reward_timeout_s: float = Field(default=30.0, gt=0)
+    """How long one call of a reward function may take; the episode is lost under reward_deadline then."""
+    redraws: int = Field(default=0, ge=0)
+    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
+    max_lost_fraction: float = Field(default=1.0, ge=0, le=1)
+    """A batch that loses a larger share of its episodes stops the run with the most frequent reason; 1: only three
+    batches in a row without any verdict stop it."""
+    reward_model: RewardModelConfig = RewardModelConfig()
+    llm_judge: JudgeConfig = JudgeConfig()
     run_dir: Path
     """Folder of the run."""
     save_every: int = Field(default=10, ge=1)
@@ -304,7 +320,23 @@ class BatchGrpoConfig(GrpoConfig):
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:
         check_top_p(self.top_p, "--top-p", "--temperature")
+        check_judge_asked(self.rollout, self.llm_judge)
         return self
+
+    @field_validator("reward")
+    @classmethod
+    def _known_rewards(cls, reward: Any) -> Any:
+        return RolloutConfig._known_rewards(reward)
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        return RolloutConfig(
+            group_size=self.group_size,
+            reward=self.reward,
+            reward_timeout_s=self.reward_timeout_s,
+            redraws=self.redraws,
+            max_lost_fraction=self.max_lost_fraction,
+        )
 
 
 class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig, TaskFiles):

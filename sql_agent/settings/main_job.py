@@ -12,7 +12,7 @@ from agentgrpo.passwords import BackendSpec
 from agentgrpo.settings import Settings, VerlKey
 from sql_agent.credit.tables import EstimatorName, MainLossName
 from sql_agent.names import FUNCTION, JUDGE, PRESETS, label
-from sql_agent.settings.groups import Judge, PrecisionName, address
+from sql_agent.settings.groups import Judge, JudgeConfig, PrecisionName, address
 
 
 class RolloutConfig(Settings):
@@ -93,6 +93,24 @@ class RolloutConfig(Settings):
 
 RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *PRESETS}
 """Numbers that are logged as `reward/NAME` and do not belong to a function."""
+
+
+def check_judge_asked(rollout: RolloutConfig, judge: JudgeConfig) -> None:
+    """Check that an LLM as judge is given if, and only if, a reward asks it.
+
+    Raises:
+        ValueError: one is there without the other.
+    """
+    asked = JUDGE in rollout.weights
+    if asked and judge.url is None:
+        raise ValueError(
+            "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
+        )
+    if judge.url is not None and not asked:
+        raise ValueError(
+            "judge.url is given, and no reward asks the judge; add it with its weight: --reward agentbench "
+            "--reward judge=0.5"
+        )
 
 
 class OptimConfig(Settings):

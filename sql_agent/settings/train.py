@@ -28,6 +28,7 @@ from sql_agent.settings.main_job import (
     RolloutConfig,
     StoreConfig,
     TrainerConfig,
+    check_judge_asked,
 )
 
 MOST_CALLS = 512
@@ -191,16 +192,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _judge_is_asked(self) -> TrainConfig:
-        asked = JUDGE in self.rollout.weights
-        if asked and self.judge.url is None:
-            raise ValueError(
-                "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
-            )
-        if self.judge.url is not None and not asked:
-            raise ValueError(
-                "judge.url is given, and no reward asks the judge; add it with its weight: --reward agentbench "
-                "--reward judge=0.5"
-            )
+        check_judge_asked(self.rollout, self.judge)
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentgrpo.checks import UsageError
+from agentgrpo.disk_errors import OutputError
 from agentgrpo.processes import ends_in_order
+from agentgrpo.run_folder import claim
 
 Run = TypeVar("Run")
 
@@ -31,9 +33,9 @@ def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], output
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        with ends_in_order():
+        with ends_in_order(), claim(output_dir):
             train(run)
-    except UsageError as error:
+    except (OutputError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

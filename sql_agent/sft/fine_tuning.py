@@ -18,8 +18,8 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from agentgrpo import signed
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
+from agentgrpo.checkpoints import newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.disk_space import DiskNeed
@@ -27,9 +27,9 @@ from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit
 from agentgrpo.model_size import count_adapter_weights, count_weights
 from agentgrpo.outputs import OutputError, failures_of_the_disk
+from agentgrpo.run_folder import check_begun
 from agentgrpo.training_run import (
     check_same_run,
-    newest_whole,
     publish,
     remove_torn,
     versions,
@@ -158,17 +158,12 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
         ValueError: the folder holds something that would be overwritten, nothing to resume, or another user's files; or
             it cannot be written.
     """
-    signed.user_key()
-    require(run_dir=output)
     if (output / record).is_file():
         raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
-    if resume and not (output / CHECKPOINTS).is_dir():
-        raise UsageError(f"{output} holds no run to go on with; start it without --resume")
-    if not resume and output.is_dir() and any(output.iterdir()):
-        raise UsageError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
+    check_begun(output, resume=resume, begun=(output / CHECKPOINTS).is_dir())
     if not resume:
         return None
-    newest = newest_whole(output / CHECKPOINTS, record, run_dir=output, say=say)
+    newest = newest_whole(output / CHECKPOINTS, say, run_dir=output, record=record)
     if newest is None:
         say(f"no whole checkpoint in {output}: starting anew")
     return newest

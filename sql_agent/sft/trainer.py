@@ -116,7 +116,7 @@ def make_trainer(
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),
-        callbacks=[SftLog(cfg.run_dir, record)],
+        callbacks=[SftLog(cfg.run_dir, record, cfg.model_dump(mode="json"))],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -144,7 +144,7 @@ RENAMED = {
 class SftLog(RunLog):
     """Writes the run's log with the metrics of fine-tuning, without the trainer's summary at the end."""
 
-    record_name = RECORD
+    kind, record_name = "sft", RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if "loss" in kwargs["logs"]:

@@ -16,11 +16,11 @@ import psutil
 
 from agentgrpo.durations import in_words
 from agentgrpo.printed_commands import agentgrpo_command
-from sql_agent.rollouts.reward_hacking_alarm import WINDOW
+from agentgrpo.run_folder import earlier_steps
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source.reward_hacking_alarm import WINDOW
 from sql_agent.startup.progress import Progress
 from sql_agent.verl_side.micro_batch_file import read
-from sql_agent.verl_side.tracking import earlier_steps
 
 QUIET_S = 30.0
 _ERASE = "\r\x1b[K"

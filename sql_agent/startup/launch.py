@@ -6,22 +6,19 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError
-from agentgrpo.machine import free_port, git_commit
-from agentgrpo.outputs import written
+from agentgrpo.machine import free_port
+from agentgrpo.run_folder import begin, start_of
 from sql_agent.environments.base import Split
-from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import protocol_of
-from sql_agent.startup.resume import own_files, refuse_other_tasks
-from sql_agent.startup.run_dir import set_aside, write_start
+from sql_agent.startup.resume import own_files, refuse_other_tasks, set_aside
 from sql_agent.trained_on import write_trained_on
-from sql_agent.verl_side.checkpoints import point_verl_at, step_of
+from sql_agent.verl_side.checkpoints import point_verl_at
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
@@ -51,23 +48,20 @@ def make_algorithm(
     from sql_agent.startup.console import Console
 
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
-    commit = git_commit() or "unknown"
-    order = prepare(cfg, found, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
+    order = prepare(cfg, found, checkpoint, cpu=cpu)
+    assert cfg.model is not None
+    facts = {"device": "cpu" if cpu else "gpu", "precision": precision(cfg.engine, cfg.model, cpu=cpu)}
+    facts |= {"tasks": order.pop("tasks")}  # by kind
+    facts |= {"own_files": files} if (files := own_files(cfg)) else {}
+    start = start_of("train", run_id=run_id, **facts)
+    order |= {"run_id": run_id, "ray_dir": str(ray_dir), "commit": start["commit"]}
     # no file is moved before every check of the settings has passed
     aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
     if aside is not None:
         print(f"files of an earlier start that this one does not continue are in {aside}")
     if checkpoint is not None:
         point_verl_at(checkpoint)
-    with written(cfg.run_dir / "config.yaml") as part:
-        part.write_text(dump_config(cfg))
-    start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
-    assert cfg.model is not None
-    start["precision"] = precision(cfg.engine, cfg.model, cpu=cpu)
-    start["tasks"] = order.pop("tasks")  # by kind, in run.json
-    if files := own_files(cfg):
-        start["own_files"] = files
-    write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
+    begin(cfg.run_dir, cfg.model_dump(mode="json"), start, resumed=checkpoint is not None)
     done = 0 if checkpoint is None else step_of(checkpoint)
     return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
 

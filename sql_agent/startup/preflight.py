@@ -18,6 +18,7 @@ from agentgrpo.printed_commands import agentgrpo_command, program_command, pytho
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.environments.base import Split, make_environment
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
+from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.main_job import EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 
@@ -47,8 +48,11 @@ def store_is_managed() -> bool:
 
 
 def check_judged(cfg: TrainConfig) -> None:
-    """Raises UsageError: the environment has no judge, and neither a reward model nor a reward function is configured;
-    the message names the command that starts a scoring service.
+    """Check that a reward model or a reward function is configured if the environment has no judge, and load functions.
+
+    Raises:
+        UsageError: there is none; the message names the command that starts a scoring service.
+        ValueError: see `load_functions`.
     """
     # comes first, so that a user's own file that imports agent-lightning gets it without LiteLLM
     judged = make_environment(cfg.environment).judged
@@ -65,6 +69,7 @@ def check_judged(cfg: TrainConfig) -> None:
             "address, --reward-model-url http://127.0.0.1:8008; or give a function of your own, --reward FILE.py:NAME"
             + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
         )
+    load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
 
 
 def check_own_tasks(cfg: TrainConfig) -> Split | None:

@@ -1,7 +1,10 @@
-"""Chooses the checkpoint from which a run resumes, and refuses settings and tasks that differ from the run's."""
+"""Chooses the checkpoint from which a run resumes, refuses settings and tasks that differ from the run's, and
+moves what a start does not continue into a folder of its own."""
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -9,11 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentgrpo.checkpoints import MANIFEST, checkpoints, step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
 from agentgrpo.json_text import parse_json
 from agentgrpo.own_files import find
 from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.run_folder import cut_back, earlier_steps
 from agentgrpo.signed import user_key
 from sql_agent.environments.named import named
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, label
@@ -97,7 +102,10 @@ def _weights(rollout: RolloutConfig) -> dict[str, float]:
 
 def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
     """Return the user's own files of a run: reward functions by label, then those of settings by their names."""
-    files = {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}
+    files = {
+        each.label: {"file": str(each.file), "sha256": each.sha256}
+        for each in load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
+    }
     if cfg.env.type not in ENVIRONMENTS:
         _, source = named(cfg.env.type)
         files["env.type"] = {"file": str(source.file), "sha256": source.sha256}
@@ -163,3 +171,45 @@ def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
             f"the tasks are not those that this run was trained on: {differ} of {len(earlier)} differ from {file}; has "
             "the task file changed? Restore it, or give another --run-dir, or --resume never to start anew there"
         )
+
+
+def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
+    """Move the files of an earlier start into a folder of their own, so that the two runs are not mixed up.
+
+    Args:
+        after: the step that a run resumes from. Logs and sealed checkpoints of later steps are moved, because those
+            steps are repeated. None: everything is moved.
+    Returns:
+        That folder; None if nothing was moved.
+    """
+    aside, rewritten = run_dir / time.strftime("before-%Y%m%d-%H%M%S"), False
+    metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories"
+    if after is None:
+        names = (
+            "metrics.jsonl",
+            "trajectories",
+            "checkpoints",
+            "judge",
+            "candidates.json",
+            "prompt.txt",
+            "config.yaml",
+            "run.json",
+            "report.html",
+            "curve.png",
+        )
+        moved = {run_dir / name: aside / name for name in names if (run_dir / name).exists()}
+    else:
+        later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]
+        moved = {path: aside / "trajectories" / path.name for path in later}
+        # a sealed one may become whole again, and must not be loaded instead of this run's own checkpoint
+        passed_over = [path for path in checkpoints(run_dir / "checkpoints") if step_of(path) > after]
+        moved |= {path: aside / "checkpoints" / path.name for path in passed_over if (path / MANIFEST).exists()}
+        rewritten = any(row["train_step"] > after for row in earlier_steps(metrics))
+        if rewritten:
+            aside.mkdir(exist_ok=True)
+            shutil.copy2(metrics, aside)
+            cut_back(metrics, after)
+    for path, target in moved.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    return aside if moved or rewritten else None

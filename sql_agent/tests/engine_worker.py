@@ -122,7 +122,7 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
     import torch
     from verl import DataProto
 
-    from sql_agent.rollouts.batch import to_tensors
+    from sql_agent.source.batch import to_tensors
     from sql_agent.tests.records import make_row
 
     generator = torch.Generator().manual_seed(0)

@@ -3,7 +3,7 @@
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord
-from sql_agent.rollouts.datatypes import RolloutOutcome, RolloutResult
+from sql_agent.source.datatypes import Rollout, RolloutOutcome
 
 
 def make_row(prompt, response, mask, log_probs, num_turns=1, *, starts=(), **fields):
@@ -45,4 +45,4 @@ def make_result(group, outcome, lost=None, *, task_id="", skills=(), **fields):
         lost = lost or outcome.reward.reason
     task = {"id": task_id or group, "skills": list(skills), "kind": "other"}
     given = dict(outcome=outcome, lost=lost, settled=True, trajectory=None if lost else ROW)
-    return RolloutResult(group, task, **given | fields)
+    return Rollout(group, task, **given | fields)

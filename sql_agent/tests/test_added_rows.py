@@ -1,7 +1,11 @@
-"""An estimator and a loss are added, as an exercise: RLOO and CISPO, each a class and a row. Both trainers get them."""
+"""An estimator, a loss and a task sampler are added, as an exercise: each a class or a function, and a row.
+
+Both trainers get the estimator, RLOO, and the loss, CISPO.
+"""
 
 import functools
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +17,13 @@ from agentgrpo.settings import Settings
 from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio, token_weights, weighted_loss
 from sql_agent.credit.spread import Group, judged
 from sql_agent.credit.tables import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, made
+from sql_agent.environments.rows import RowTask
+from sql_agent.local.batch_grpo import BatchGrpo
 from sql_agent.local.trainer import estimator_of
-from sql_agent.rollouts.dynamic_sampling import credit_group
+from sql_agent.names import SAMPLERS
 from sql_agent.settings.load import load_config
-from sql_agent.settings.local import LossConfig
+from sql_agent.settings.local import BatchGrpoConfig, LossConfig
+from sql_agent.source.dynamic_sampling import credit_group
 from sql_agent.tests.records import make_outcome, make_result
 from sql_agent.tests.test_losses_parity import verl_config
 from sql_agent.verl_side.config import LOSS, Files, to_verl, worker_environment
@@ -46,8 +53,14 @@ class Pulled(Cispo):
     kl_coef: float = 0.0
 
 
+def hardest_first(tasks, seed, epoch):
+    """The tasks with the longest question first."""
+    return sorted(tasks, key=lambda task: -len(task.question))
+
+
 @pytest.fixture(autouse=True)
 def rows(monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "hardest_first", f"{__name__}:hardest_first")
     monkeypatch.setitem(ESTIMATORS, "rloo", f"{__name__}:Rloo")
     monkeypatch.setitem(LOSSES, "cispo", f"{__name__}:Cispo")
 
@@ -59,6 +72,13 @@ def test_a_row_is_a_setting_of_both_trainers():
     assert made(ESTIMATORS[main.estimator], main)([[1.0], [0.0], None, [0.5]]) == [[0.75], [-0.75], None, [0.0]]
     assert estimator_of(local)([[1.0], [0.0], None, [0.5]]) == [[0.75], [-0.75], None, [0.0]]
     assert made(LOSSES[main.name], main) == Cispo(clip_ratio=0.3)
+
+
+def test_tasks_are_drawn_in_the_order_of_a_row():
+    tasks = [RowTask(name, "k", {"prompt": name}) for name in ("a", "long", "longest", "mid")]
+    cfg = BatchGrpoConfig(run_dir=Path("x"), batch_size=3, num_epochs=2, sampler="hardest_first")
+    batches = [[task.id for _, task in BatchGrpo(cfg, tasks, []).draw(batch)] for batch in range(4)]
+    assert batches == [["longest", "long", "mid"], ["a"]] * 2
 
 
 def test_a_rollout_of_the_main_job_gets_its_advantage():
@@ -88,6 +108,8 @@ def test_every_loss_of_verls_can_be_named():
 
 @pytest.mark.parametrize("setting", ["loss.name=grop", "loss.estimator=grop"])
 def test_a_misspelt_row_is_refused_with_the_known_ones(setting):
+    with pytest.raises(ValueError, match=r"unknown name 'shufled'; known: hardest_first, in_order, shuffled"):
+        BatchGrpoConfig(run_dir=Path("x"), sampler="shufled")
     with pytest.raises(ValueError, match=r"unknown name 'grop'; known: .*grpo, .*reinforce.*; did you mean grpo"):
         load_config(None, [setting])
 

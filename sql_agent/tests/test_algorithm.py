@@ -10,8 +10,8 @@ import pytest
 
 from sql_agent.lightning import algorithm
 from sql_agent.lightning.algorithm import VerlGrpo, spawn
-from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.settings.load import load_config
+from sql_agent.source.run_context import TrainingFailedError
 
 pytestmark = pytest.mark.slow  # imports agent-lightning
 

@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse
 from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import install_extra
 from agentgrpo.processes import folders_of, processes_of
+from agentgrpo.run_folder import last_run_id
 from sql_agent import oracle
 from sql_agent.apo.candidates import without_key
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.load import load_config
-from sql_agent.startup.run_dir import last_run_id
 from sql_agent.tests.conftest import HangingServer, wait_for
 from sql_agent.train_sql_agent import main
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from sql_agent.rollouts.batch import to_tensors
+from sql_agent.source.batch import to_tensors
 from sql_agent.tests.records import make_row
 
 LONG = make_row((1, 2), (3, 9, 4), (1, 0, 1), (-0.1, 0.0, -0.2), num_turns=2)

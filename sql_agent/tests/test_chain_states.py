@@ -38,7 +38,7 @@ def test_verl_hands_the_ends_of_chains_to_models_that_ask_for_those_of_rows():
         "from verl.utils import tensordict_utils as tu",
         "from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead as Engine",
         "from verl.workers.utils.padding import left_right_2_no_padding",
-        "from sql_agent.rollouts.batch import to_tensors",
+        "from sql_agent.source.batch import to_tensors",
         "from sql_agent.tests.records import make_row",
         # a chain of 3 tokens and one of 2, then a row of 2 tokens
         "chains = make_row((1, 2), (3, 5, 6), (1, 0, 1), (0.0,) * 3, 2, starts=(1,))",

@@ -9,19 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentgrpo.checkpoints import CheckpointError, checkpoints, fault_of, prune
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.signed import NotOursError
-from sql_agent.verl_side.checkpoints import (
-    CheckpointError,
-    checkpoints,
-    describe,
-    fault_of,
-    name_dtype,
-    newest_whole,
-    point_verl_at,
-    prune,
-    seal,
-)
+from sql_agent.verl_side.checkpoints import describe, name_dtype, newest_whole, point_verl_at, seal
 from sql_agent.verl_side.driver import CheckpointKeeper
 
 FACTS = {"run_id": "r", "commit": "c"}

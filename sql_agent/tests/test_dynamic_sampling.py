@@ -1,12 +1,12 @@
-"""`sql_agent.rollouts.dynamic_sampling`: which group is redrawn, to what, and which seed a rollout has."""
+"""`sql_agent.source.dynamic_sampling`: which group is redrawn, to what, and which seed a rollout has."""
 
 import pytest
 
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.credit.reinforce import RewardToGo
 from sql_agent.datatypes import ScorerResult
-from sql_agent.rollouts.datatypes import GroupSlot
-from sql_agent.rollouts.dynamic_sampling import (
+from sql_agent.source.datatypes import GroupSlot
+from sql_agent.source.dynamic_sampling import (
     choose_group,
     needs_redraw,
     replacement_tasks,
@@ -52,14 +52,14 @@ def test_a_group_has_no_spread_where_all_known_rewards_are_equal(rewards, verdic
 def test_a_settled_group_without_spread_is_redrawn_while_a_task_is_left(rewards, replacements, settled, expected):
     group = [make_result("g", make_outcome(reward, verdict=reward)) for reward in rewards]
     group[-1].settled = settled
-    assert needs_redraw(GroupSlot(0, [0, 1], replacements, [group]), GroupRelative()) is expected
+    assert needs_redraw(GroupSlot(0, replacements, [group]), GroupRelative()) is expected
 
 
 def test_a_group_of_equal_rewards_stays_where_the_estimator_credits_them():
     """REINFORCE without a baseline credits two rewards of 1 with 1 each, and two of 0 with nothing."""
     for reward, redrawn in ((1.0, False), (0.0, True)):
         group = [make_result("g", make_outcome(reward, verdict=reward)) for _ in range(2)]
-        slot = GroupSlot(0, [0, 1], TASKS[:1], [group])
+        slot = GroupSlot(0, TASKS[:1], [group])
         assert needs_redraw(slot, RewardToGo()) is redrawn
         assert choose_group(slot, RewardToGo())[0].filtered is None
 
@@ -72,7 +72,7 @@ def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
         make_result("g", make_outcome(reward, verdict=1.0, parts=parts, scorer=score, reason="match"))
         for reward, score in scores
     ]
-    slot = GroupSlot(0, [0, 1], TASKS[:1], [group])
+    slot = GroupSlot(0, TASKS[:1], [group])
     assert needs_redraw(slot, GroupRelative())
     assert [(result.reward, result.unshaped) for result in group] == [(1.2, None), (1.0, None)]
     choose_group(slot, GroupRelative())
@@ -130,6 +130,6 @@ def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, cho
         [make_result("g", make_outcome(reward, verdict=reward, reason="db_unavailable")) for reward in rewards]
         for rewards in draws
     ]
-    slot = GroupSlot(0, list(range(len(draws[0]))), draws=groups)
+    slot = GroupSlot(0, draws=groups)
     assert choose_group(slot, GroupRelative()) is groups[chosen]
     assert [{r.filtered for r in group} for group in groups] == [{cause} for cause in causes]

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentgrpo.agl_without_litellm import agl
+from agentgrpo.checkpoints import checkpoints, fault_of
 from agentgrpo.machine import free_port
 from agentgrpo.processes import processes_of
-from sql_agent.rollouts.spans import read_outcome, read_turns
+from sql_agent.source.spans import read_outcome, read_turns
 from sql_agent.tests.conftest import wait_for
-from sql_agent.verl_side.checkpoints import checkpoints, fault_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

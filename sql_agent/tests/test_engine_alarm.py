@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from sql_agent.rollouts.run_context import RunContext
 from sql_agent.settings.load import load_config
+from sql_agent.source.run_context import RunContext
 from sql_agent.verl_side.tracking import engine_alarm
 
 

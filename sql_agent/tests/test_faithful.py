@@ -21,9 +21,9 @@ import pytest
 from agentgrpo.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from sql_agent.lightning.algorithm import log_file, spawn
-from sql_agent.rollouts import run_context
-from sql_agent.rollouts.run_context import RunContext
 from sql_agent.settings.load import load_config
+from sql_agent.source import run_context
+from sql_agent.source.run_context import RunContext
 from sql_agent.tests.conftest import wait_for
 from sql_agent.tests.recorded_vllm import ODD
 from sql_agent.tests.test_rollout_manager import _work
@@ -79,14 +79,14 @@ class Chain:
         self.model, self.address = str(model), f"127.0.0.1:{port}"
 
     def start(self):
-        from sql_agent.lightning.rollout_manager import LightningRolloutManager
+        from sql_agent.verl_side.rollout_manager import RolloutManager
 
         wait_for(f"http://{self.address}/health", self.server, 300)
         self.runner.start()
         run_context.enter(self.context)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=self.model)))
         balancer = SimpleNamespace(addresses=[self.address])
-        self.manager = LightningRolloutManager(config, SimpleNamespace(_load_balancer=balancer))
+        self.manager = RolloutManager(config, SimpleNamespace(_load_balancer=balancer))
 
     def _start_proxy(self, servers):
         self.proxy.stdin.write(json.dumps(servers) + "\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import agentgrpo
+from agentgrpo.run_folder import begin
 from dbbench_adapter.tasks.load import load_tasks
 from scripts.tests.report_run import make_run
 from sql_agent import interface, oracle
@@ -141,13 +142,22 @@ def test_a_run_is_opened_with_what_the_report_shows(tmp_path):
 
 
 def test_a_run_in_one_process_is_opened(tmp_path):
-    rows = [{"epoch": 0, "held_out": {"n": 4, "judged": 4, "correct": 1}}, {"epoch": 1, "batch": 1, "loss": 0.5}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"epoch": 1, "ba')
+    rows = [
+        {"train_step": 0, "held_out": {"n": 4, "judged": 4, "correct": 1}},
+        {"train_step": 1, "reward/mean": 0.5, "rollout/stop": {"answered": 3, "max_turns": 1}},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"train_step": 2, "ba')
+    start = {"kind": "local", "steps": 1, "argv": ["agentgrpo local", "--seed", "3"]}
+    begin(tmp_path, {"seed": 3}, start, resumed=False)
     for epoch in (2, 10):
         (tmp_path / f"epoch_{epoch}").mkdir()
-    run = agentgrpo.read_local_run(tmp_path)
-    assert (run.folder, run.metrics, run.model) == (tmp_path, rows, tmp_path / "epoch_10")
-    assert run.held_out == [Rate(n=4, judged=4, correct=1)]
+        (tmp_path / f"epoch_{epoch}/adapter_config.json").touch()
+    run = agentgrpo.read_run(tmp_path)
+    assert (run.folder, run.kind, run.settings, run.state) == (tmp_path, "local", {"seed": 3}, "finished")
+    assert run.model == tmp_path / "epoch_10"
+    assert run.held_out == [HeldOut(0, 1, 4)]
+    ends = {"rollout/stop/answered": 0.75, "rollout/stop/max_turns": 0.25}
+    assert run.metrics[1] == {"train_step": 1, "reward/mean": 0.5, **ends}
 
 
 def test_an_evaluation_counts_tasks_not_rollouts_for_its_interval():

@@ -10,26 +10,31 @@ import torch
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome, epoch_order
-from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
+from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome
+from sql_agent.local.datatypes import Progress, UnjudgedError
+from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
+from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
+from sql_agent.source.datatypes import StopError
+from sql_agent.source.outcomes import Rewarder
+from sql_agent.source.samplers import shuffled
 from sql_agent.success import Rate
-from sql_agent.tests.records import advantage_of, make_row
+from sql_agent.tests.records import advantage_of, make_outcome, make_result, make_row
 from sql_agent.trained_on import TrainedOn, read_trained_on
 
 TASKS = [RowTask(f"p{n}", "sum", {"prompt": f"What is {n} and 1?"}) for n in range(5)]
 
 
-def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> LocalRollout:
+def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> Played:
     record = RolloutRecord(task_id, "sum", "answered", Score(value, reason), 1, 0, [], 3, 2, 0.1)
-    return LocalRollout(record, make_row((1,), (2, 3), (1, 1), (-0.5, -0.5), 1))
+    return record, make_row((1,), (2, 3), (1, 1), (-0.5, -0.5), 1)
 
 
 def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[float | None]]:
     """The advantages of groups with these verdicts."""
-    played = [[BatchEpisode(None, "sum", False, rollout(value), value) for value in values] for values in groups]
+    played = [[make_result("g", make_outcome(value, verdict=value)) for value in values] for values in groups]
     cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=Path("x"), loss=LossConfig(scale=scale))
     BatchGrpo(cfg, TASKS, []).credit(played, {})
     return [[episode.advantage for episode in group] for group in played]
@@ -49,10 +54,10 @@ def test_scaled_advantages_are_in_stds_of_their_own_group():
 
 
 def test_each_epoch_has_every_task_once_in_an_order_of_its_own():
-    first, second = (epoch_order(TASKS, 0, epoch) for epoch in (0, 1))
+    first, second = (shuffled(TASKS, 0, epoch) for epoch in (0, 1))
     assert sorted(p.id for p in first) == sorted(p.id for p in second) == ["p0", "p1", "p2", "p3", "p4"]
     assert first != second
-    assert epoch_order(TASKS, 0, 0) == first != epoch_order(TASKS, 1, 0)
+    assert shuffled(TASKS, 0, 0) == first != shuffled(TASKS, 1, 0)
 
 
 class World:
@@ -75,6 +80,9 @@ class World:
         self.steps += 1
         return {"policy/loss": 0.25}
 
+    def task(self, fields):
+        return RowTask.from_dict(fields)
+
     def flush(self):
         self.events.append("flush")
 
@@ -96,7 +104,8 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
-    Trainer(world, world, world, BatchGrpo(cfg, TASKS, held_out), folder, progress, said.append).train()
+    recipe = BatchGrpo(cfg, TASKS, held_out)
+    Trainer(world, world, world, recipe, folder, progress, said.append, world.task).train()  # pyright: ignore
     return folder, progress, said
 
 
@@ -125,6 +134,8 @@ def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, mon
     )
     assert re.fullmatch(r"\d+ s left", left)
     kept = [json.loads(line) for line in folder.trajectories.read_text().splitlines()]
+    assert [row["train_step"] for row in kept if row["validate"]] == [0] * 3 + [3] * 3 + [6] * 3
+    kept = [row for row in kept if not row["validate"]]
     assert len(kept) == 2 * 5 * 2
     assert [row["advantage"] for row in kept[:2]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
@@ -168,9 +179,10 @@ def test_a_batch_shows_its_rewards_where_they_say_more_than_success(episodes, wo
 
 
 def test_the_reward_is_the_presets_and_a_verdict_out_of_range_loses_its_episode(tmp_path):
-    recipe = BatchGrpo(BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path, reward="rllm"), TASKS, [])
-    given = [rollout(0.0).record, rollout(1.5).record, rollout(2.5, OWN_REWARD).record, rollout(None).record]
-    assert [recipe.reward(record) for record in given] == [-1.0, None, 2.5, None]
+    cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path, reward="rllm")
+    given = [rollout(0.0), rollout(1.5), rollout(2.5, OWN_REWARD), rollout(None)]
+    rewarder = Rewarder(cfg.rollout, cfg.reward_model, threads=1)
+    assert [rewarder.outcome(record, None).reward.value for record, _ in given] == [-1.0, None, 2.5, None]
 
 
 def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monkeypatch):
@@ -178,3 +190,26 @@ def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monke
     monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, "reset_error") for _ in tasks])
     with pytest.raises(UnjudgedError, match=r"no episode of the last 3 batches could be judged \(reset_error"):
         run(tmp_path, monkeypatch, world)
+
+
+def test_a_batch_that_loses_too_much_stops_the_run_with_the_reason_and_its_trajectories(tmp_path, monkeypatch):
+    world = World()
+    monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, "db_unavailable") for _ in tasks])
+    with pytest.raises(StopError, match=r"4 of 4 rollouts were lost .*'db_unavailable' \(4 times\).*Is the database"):
+        run(tmp_path, monkeypatch, world, max_lost_fraction=0.5)
+    kept = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
+    assert [row["lost"] for row in kept] == ["db_unavailable"] * 4
+
+
+def test_a_function_rewards_what_nobody_judges_turn_by_turn(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text(
+        "from itertools import count\nplace = count()\n\n\ndef graded(record):\n    return [next(place) % 2, 1]\n"
+    )
+    world = World()
+    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2)
+    record = RolloutRecord("p", "sum", "answered", Score(None, NO_JUDGE), 2, 0, [], 3, 2, 0.1)
+    monkeypatch.setattr(world, "play", lambda tasks, _: [(record, row)] * len(tasks))
+    monkeypatch.setattr(world, "learn", lambda rows, **_: world.learnt.extend(each.credit for each in rows) or {})
+    run(tmp_path, monkeypatch, world, reward=f"{tmp_path}/my.py:graded", loss=LossConfig(scale=False), num_epochs=1)
+    # turns 0, 1, 1, 1 of a group of two: mean 3/4; the first turn has what follows too: -3/4 + 1/4 and 1/4 + 1/4
+    assert sorted(world.learnt[:2]) == [(0.0, -0.5, 0.0, 0.25), (0.0, 0.5, 0.0, 0.25)]

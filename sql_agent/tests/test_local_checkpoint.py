@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from agentgrpo.checkpoints import MANIFEST, CheckpointError
 from agentgrpo.checks import UsageError
+from agentgrpo.settings import read_settings
 from agentgrpo.signed import NotOursError, why_not_loadable
-from sql_agent.local.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, resume, save_checkpoint
+from sql_agent.local.checkpoint import newest_checkpoint, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import load_policy
 from sql_agent.local.run_folder import RunFolder
@@ -25,20 +27,25 @@ def run(random_policy_folder):
 
 def test_adapter_random_numbers_counts_and_line_files_come_back(run, tmp_path):
     policy, learner = run
-    lines = tmp_path / "metrics.jsonl"
-    lines.write_text("one\n")
-    save_checkpoint(tmp_path / "checkpoints", 7, policy, learner, {"place": 7}, [lines])
+    folder = RunFolder(tmp_path / "run", config(tmp_path), resumed=False)
+    folder.begin()
+    for step in (6, 7):
+        folder.log({"train_step": step})
+        folder.keep({"train_step": step, "reply": "one"})
+    folder.save(7, policy, learner, {"place": 7})
+    written = folder.metrics.read_text(), folder.trajectories.read_text()
     weights = [p.detach().clone() for p in policy.parameters()]
     drawn = (torch.rand(3), np.random.rand(3), random.random())
-    with lines.open("a") as file:
-        file.write("two\ntor")
+    folder.log({"train_step": 8})
+    folder.keep({"train_step": 8, "reply": "two"})
+    with folder.metrics.open("a") as file:
+        file.write('{"train_st')
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(1.0)
-    state = resume(newest_checkpoint(tmp_path / "checkpoints"), policy, learner, [lines])
-    assert state == {"place": 7}
+    assert RunFolder(tmp_path / "run", config(tmp_path), resumed=True).resume(policy, learner) == {"place": 7}
     assert all(map(torch.equal, weights, policy.parameters()))
-    assert lines.read_text() == "one\n"
+    assert (folder.metrics.read_text(), folder.trajectories.read_text()) == written
     assert torch.equal(torch.rand(3), drawn[0])
     assert (np.random.rand(3) == drawn[1]).all() and random.random() == drawn[2]
 
@@ -55,18 +62,19 @@ def test_a_torn_checkpoint_is_passed_over_by_name(run, tmp_path, damage, caplog)
         victim.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
     assert why_not_loadable(tmp_path / "step_000002", MANIFEST, run_dir=tmp_path) is not None
     assert newest_checkpoint(tmp_path) == tmp_path / "step_000001"
-    assert "step_000002 is not whole" in caplog.text
+    assert "step_000002 is skipped: " in caplog.text
 
 
 def test_a_run_whose_checkpoints_are_all_torn_is_not_begun_again_unasked(run, tmp_path):
     for step in (40, 60):
         save_checkpoint(tmp_path, step, *run, {})
+    for step in (40, 60):
         (tmp_path / f"step_{step:06d}" / "training.pt").unlink()
     with pytest.raises(
         CheckpointError, match=r"no checkpoint in .* is whole \(step_000060: .*; step_000040: .*move these away"
     ):
         newest_checkpoint(tmp_path)
-    assert save_checkpoint(tmp_path, 20, *run, {}).is_dir()  # older ones than itself go, newer ones never push it out
+    assert save_checkpoint(tmp_path, 20, *run, {}).is_dir()  # newer ones never push it out
 
 
 def test_a_checkpoint_that_this_user_did_not_sign_is_refused(run, tmp_path):
@@ -134,4 +142,4 @@ def test_the_finished_adapter_lies_there_whole(run, tmp_path):
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
         path.name for path in (tmp_path / "run" / "adapter").iterdir()
     }
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["group_size"] == 4
+    assert read_settings(tmp_path / "run" / "config.yaml")["group_size"] == 4

@@ -3,20 +3,26 @@
 import pytest
 
 from dbbench_adapter.datatypes import Score
+from sql_agent import rewards
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
+from sql_agent.environments.rows import RowTask
+from sql_agent.local.datatypes import Progress, UnjudgedError
 from sql_agent.local.greedy_grpo import GreedyGrpo
+from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.trainer import Trainer, why_without_spread
+from sql_agent.local.trainer import Trainer
 from sql_agent.settings.local import GreedyGrpoConfig, ModelConfig
+from sql_agent.source.dynamic_sampling import spreadless
+from sql_agent.tests.records import make_outcome, make_result, make_row
 
 
 def recipe(cfg: GreedyGrpoConfig, tasks=()) -> GreedyGrpo:
     return GreedyGrpo(cfg, tasks, [])
 
 
-def rollout(value, stop="answered", reason="match") -> LocalRollout:
-    return LocalRollout(RolloutRecord("t", "k", stop, Score(value, reason), 1, 0, [], 1, 1, 0.0), None)
+def rollout(value, stop="answered", reason="match") -> Played:
+    record = RolloutRecord("t", "k", stop, Score(value, reason), 1, 0, [], 1, 1, 0.0)
+    return record, make_row((1,), (2,), (1,), (-0.5,), 1)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +42,8 @@ def rollout(value, stop="answered", reason="match") -> LocalRollout:
     ],
 )
 def test_rewards(value, stop, reward):
-    cfg = GreedyGrpoConfig(model=ModelConfig(model_path="x"))
-    assert recipe(cfg).reward(rollout(value, stop).record) == reward
+    record, _ = rollout(value, stop)
+    assert rewards.reward(record, GreedyGrpo.preset).value == reward
 
 
 @pytest.mark.parametrize(
@@ -46,12 +52,12 @@ def test_rewards(value, stop, reward):
         ([1.0, 1.0], "all_right"),
         ([0.0, 0.0], "all_wrong"),
         ([0.5, 0.5], "all_wrong"),
-        ([1.0, None], "unjudged"),
-        ([None, None], "unjudged"),
+        ([1.0, None], None),
+        ([None, None], None),
     ],
 )
 def test_a_group_without_spread_says_why(values, reason):
-    assert why_without_spread([BatchEpisode(None, "k", False, rollout(value), value) for value in values]) == reason
+    assert spreadless([make_result("g", make_outcome(value, verdict=value)) for value in values]) == reason
 
 
 class Scripted:
@@ -69,12 +75,12 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
     folder = RunFolder(cfg.run_dir, cfg, resumed=False)
     folder.begin()
     right, lost = [rollout(1.0)] * 3, [rollout(None, "db_unavailable", "db_unavailable")] * 3
-    task = type("Task", (), {"id": "t", "kind": "k"})()
+    task = RowTask("t", "k", {"prompt": "?"})
     learner, progress = type("Learner", (), {"steps": 0, "bad_steps": 0})(), Progress()
     player = Scripted(lost, lost, right, lost, lost, lost)
     with pytest.raises(UnjudgedError, match=r"last 3 tasks could be judged \(db_unavailable: .*go on with --resume"):
         run = recipe(cfg, [task] * 8)
-        Trainer(None, learner, player, run, folder, progress, lambda line: None).train()  # pyright: ignore
+        Trainer(None, learner, player, run, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
     assert (progress.batches, progress.judged, progress.correct) == (6, 1, 1)
     assert progress.skipped == {"unjudged": 5, "all_right": 1}
     assert len(folder.metrics.read_text().splitlines()) == 6

@@ -117,7 +117,7 @@ def talk(tokenizer, subject, *replies, watcher=None, **limits):
 def test_the_agents_turns_are_those_of_training(random_policy_folder):
     policy = load_policy(random_policy_folder, adapter=AdapterConfig(rank=2), device="cpu")
     limits = AgentConfig(max_turns=2, max_tokens=12)
-    record = Player(policy, make_environment(EnvironmentSettings("gsm8k")), limits).play([PROBLEM], [GREEDY])[0].record
+    record = Player(policy, make_environment(EnvironmentSettings("gsm8k")), limits).play([PROBLEM], [GREEDY])[0][0]
     answered = Chat(policy, word_problems([PROBLEM]), limits, GREEDY, Watcher(), NO_LIMIT).ask(PROBLEM)
     assert answered.record.messages == record.messages
     assert (answered.record.stop_reason, answered.record.score) == (record.stop_reason, record.score)

@@ -7,14 +7,17 @@ from transformers import AutoTokenizer
 
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
-from sql_agent.datatypes import OWN_REWARD, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, Reward, RolloutRecord
 from sql_agent.environments.base import make_environment
-from sql_agent.local.datatypes import GREEDY, BatchEpisode, LocalRollout
+from sql_agent.local.datatypes import GREEDY
 from sql_agent.local.rollouts import Player
-from sql_agent.local.trainer import success_rate, why_without_spread
+from sql_agent.local.trainer import success_rate
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
+from sql_agent.source.datatypes import Rollout, RolloutOutcome
+from sql_agent.source.dynamic_sampling import spreadless
 from sql_agent.success import Rate
+from sql_agent.tests.records import make_record, make_result
 from sql_agent.tests.test_local_rollouts import Scripted, written
 
 GAME = '''
@@ -115,7 +118,7 @@ async def test_a_rollout_is_the_one_of_evaluate(tokenizer, file, name, secret, r
     with make_environment(settings) as environment:
         [task] = environment.read_tasks(file.parent / "rows.jsonl")
         policy = Scripted(tokenizer, [text(reply) for reply in replies])
-        local = Player(policy, environment, limits).play([task], [GREEDY])[0].record
+        local = Player(policy, environment, limits).play([task], [GREEDY])[0][0]
         with oracle.serve(oracle.app(oracle.recite(replies))) as url:
             served = await run_rollout(task, environment=environment, base_url=url, model="oracle", config=limits)
     assert (local.stop_reason, local.score, local.success) == (stop, score, success)
@@ -124,21 +127,20 @@ async def test_a_rollout_is_the_one_of_evaluate(tokenizer, file, name, secret, r
     assert conversation(local) == conversation(served)
 
 
-def episodes(*rewards: tuple[float | None, float | None]) -> list[BatchEpisode]:
+def episodes(*rewards: tuple[float | None, float | None]) -> list[Rollout]:
     """Of rewards that the environment gives itself, each with what it says about success."""
 
     def rollout(value, success):
         score = Score(None, "reset_error") if value is None else Score(value, OWN_REWARD)
         if success is not None:
             score = Score(value, OWN_REWARD, {"correctness": success})
-        return LocalRollout(RolloutRecord("t", "k", "answered", score, 1, 0, [], 1, 1, 0.0), None)
+        return make_result("g", RolloutOutcome(make_record(score), Reward(value, score.reason)))
 
-    return [BatchEpisode(None, "k", False, rollout(value, success), value) for value, success in rewards]
+    return [rollout(value, success) for value, success in rewards]
 
 
 def test_a_reward_of_one_is_no_success_unless_the_environment_says_so():
-    played = episodes((1.0, None), (1.0, 0.0), (0.5, 1.0), (None, None))
-    assert success_rate([episode.rollout for episode in played]) == Rate(4, 2, 1)
+    assert success_rate(episodes((1.0, None), (1.0, 0.0), (0.5, 1.0), (None, None))) == Rate(4, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +149,8 @@ def test_a_reward_of_one_is_no_success_unless_the_environment_says_so():
         ([(1.0, None), (1.0, None)], "all_equal"),
         ([(0.1, 0.0), (0.1, 0.0)], "all_wrong"),
         ([(0.5, 1.0), (0.5, 1.0)], "all_right"),
-        ([(0.5, 1.0), (None, None)], "unjudged"),
+        ([(0.5, 1.0), (None, None)], None),
     ],
 )
 def test_a_group_of_equal_rewards_says_what_is_known_about_success(rewards, reason):
-    assert why_without_spread(episodes(*rewards)) == reason
+    assert spreadless(episodes(*rewards)) == reason

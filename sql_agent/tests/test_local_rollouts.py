@@ -62,8 +62,7 @@ def play(tokenizer, replies, environment=None, limits=LIMITS, **more):
 
 def test_the_oracles_episode_is_right_and_one_sequence(tokenizer):
     run, commit = (written(message) for message in solution(TASK))
-    rollout, policy = play(tokenizer, [run, commit])
-    record, trajectory = rollout.record, rollout.trajectory
+    (record, trajectory), policy = play(tokenizer, [run, commit])
     assert (record.stop_reason, record.score.value, record.num_turns) == ("answered", 1.0, 2)
     first, second = policy.prompts
     sampled = tokenizer.encode(f"{run}<|im_end|>", add_special_tokens=False)
@@ -95,13 +94,12 @@ def test_a_rollout_that_runs_into_its_wall_clock_is_lost_by_the_call_that_was_op
     run, commit = (written(message) for message in solution(TASK))
     with DbBench("strict") as bench:
         policy = Slow(tokenizer, [run, commit])
-        late = Player(policy, bench, LIMITS, timeout_s=0.4).play([TASK], [GREEDY])[0]
-        in_time = Player(Slow(tokenizer, [run, commit]), bench, LIMITS, timeout_s=300).play([TASK], [GREEDY])[0]
-    record = late.record
+        record, row = Player(policy, bench, LIMITS, timeout_s=0.4).play([TASK], [GREEDY])[0]
+        in_time, _ = Player(Slow(tokenizer, [run, commit]), bench, LIMITS, timeout_s=300).play([TASK], [GREEDY])[0]
     assert (record.stop_reason, record.score, record.num_turns) == ("timeout", Score(None, "model_deadline"), 0)
     assert record.error == "its rollout_timeout_s=0.4 passed with a model call open"
-    assert (late.trajectory, len(policy.prompts)) == (None, 1)
-    assert (in_time.record.stop_reason, in_time.record.score.value) == ("answered", 1.0)
+    assert (row, len(policy.prompts)) == (None, 1)
+    assert (in_time.stop_reason, in_time.score.value) == ("answered", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -119,21 +117,21 @@ def test_a_rollout_that_runs_into_its_wall_clock_is_lost_by_the_call_that_was_op
     ],
 )
 def test_ends_of_the_policys_doing_are_judged(tokenizer, replies, stop, turns):
-    record = play(tokenizer, replies)[0].record
+    record = play(tokenizer, replies)[0][0]
     assert (record.stop_reason, record.num_turns, record.score.value) == (stop, turns, 0.0)
 
 
 def test_a_full_context_ends_a_rollout_that_has_spoken(tokenizer):
     _, policy = play(tokenizer, [ASK, ASK, ASK])
-    rollout, _ = play(tokenizer, [ASK, ASK, ASK], max_positions=len(policy.prompts[1]))
-    assert (rollout.record.stop_reason, rollout.record.num_turns) == ("max_tokens", 1)
-    assert rollout.record.score.value == 0.0
+    (record, _), _ = play(tokenizer, [ASK, ASK, ASK], max_positions=len(policy.prompts[1]))
+    assert (record.stop_reason, record.num_turns) == ("max_tokens", 1)
+    assert record.score.value == 0.0
 
 
 def test_a_prompt_that_fills_the_context_is_nobodys_fault(tokenizer):
-    rollout, _ = play(tokenizer, [], max_positions=5)
-    assert rollout.record.score == Score(None, "no_reply")
-    assert rollout.trajectory is None
+    (record, row), _ = play(tokenizer, [], max_positions=5)
+    assert record.score == Score(None, "no_reply")
+    assert row is None
 
 
 class Broken:
@@ -168,7 +166,7 @@ class Broken:
     ],
 )
 def test_what_the_database_does_to_a_rollout_is_none_and_not_zero(tokenizer, where, failure, reason):
-    record = play(tokenizer, [ASK], environment=Broken(where, failure))[0].record
+    record = play(tokenizer, [ASK], environment=Broken(where, failure))[0][0]
     assert (record.stop_reason, record.score, record.error) == (reason, Score(None, reason), str(failure))
 
 
@@ -178,15 +176,15 @@ def test_rollouts_side_by_side_keep_their_own_episodes_and_order(tokenizer):
     scripts[1] = ["and so on ..."]
     with DbBench("strict") as bench:
         rollouts = Player(Scripted(tokenizer, *scripts), bench, LIMITS).play(tasks, [GREEDY] * 3)
-    assert [rollout.record.task_id for rollout in rollouts] == [task.id for task in tasks]
-    assert [rollout.record.score.value for rollout in rollouts] == [1.0, 0.0, 1.0]
+    assert [record.task_id for record, _ in rollouts] == [task.id for task in tasks]
+    assert [record.score.value for record, _ in rollouts] == [1.0, 0.0, 1.0]
 
 
 def test_plain_text_protocols_are_played_too(tokenizer):
     replies = [message["content"] for message in solution(TASK, "text")]
     with DbBench("strict", "text") as bench:
         player = Player(Scripted(tokenizer, replies), bench, replace_protocol(LIMITS, "text"))
-        record = player.play([TASK], [GREEDY])[0].record
+        record = player.play([TASK], [GREEDY])[0][0]
     assert (record.stop_reason, record.score.value) == ("answered", 1.0)
 
 

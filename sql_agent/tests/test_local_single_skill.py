@@ -14,11 +14,13 @@ from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tasks.single_skill import num_others, skills_of
 from sql_agent.credit.reinforce import take_baseline
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.datatypes import GREEDY, LocalRollout, Progress, UnjudgedError
+from sql_agent.environments.dbbench import DbBench
+from sql_agent.local.datatypes import GREEDY, Progress, UnjudgedError
+from sql_agent.local.rollouts import Played
 from sql_agent.local.single_skill import SessionFolder, SingleSkill
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
-from sql_agent.local.trainer import Trainer, evaluate
+from sql_agent.local.trainer import Trainer
 from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_row
@@ -112,14 +114,14 @@ class ScriptedPlayer:
         self.sampled: list[str] = []
         self.greedy: list[str] = []
 
-    def play(self, tasks, sampling) -> list[LocalRollout]:
+    def play(self, tasks, sampling) -> list[Played]:
         rollouts = []
         for task, how in zip(tasks, sampling, strict=True):
             (self.greedy if how == GREEDY else self.sampled).append(task.id)
             score = Score(1.0, "match") if how == GREEDY else next(self._outcomes)
             stop = "db_unavailable" if score.value is None else score.reason if score.value == 0 else "answered"
             record = RolloutRecord(task.id, task.kind, stop, score, 1, 0, [], 1, 1, 0.1, error="gone")  # pyright: ignore
-            rollouts.append(LocalRollout(record, make_row((1,), (2,), (1,), (-0.5,), 1)))
+            rollouts.append((record, make_row((1,), (2,), (1,), (-0.5,), 1)))
         return rollouts
 
 
@@ -158,13 +160,18 @@ def settings(**more: Any) -> ExperimentConfig:
     return ExperimentConfig.model_validate(tree)
 
 
+def trainer(player, folder, cfg: ExperimentConfig, learner=None, progress=None) -> Trainer:
+    task_of = DbBench("strict").task
+    return Trainer(None, learner, player, SingleSkill(cfg), folder, progress or Progress(), lambda _: None, task_of)  # pyright: ignore
+
+
 def played(path: Path, cfg: ExperimentConfig, *outcomes: Score, progress: Progress | None = None):
     """Run the loop; gives player, learner, folder and progress."""
     folder = ScriptedFolder(path, cfg, resumed=False)
     folder.saved = []
     folder.begin()
     player, learner, progress = ScriptedPlayer(*outcomes), ListeningLearner(), progress or Progress()
-    Trainer(None, learner, player, SingleSkill(cfg), folder, progress, lambda _: None).train()  # pyright: ignore
+    trainer(player, folder, cfg, learner=learner, progress=progress).train()
     return player, learner, folder, progress
 
 
@@ -180,6 +187,7 @@ def test_without_a_baseline_the_advantages_are_the_rewards_and_what_was_not_judg
     timing = {name: line.pop(name) for name in ("time/play_s", "time/update_s", "at")}
     assert all(seconds >= 0 for seconds in timing.values())
     assert line == {
+        "train_step": 2,
         "update": 2,
         "episodes": 8,
         "reward/mean": pytest.approx(0.2),  # (1.0 - 0.1 - 0.3) / 3
@@ -248,7 +256,8 @@ def test_a_task_under_two_skills_is_played_once_and_counts_for_both(monkeypatch)
         "sql_agent.local.single_skill.held_out_tasks", lambda *_: {"select": [one, two], "insert": [two]}
     )
     player = ScriptedPlayer()
-    line, said = SingleSkill(settings(training_callback={"evaluate_every": 1})).evaluate(player, 3)  # pyright: ignore
+    cfg = settings(training_callback={"evaluate_every": 1})
+    line, said = SingleSkill(cfg).evaluate(trainer(player, None, cfg).measure, 3)
     assert player.greedy == [one.id, two.id]
     assert (line["update"], line["episodes"], line["held_out"]) == (3, 12, rate(2, 2, 2))
     assert line["held_out/skill"] == {"select": rate(2, 2, 2), "insert": rate(1, 1, 1)}
@@ -262,7 +271,7 @@ def test_evaluation_leaves_the_random_generator_as_it_was():
             return super().play(tasks, sampling)
 
     before = torch.get_rng_state()
-    evaluate(Dicing(), generate_tasks(1, seed=0))  # pyright: ignore
+    trainer(Dicing(), None, settings()).measure(generate_tasks(1, seed=0))
     assert torch.equal(torch.get_rng_state(), before)
 
 

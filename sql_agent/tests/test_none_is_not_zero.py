@@ -3,12 +3,12 @@
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.runner import SqlLitAgent, outcome_fields
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.metrics import batch_metrics
-from sql_agent.rollouts.spans import OUTCOME
 from sql_agent.settings.load import load_config
+from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.metrics import batch_metrics
+from sql_agent.source.spans import OUTCOME
 from sql_agent.tests.records import ROW, make_outcome, make_record, make_result, make_row
 
 
@@ -85,7 +85,7 @@ def test_calls_that_are_in_no_row_are_counted_by_cause():
     ],
 )
 def test_a_runner_reports_what_was_judged_and_nothing_else(score, reward, success):
-    fields = SqlLitAgent(load_config(None))._outcome_fields(make_record(score), None)
+    fields = outcome_fields(SqlLitAgent(load_config(None)).rewarder.outcome(make_record(score), None))
     outcome = RolloutOutcome.from_json(fields.attributes[OUTCOME])
     assert (outcome.reward.value, outcome.record.success) == (reward, success)
     assert outcome.record == make_record(score)

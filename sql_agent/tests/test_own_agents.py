@@ -22,8 +22,8 @@ from sql_agent.model_address.signed_address import RolloutSampling, signed_prefi
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
-from sql_agent.rollouts.spans import read_turns
 from sql_agent.settings.groups import AgentConfig
+from sql_agent.source.spans import read_turns
 from sql_agent.tests.conftest import forget_own_files, llm_proxy
 
 pytestmark = pytest.mark.slow

@@ -35,7 +35,8 @@ def command():
 
 
 def functions():
-    return RewardFunctions(load_functions(resolve(parse_args(command()))), threads=2)
+    cfg = resolve(parse_args(command()))
+    return RewardFunctions(load_functions(cfg.rollout, cfg.judge, cfg.run_dir), threads=2)
 
 
 def test_its_command_is_checked_and_prints_the_settings_that_the_page_shows(capsys, tmp_path):

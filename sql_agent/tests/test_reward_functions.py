@@ -19,8 +19,8 @@ from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.rollouts.spans import read_outcome
 from sql_agent.settings.load import dump_config, load_config
+from sql_agent.source.spans import read_outcome
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import check_judged
 from sql_agent.tests.records import make_record

@@ -16,8 +16,8 @@ from dbbench_adapter.datatypes import Score
 from reward_model.scorer import Scorer
 from sql_agent.datatypes import Reward, RolloutRecord
 from sql_agent.rewards import REWARDS, reward
-from sql_agent.rollouts.scoring import RolloutScorer, conversation
 from sql_agent.settings.groups import RewardModelConfig
+from sql_agent.source.scoring import RolloutScorer, conversation
 from sql_agent.tests.conftest import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

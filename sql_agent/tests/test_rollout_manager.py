@@ -17,10 +17,10 @@ from dbbench_adapter.protocols.solution import gold_answers
 from sql_agent import oracle
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
-from sql_agent.rollouts import run_context, stops
-from sql_agent.rollouts.batch import CREDIT
-from sql_agent.rollouts.run_context import RunContext
 from sql_agent.settings.load import load_config
+from sql_agent.source import run_context, stops
+from sql_agent.source.batch import CREDIT
+from sql_agent.source.run_context import RunContext
 from sql_agent.tests.conftest import start_store
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def play(store_url, tmp_path):
         import torch
         from verl import DataProto
 
-        from sql_agent.lightning.rollout_manager import LightningRolloutManager
+        from sql_agent.verl_side.rollout_manager import RolloutManager
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
         train_file = tmp_path / "train.parquet"
@@ -56,9 +56,7 @@ def play(store_url, tmp_path):
                 actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path="policy")),
                 data=SimpleNamespace(train_files=str(train_file)),
             )
-            manager = LightningRolloutManager(
-                config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[address]))
-            )
+            manager = RolloutManager(config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[address])))
             rows = [task for task in tasks for _ in range(2)]  # a group of two each, as verl repeats them
             prompts = DataProto.from_dict(
                 tensors={"dummy": torch.zeros(len(rows), 1)},

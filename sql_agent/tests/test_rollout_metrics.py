@@ -1,4 +1,4 @@
-"""`sql_agent.rollouts.metrics`: what is logged of the reward model."""
+"""`sql_agent.source.metrics`: what is logged of the reward model."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 
 from sql_agent.datatypes import ScorerResult
-from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
+from sql_agent.source.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
 from sql_agent.tests.records import make_outcome, make_result, make_row
 
 

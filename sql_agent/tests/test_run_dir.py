@@ -9,20 +9,18 @@ import sys
 
 import pytest
 
+from agentgrpo.checkpoints import checkpoints
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
+from agentgrpo.run_folder import claim, earlier_steps, write_start
 from dbbench_adapter.export import write_rows
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.preflight import find_model
-from sql_agent.startup.resume import check_resume, own_files, refuse_other_tasks
-from sql_agent.startup.run_dir import claim, set_aside, write_start
+from sql_agent.startup.resume import check_resume, own_files, refuse_other_tasks, set_aside
 from sql_agent.tests.conftest import checkpoint_of
-from sql_agent.verl_side.checkpoints import checkpoints
 
 
 def test_metrics_that_are_no_text_are_passed_over_and_kept(tmp_path):
-    from sql_agent.verl_side.tracking import earlier_steps
-
     (tmp_path / "metrics.jsonl").write_bytes(b'\xff\x00\n{"train_step": 1}\n[]\n{"train_step": 2, "a": null}\n7\n')
     assert earlier_steps(tmp_path / "metrics.jsonl") == [{"train_step": 1}, {"train_step": 2}]
     aside = set_aside(tmp_path, after=1)
@@ -169,7 +167,7 @@ def test_a_folder_is_free_when_its_command_is_dead_though_a_fork_of_it_is_not(tm
     script = f"""
 import os, time
 from pathlib import Path
-from sql_agent.startup.run_dir import claim
+from agentgrpo.run_folder import claim
 with claim(Path({str(tmp_path)!r})):
     os.fork()
     os.write(1, b"up\\n")  # each of the two, in one piece

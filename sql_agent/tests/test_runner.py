@@ -26,9 +26,9 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.spans import OUTCOME, read_outcome, read_turns
 from sql_agent.settings.load import load_config
+from sql_agent.source import outcomes
+from sql_agent.source.spans import read_outcome, read_turns
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 
@@ -314,7 +314,7 @@ async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url
     def broken(*_):
         raise ZeroDivisionError("of the user's own")
 
-    monkeypatch.setattr(runner, "reward", broken)
+    monkeypatch.setattr(outcomes, "reward", broken)
     with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
         async with running(store_url) as (_, store):
             ((_, spans),) = await play(store, base_url, TASKS[:1])
@@ -373,11 +373,11 @@ async def test_a_scorer_that_is_gone_costs_nobody_the_reward_for_correctness_and
 
 def test_only_a_rollout_that_asked_in_vain_says_for_how_long_the_scorer_is_down():
     agent = SqlLitAgent(scored_by("http://127.0.0.1:1"))
-    agent._scorer = SimpleNamespace(down_s=130.0)
+    agent.rewarder._scorer = SimpleNamespace(down_s=130.0)
     record = RolloutRecord("t", "k", "max_turns", Score(0.0, "no_answer"), 1, 0, [], 1, 1, 1.0)
 
     def down_s(scorer_result):
-        return RolloutOutcome.from_json(agent._outcome_fields(record, scorer_result).attributes[OUTCOME]).scorer_down_s
+        return agent.rewarder.outcome(record, scorer_result).scorer_down_s
 
     others = [None, ScorerResult(None, "no_answer"), ScorerResult(None, "scorer_refused"), ScorerResult(1.0)]
     assert [down_s(each) for each in others] == [0.0] * 4

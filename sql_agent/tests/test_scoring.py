@@ -1,4 +1,4 @@
-"""`sql_agent.rollouts.scoring`: which rollouts are scored, in what form, and what a silent service does."""
+"""`sql_agent.source.scoring`: which rollouts are scored, in what form, and what a silent service does."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RolloutRecord, ScorerResult
 from sql_agent.oracle import call, calls
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.rollouts.scoring import RolloutScorer, check_scorer, conversation
 from sql_agent.settings.groups import RewardModelConfig
+from sql_agent.source.scoring import RolloutScorer, check_scorer, conversation
 from sql_agent.tests.conftest import serve_scores
 
 ASK = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many?"}]

@@ -10,7 +10,7 @@ import pytest
 from sql_agent.credit.row import Row, Turn
 from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import ScorerResult
-from sql_agent.rollouts.spans import (
+from sql_agent.source.spans import (
     OUTCOME,
     UntrainableCallError,
     all_there,

@@ -1,10 +1,10 @@
-"""`sql_agent.rollouts.stops`: a run does not go on training the first turns of rollouts whose later ones are lost.
+"""`sql_agent.source.stops`: a run does not go on training the first turns of rollouts whose later ones are lost.
 
 `test_trained_rows` has the limits of lost rollouts and lost scores."""
 
 import pytest
 
-from sql_agent.rollouts.stops import PrefixBrokenError, PrefixStop
+from sql_agent.source.stops import PrefixBrokenError, PrefixStop
 
 
 def step(broken, **causes):

@@ -9,13 +9,13 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, ScorerResult
 from sql_agent.report.figures import all_figures
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.lost_scores import level_rewards
-from sql_agent.rollouts.metrics import batch_metrics
-from sql_agent.rollouts.run_context import trajectory_line
-from sql_agent.rollouts.stops import TooManyLostError, check_lost
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.load import dump_config
+from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.lost_scores import level_rewards
+from sql_agent.source.metrics import batch_metrics
+from sql_agent.source.run_context import trajectory_line
+from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.resume import check_resume, own_files
 from sql_agent.tests.conftest import checkpoint_of, forget_own_files

@@ -5,12 +5,13 @@ import math
 
 import pytest
 
-from sql_agent.rollouts.datatypes import RolloutResult
-from sql_agent.rollouts.metrics import clip_metrics
-from sql_agent.rollouts.run_context import RunContext
+from agentgrpo.run_folder import drop_torn_line, earlier_steps
 from sql_agent.settings.load import load_config
+from sql_agent.source.datatypes import Rollout
+from sql_agent.source.metrics import clip_metrics
+from sql_agent.source.run_context import RunContext
 from sql_agent.tests.records import make_row
-from sql_agent.verl_side.tracking import drop_torn_line, earlier_steps, make_tracking
+from sql_agent.verl_side.tracking import make_tracking
 
 
 def test_a_step_that_was_taken_again_counts_once_with_its_later_metrics(tmp_path):
@@ -53,7 +54,7 @@ def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longe
     from verl import DataProto
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
-    from sql_agent.rollouts.batch import to_tensors
+    from sql_agent.source.batch import to_tensors
 
     rows = [make_row((1,), (2,) * n, (1,) * n, (0.0,) * n, num_turns=1) for n in (2, 3, longest)]
     tensors = to_tensors(rows, [1.0, 0.0, 0.0], pad_id=0)
@@ -65,7 +66,7 @@ def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longe
     assert {name: theirs[name] for name in wrong} == pytest.approx(wrong)  # why there is a metric of ours
 
     context = RunContext(load_config(None, [f"run_dir={tmp_path}"]), "run", "", 0, lambda _: None)
-    context.step_metrics |= clip_metrics([RolloutResult("g", {"id": "t"}, trajectory=row) for row in rows], 4, 8)
+    context.step_metrics |= clip_metrics([Rollout("g", {"id": "t"}, trajectory=row) for row in rows], 4, 8)
     config = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
     make_tracking(context, lambda _: None)("project", "run", [], config).log(theirs, step=1)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())

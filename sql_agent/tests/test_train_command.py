@@ -18,6 +18,7 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checks import UsageError, require
 from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import agentgrpo_command, program_command
+from agentgrpo.run_folder import write_start
 from sql_agent import upstream_patches as patches
 from sql_agent.lightning.algorithm import spawn
 from sql_agent.report.page import render
@@ -26,7 +27,6 @@ from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import use_cpu
-from sql_agent.startup.run_dir import write_start
 from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main
 

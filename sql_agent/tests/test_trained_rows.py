@@ -8,16 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from dbbench_adapter.datatypes import Score
+from sql_agent.credit.grpo import GroupRelative
 from sql_agent.datatypes import ScorerResult
-from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.runner import SqlLitAgent, outcome_fields
+from sql_agent.lightning.transport import StoreTransport
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.rollouts.datatypes import GroupSlot, RolloutOutcome, RolloutResult
-from sql_agent.rollouts.dynamic_sampling import spreadless
-from sql_agent.rollouts.lost_scores import level_rewards
-from sql_agent.rollouts.metrics import batch_metrics
-from sql_agent.rollouts.spans import OUTCOME, TURN_SPAN
-from sql_agent.rollouts.stops import TooManyLostError, check_lost
 from sql_agent.settings.load import load_config
+from sql_agent.source.datatypes import GroupSlot, Rollout, RolloutOutcome
+from sql_agent.source.dynamic_sampling import choose_group, credit_group, spreadless
+from sql_agent.source.lost_scores import level_rewards
+from sql_agent.source.metrics import batch_metrics
+from sql_agent.source.spans import OUTCOME, TURN_SPAN
+from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.tests.records import make_outcome, make_record, make_result
 
 pytestmark = pytest.mark.slow  # imports verl
@@ -28,17 +30,12 @@ def rollouts(group, *rewards):
 
 
 def test_results_stand_in_the_order_of_the_rows_and_lost_ones_have_no_advantage():
-    from sql_agent.lightning.rollout_manager import LightningRolloutManager
+    from sql_agent.verl_side.rollout_manager import in_rows
 
-    manager = object.__new__(LightningRolloutManager)
-    manager.cfg = load_config(None)
-    slots = [
-        GroupSlot(0, [0, 2, 4], draws=[rollouts("a", 1.0, 0.0, None)]),
-        GroupSlot(1, [1, 3, 5], draws=[rollouts("b", None, 1.0, None)]),
-    ]
-    trained = manager._trained(slots)
+    groups = [trained(rollouts("a", 1.0, 0.0, None)), trained(rollouts("b", None, 1.0, None))]
+    results = in_rows(groups, {"a": [0, 2, 4], "b": [1, 3, 5]})
     # a: mean 0.5 and unbiased std 0.7071 over the two that are known; b: one alone has no peer
-    assert [(r.group, r.reward, r.advantage) for r in trained] == [
+    assert [(r.group, r.reward, r.advantage) for r in results] == [
         ("a", 1.0, pytest.approx(0.7071, abs=1e-4)),
         ("b", None, None),
         ("a", 0.0, pytest.approx(-0.7071, abs=1e-4)),
@@ -60,17 +57,15 @@ def scored(*ends, preset="agentbench"):
     results = []
     for verdict, scorer_result in ends:
         stop_reason = "max_turns" if scorer_result.reason == "no_answer" else "answered"
-        fields = agent._outcome_fields(make_record(verdict, stop_reason=stop_reason), scorer_result)
+        fields = outcome_fields(agent.rewarder.outcome(make_record(verdict, stop_reason=stop_reason), scorer_result))
         results.append(make_result("g", RolloutOutcome.from_json(fields.attributes[OUTCOME])))
     return results
 
 
 def trained(results):
-    from sql_agent.lightning.rollout_manager import LightningRolloutManager
-
-    manager = object.__new__(LightningRolloutManager)
-    manager.cfg = load_config(None)
-    return manager._trained([GroupSlot(0, list(range(len(results))), draws=[results])])
+    group = choose_group(GroupSlot(0, draws=[results]), GroupRelative())
+    credit_group(group, GroupRelative())
+    return group
 
 
 @pytest.mark.parametrize("ends", [
@@ -151,8 +146,6 @@ FIRST, SECOND, LATE = span(1, [1], [2]), span(2, [1, 2, 9], [3]), span(3, [1, 2,
 
 async def read(*answers, status="succeeded", settings=()):
     """The result after the store gave these answers one after the other, and what it was asked."""
-    from sql_agent.lightning.rollout_manager import LightningRolloutManager
-
     left, asked, marked = list(answers), [], []
 
     class Store:
@@ -163,11 +156,10 @@ async def read(*answers, status="succeeded", settings=()):
         async def mark_read(self, rollout):
             marked.append(rollout.rollout_id)
 
-    manager = object.__new__(LightningRolloutManager)
-    manager.cfg = load_config(None, ["rollout.poll_s=0.001", "rollout.span_timeout_s=0.05", *settings])
-    manager.store = Store()  # pyright: ignore[reportAttributeAccessIssue]
-    result = RolloutResult("g", {"id": "task"})
-    await manager._read(SimpleNamespace(rollout_id="r", status=status), result)
+    cfg = load_config(None, ["rollout.poll_s=0.001", "rollout.span_timeout_s=0.05", *settings])
+    transport = StoreTransport(cfg, "run", Store(), "policy", [], None)  # pyright: ignore[reportArgumentType]
+    result = Rollout("g", {"id": "task"})
+    await transport._read(SimpleNamespace(rollout_id="r", status=status), result)
     assert result.settled
     assert marked == ["r"]  # whatever became of it, nobody asks for its spans again
     return result, asked

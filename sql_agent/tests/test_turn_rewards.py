@@ -9,11 +9,11 @@ from sql_agent.credit.row import Turn
 from sql_agent.credit.stitch import stitch, turn_ends
 from sql_agent.datatypes import FunctionReward, ScorerResult
 from sql_agent.rewards import summed_reward, without_function
-from sql_agent.rollouts.batch import CREDIT, to_tensors
-from sql_agent.rollouts.datatypes import RolloutOutcome
-from sql_agent.rollouts.dynamic_sampling import credit_group, spreadless
-from sql_agent.rollouts.run_context import trajectory_line
 from sql_agent.settings.groups import RewardModelConfig
+from sql_agent.source.batch import CREDIT, to_tensors
+from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.dynamic_sampling import credit_group, spreadless
+from sql_agent.source.run_context import trajectory_line
 from sql_agent.tests.records import make_record, make_result, make_row
 
 RIGHT = Score(1.0, "match")

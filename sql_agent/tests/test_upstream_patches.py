@@ -107,15 +107,15 @@ def test_ours_takes_what_callers_of_theirs_give_and_asks_for_nothing_else(ours, 
 
 
 def test_a_class_of_ours_whose_method_takes_other_parameters_stops_a_run(library, tmp_path, monkeypatch):
-    (tmp_path / "stand_ins").mkdir()
-    (tmp_path / "stand_ins" / "server.py").write_text("class Mine:\n    async def serve(self, port): ...\n")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "server.py").write_text("class Mine:\n    async def serve(self, port): ...\n")
     importlib.invalidate_caches()  # the folder was listed within the same tick of its clock
-    monkeypatch.setattr(patches, "PATCHES", (entry("Server.serve", "own", by="stand_ins.server:Mine"),))
+    monkeypatch.setattr(patches, "PATCHES", (entry("Server.serve", "own", by="ours.server:Mine"),))
     monkeypatch.setitem(VERSIONS, "upstream", ("1.2",))
     with pytest.raises(
         PatchError,
         match=r"Server.serve takes \(self, port, \*, host\), and ours, written for upstream 1.2 \(none is installed\), "
-        r"takes \(self, port\): they differ in 'host', which its callers give, so stand_ins.server:Mine cannot replace it",
+        r"takes \(self, port\): they differ in 'host', which its callers give, so ours.server:Mine cannot replace it",
     ):
         patches.check_installed(cpu=True)
 

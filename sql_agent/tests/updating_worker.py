@@ -47,7 +47,7 @@ def update(trainer: Any, word: str) -> dict[str, float]:
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.utils.metric import reduce_metrics
 
-    from sql_agent.rollouts.batch import to_tensors
+    from sql_agent.source.batch import to_tensors
     from sql_agent.tests.records import make_row
     from sql_agent.verl_side.tracking import rename
 

@@ -78,7 +78,7 @@ def main() -> None:
             torch.manual_seed(SEED)
             started = time.perf_counter()
             rollouts = player.play(tasks, [sampling] * len(tasks))
-            report([rollout.record for rollout in rollouts], name, time.perf_counter() - started)
+            report([record for record, _ in rollouts], name, time.perf_counter() - started)
 
 
 if __name__ == "__main__":

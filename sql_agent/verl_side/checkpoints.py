@@ -1,4 +1,4 @@
-"""Seals, checks and removes the checkpoints of the main job.
+"""Seals the checkpoints of the main job, and chooses the one that a run resumes from.
 
 A checkpoint is valid once its manifest is written, and is loaded only if its files still match the manifest and this
 user wrote them (`agentgrpo.signed`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
@@ -11,36 +11,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from agentgrpo import signed
+from agentgrpo import checkpoints, signed
+from agentgrpo.checkpoints import MANIFEST, Say, step_of
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import sync
 
-MANIFEST = "manifest.json"
-TRACKER = "latest_checkpointed_iteration.txt"
 PREFIX = "global_step_"
+TRACKER = "latest_checkpointed_iteration.txt"
 PACKAGES = ("verl", "vllm", "torch", "transformers", "peft", "agentlightning")
 
-Say = Callable[[str], None]
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be written, or none can be loaded; the message says why and what to do."""
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix(PREFIX))
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Everything in `folder` that is named as verl names checkpoints, newest first."""
-    found = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
-    return sorted(found, key=step_of, reverse=True)
+REMEDY = (
+    "start again with `--resume never`: it moves these checkpoints and what was logged into a folder of their own and "
+    "trains from step 0"
+)
 
 
 def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
@@ -64,16 +51,6 @@ def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
     _write(checkpoint / MANIFEST, json.dumps(signed.signed(manifest), indent=1) + "\n")
 
 
-def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
-    """What is wrong with a checkpoint's files; None if they are unchanged.
-
-    Args:
-        hashes: False compares sizes only, which reads no file.
-    """
-    manifest = signed.read(checkpoint, MANIFEST)
-    return manifest if isinstance(manifest, str) else signed.fault_of(checkpoint, manifest, hashes=hashes)
-
-
 def newest_whole(folder: Path, say: Say) -> Path | None:
     """The newest whole checkpoint of a run; None if the run never finished one.
 
@@ -83,45 +60,15 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
         CheckpointError: the run has finished checkpoints, and none is whole.
         NotOursError: another user wrote the checkpoint.
     """
-    faults = []
-    for checkpoint in checkpoints(folder):
-        fault = signed.why_not_loadable(checkpoint, MANIFEST, run_dir=folder.parent)
-        if fault is None:
-            return checkpoint
-        say(f"checkpoint {checkpoint} is skipped: {fault}")
-        faults.append(f"{checkpoint.name}: {fault}")
-    if any((checkpoint / MANIFEST).exists() for checkpoint in checkpoints(folder)):
-        raise CheckpointError(
-            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); start again with `--resume never`: it moves "
-            "these checkpoints and what was logged into a folder of their own and trains from step 0"
-        )
-    if faults:
+    newest = checkpoints.newest_whole(folder, say, run_dir=folder.parent, remedy=REMEDY)
+    if newest is None and checkpoints.checkpoints(folder):
         say("no checkpoint was finished yet: the run starts anew")
-    return None
+    return newest
 
 
 def point_verl_at(checkpoint: Path) -> None:
     # A full disk may have left the file empty.
     _write(checkpoint.parent / TRACKER, str(step_of(checkpoint)))
-
-
-def prune(sealed: Path, keep: int) -> list[Path]:
-    """Remove all checkpoints except `keep` whole ones: the one that was just sealed and the newest before it.
-
-    Checkpoints of a higher step failed the check when the run started, so they are removed too. Of older ones only the
-    sizes are checked, since hashing would read all files again. verl's own `max_actor_ckpt_to_keep` starts to count
-    anew at each start, and leaves folders without an actor behind.
-
-    Returns:
-        The removed folders.
-    """
-    others = [checkpoint for checkpoint in checkpoints(sealed.parent) if checkpoint != sealed]
-    older = [path for path in others if step_of(path) < step_of(sealed) and fault_of(path, hashes=False) is None]
-    removed = [checkpoint for checkpoint in others if checkpoint not in older[: keep - 1]]
-    for checkpoint in removed:
-        (checkpoint / MANIFEST).unlink(missing_ok=True)  # a half removed checkpoint must not be valid
-        shutil.rmtree(checkpoint, ignore_errors=True)
-    return removed
 
 
 def name_dtype(model: Path) -> None:

@@ -25,7 +25,7 @@ from sql_agent.settings.main_job import EngineConfig, LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
 
-ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
+ROLLOUT_MANAGER = "sql_agent.verl_side.rollout_manager.RolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
 ESTIMATOR = "credited_rows"

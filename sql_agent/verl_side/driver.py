@@ -22,12 +22,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
-from sql_agent.rollouts.run_context import RunContext, enter
 from sql_agent.settings.load import load_config
+from sql_agent.source.run_context import RunContext, enter
 from sql_agent.trained_on import FILE as TRAINED_ON
 from sql_agent.verl_side import checkpoints
-from sql_agent.verl_side.checkpoints import CheckpointError
 
 
 def main() -> None:
@@ -158,7 +158,7 @@ class CheckpointKeeper:
             checkpoints.seal(checkpoint, manifest)
         except OSError as error:
             raise self._write_error(checkpoint, error) from error
-        checkpoints.prune(checkpoint, self._keep)
+        prune(checkpoint, self._keep)
 
     def restore_order(self, step: int, loader: Any) -> None:
         """Restore the order of the tasks when the checkpoint is at the end of a pass over them.

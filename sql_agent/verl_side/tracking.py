@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, sync
-from sql_agent.rollouts.reward_hacking_alarm import RewardHackingAlarm
-from sql_agent.rollouts.run_context import RunContext
+from agentgrpo.run_folder import drop_torn_line, earlier_steps
+from sql_agent.source.reward_hacking_alarm import RewardHackingAlarm
+from sql_agent.source.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -75,30 +73,6 @@ def engine_alarm(metrics: Mapping[str, float], dtype: str) -> dict[str, float]:
 def rename(metrics: dict[str, Any]) -> dict[str, float]:
     """Scalars only."""
     return {RENAMED.get(k, k): float(v) for k, v in metrics.items() if isinstance(v, int | float) or hasattr(v, "item")}
-
-
-def earlier_steps(path: Path) -> list[dict[str, float]]:
-    """The metrics that a run has logged, in order; for a step repeated after a resume, the later ones."""
-    if not path.is_file():
-        return []
-    *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    rows: dict[int, dict[str, float]] = {}
-    for line in lines:
-        try:
-            row = parse_json(line)
-            rows[int(row["train_step"])] = {name: value for name, value in row.items() if value is not None}
-        except (ValueError, TypeError, KeyError, AttributeError):
-            logger.warning("%s: a line is no row of metrics and is skipped", path)
-    return [rows[step] for step in sorted(rows)]
-
-
-def drop_torn_line(path: Path) -> None:
-    # A killed run may leave an incomplete last line, to which the next step would be appended.
-    written = path.read_bytes() if path.is_file() else b""
-    whole = written.rfind(b"\n") + 1
-    if whole < len(written):
-        logger.warning("%s: the last line was cut short and is dropped (%d bytes)", path, len(written) - whole)
-        os.truncate(path, whole)
 
 
 def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:

@@ -222,7 +222,7 @@ def test_vllm_serves_it_and_plays_the_episode_that_the_adapter_plays(merged_adap
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_TARGET_DEVICE": "cpu"}
     with open_backend("sqlite") as backend:
         dbbench = DbBench("strict", backend=backend)
-        before = [rollout.record for rollout in Player(policy, dbbench, limits).play(tasks, [GREEDY] * len(tasks))]
+        before = [record for record, _ in Player(policy, dbbench, limits).play(tasks, [GREEDY] * len(tasks))]
         with started([*vllm, *flags.split()], tmp_path / "vllm.log", "/health", environment) as server:
 
             async def play():

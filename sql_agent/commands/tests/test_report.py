@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.printed_commands import program_command
+from agentgrpo.run_folder import begin, is_running, start_of
 from sql_agent.commands.report import evaluate_command, main, serve_command
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import all_figures, by_prefix, skills
+from sql_agent.report.names import named_as_train
 from sql_agent.report.page import as_data, outcome, spread
 from sql_agent.report.questions import side_by_side, validations
-from sql_agent.report.reading import Change, HeldOut, change, held_out, is_running, read_metrics, read_run, solved
+from sql_agent.report.reading import Change, HeldOut, change, held_out, read_metrics, read_run, solved
 from sql_agent.settings.load import dump_config, load_config
 
 ROOT = Path(__file__).parents[3]
@@ -162,9 +164,9 @@ def test_a_count_that_is_not_logged_is_0_and_a_measure_that_is_not_logged_is_no_
     figures = {figure.title: figure for figure in all_figures(rows)}
     assert figures["Learning"].lines["held-out success, greedy"] == [(0, 0.25), (2, 0.75)]
     assert figures["Learning"].lines["reward"] == [(1, 0.5), (2, 0.75)]
-    assert (figures["Policy"].lines, figures["Policy"].empty) == ({}, "Nothing was logged.")
+    assert (figures["Entropy"].lines, figures["Entropy"].empty) == ({}, "")
     none_lost = {figure.title: figure for figure in all_figures([AFTER])}["Lost rollouts, by reason"]
-    assert (none_lost.lines, none_lost.empty) == ({}, "None in 1 train steps.")
+    assert (none_lost.lines, none_lost.empty) == ({}, "None in 1 train step.")
 
 
 def test_a_run_of_one_step_has_bars_with_their_numbers_and_no_line_of_one_point():
@@ -227,6 +229,134 @@ def test_a_store_that_is_kept_outside_is_linked(run_dir):
     (run_dir / "config.yaml").write_text(dump_config(config))
     main([str(run_dir)])
     assert '<a href="http://localhost:9999" rel="noreferrer">' in (run_dir / "report.html").read_text()
+
+
+# runs of the other commands ------------------------------------------------------------------------------------------
+
+
+def write_run(folder, kind, settings, rows, **facts):
+    (folder / "logs").mkdir(parents=True)
+    file = folder / ("logs/metrics.jsonl" if kind == "single-skill" else "metrics.jsonl")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    begin(folder, settings, start_of(kind, **facts), resumed=False)
+    return folder
+
+
+def heads(page):
+    return re.findall(r"<h2>(.*?)</h2>", page), re.findall(r"<figcaption>(.*?)<", page)
+
+
+def test_metrics_of_other_commands_get_the_names_that_train_has():
+    rate = {"n": 9, "judged": 8, "correct": 2}
+    none = {"n": 9, "judged": 0, "correct": 0}
+    row = {
+        "held_out": rate,
+        "held_out/unjudged": {"db_unavailable": 3},
+        "held_out/skill": {"select": rate, "delete": none},
+        "success": none,
+        "rollout/stop": {"answered": 6, "max_turns": 2},
+        "group/skipped": {"all_wrong": 3},
+        "val/pair/loss": 0.5,
+        "sft/loss": None,
+        "reward/mean": 0.25,
+    }
+    assert named_as_train(row) == {
+        "val/rollout/success": 0.25,
+        "val/rollout/count": 9,
+        "val/rollout/judged": 8,
+        "val/rollout/lost/db_unavailable": 3,
+        "val/reward/unjudged_frac": pytest.approx(1 / 3),
+        "val/skill/select/success": 0.25,
+        "val/skill/select/count": 8,
+        "val/skill/select/judged": 8,
+        "val/skill/delete/count": 0,
+        "val/skill/delete/judged": 0,
+        "rollout/count": 9,
+        "rollout/judged": 0,
+        "rollout/stop/answered": 0.75,
+        "rollout/stop/max_turns": 0.25,
+        "group/skipped/all_wrong": 3,
+        "val/loss": 0.5,
+        "loss": None,
+        "reward/mean": 0.25,
+    }
+
+
+def test_a_local_run_has_its_curves_and_rollouts_and_no_section_that_would_be_empty(tmp_path, capsys):
+    right, wrong = ({"n": 4, "judged": 4, "correct": n} for n in (3, 1))
+    rows = [{"train_step": 0, "held_out": wrong}, {"train_step": 1, "reward/mean": 0.5, "time/play_s": 2.0}]
+    rows += [{"train_step": 1, "held_out": right}]
+    folder = write_run(tmp_path / "run", "local", {"model": {"model_path": "mine"}, "seed": 3}, rows, steps=2)
+    line = {"train_step": 1, "task_id": "a", "kind": "join", "reward": 1.0, "score": {"value": 1.0, "reason": "match"}}
+    (folder / "trajectories.jsonl").write_text(json.dumps(line) + "\n")
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "held-out success before        25% (5% to 70%, 1 of 4)",
+        "held-out success after 1 step  75% (30% to 95%, 3 of 4)",
+    ]
+    page = (folder / "report.html").read_text()
+    assert heads(page) == (["Figures", "Trajectories"], ["Learning", "Seconds a step, by phase"])
+    assert "<td>state</td><td>stopped, step 1 of 2;" in page and "<td>model</td><td>mine</td>" in page
+    assert "<section >" in page and "<td>model.model_path</td><td>mine</td>" in page
+
+
+def test_a_single_skill_run_has_success_by_skill(tmp_path):
+    rate = {"n": 8, "judged": 8, "correct": 2}
+    rows = [{"train_step": 0, "held_out": rate, "held_out/skill": {"select": rate}}]
+    folder = write_run(tmp_path / "run", "single-skill", {}, rows)
+    assert main([str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "<td>select</td><td>25% (7% to 59%, of 8)</td>" in page
+    assert heads(page)[1] == ["Learning"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "said", "figures"),
+    [
+        (
+            "sft",
+            [{"train_step": step, "sft/loss": 1.5 / step, "optim/learning_rate": 1e-4} for step in (1, 2)],
+            ["loss at step 1", "loss at step 2"],
+            ["Loss", "Learning rate"],
+        ),
+        (
+            "dpo",
+            [{"train_step": 1, "dpo/loss": 0.7, "dpo/margin": 0.1}, {"train_step": 1, "val/dpo/loss": 0.6}],
+            ["held-out loss at step 1"],
+            ["Loss", "Margin"],
+        ),
+        (
+            "reward train",
+            [{"train_step": 1, "pair/loss": 0.7, "pair/accuracy": 0.5, "score/mean": 0.0}],
+            ["loss at step 1"],
+            ["Loss", "Accuracy", "Scores"],
+        ),
+    ],
+)
+def test_a_run_that_plays_nothing_has_its_losses_and_no_word_of_rollouts(tmp_path, capsys, kind, rows, said, figures):
+    folder = write_run(tmp_path / "run", kind, {"model_path": "mine"}, rows, steps=len(rows))
+    assert main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert [line.rpartition("  ")[0].strip() for line in out.splitlines()[: len(said)]] == said
+    assert "serve" not in out and "trajectories" not in out
+    page = (folder / "report.html").read_text()
+    assert heads(page)[1] == figures
+    assert "<section hidden>" in page and "Held-out questions" not in page and "agl store" not in page
+    assert (folder / "curve.png").stat().st_size > 1000
+
+
+def test_two_runs_of_other_commands_are_compared(tmp_path, capsys):
+    rows = [{"train_step": step, "sft/loss": 1.5 / step} for step in (1, 2)]
+    one, two = (write_run(tmp_path / name, "sft", {"seed": n}, rows) for n, name in enumerate(("one", "two")))
+    assert main([str(one), str(two)]) == 0
+    assert "these differ: seed" in capsys.readouterr().out
+    assert heads((two / "compared.html").read_text())[1] == ["Loss"]
+
+
+def test_a_folder_that_another_version_wrote_names_the_file_that_is_missing(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0, "held_out": {"n": 4, "judged": 4, "correct": 1}}\n')
+    assert main([str(tmp_path)]) == 2
+    assert "metrics.jsonl holds no row of metrics" in capsys.readouterr().err
 
 
 # the command --------------------------------------------------------------------------------------------------------

@@ -254,8 +254,10 @@ def test_the_one_command_looks_then_trains_where_one_stands(tmp_path, tiny_polic
     assert "update 2  episodes 8/8" in trained
     assert re.search(r"held-out, after: +\d+\.\d% of 22", trained)
     (run_dir,) = (tmp_path / "out" / "tiny-sql" / "db_bench").iterdir()
-    assert sorted(path.name for path in run_dir.iterdir()) == ["checkpoints", "logs", "sessions"]
-    assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["config.json", "metrics.jsonl", "success.png"]
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        ".lock", "checkpoints", "config.yaml", "logs", "run.json", "sessions",
+    ]  # fmt: skip
+    assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["metrics.jsonl", "success.png"]
     assert (run_dir / "checkpoints" / "adapter" / "adapter_model.safetensors").stat().st_mtime > started
     assert [line["update"] for line in lines(run_dir / "logs" / "metrics.jsonl")] == [0, 1, 2, 2]
     assert len(lines(run_dir / "sessions" / "episodes.jsonl")) == 8

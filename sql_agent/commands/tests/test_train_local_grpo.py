@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,7 +68,8 @@ def refusal(*arguments: object) -> str:
         (["--env", "gsm8k", "--database", "a.sqlite"], "env.database belongs to env.type=text2sql"),
         (["--env", "gsm8k", "--judge", "bird"], "--judge belongs to --env dbbench or text2sql, this one is gsm8k"),
         (["--database", "a.sqlite", "--protocol", "text"], "--protocol belongs to --env dbbench, this one is text2sql"),
-        (["--reward", "mine.py:concise"], "argument --reward: invalid choice: 'mine.py:concise'"),
+        (["--reward", "mine"], "--reward: unknown reward preset 'mine'; known: "),
+        (["--reward", "judge"], "names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"),
         (["--top-p", "0.9"], "--top-p is 0.9: the sampler would leave out the less likely tokens"),
         (["--call_timeout_s", "0"], "--call-timeout-s: expected greater than 0"),
     ],
@@ -87,8 +90,10 @@ def test_what_does_not_fit_is_said_before_the_weights_are_read(random_policy_fol
     always = ["--model_path", random_policy_folder, "--run_dir", shop / "run"]
     silent = ["--env", f"{shop}/mine.py:Silent", "--train-file", shop / "rows.jsonl"]
     said = refusal(*always, *silent)
-    assert f"nobody can tell right from wrong in environment {shop}/mine.py:Silent, and local training has no" in said
-    assert "give the class a `get_reward` or a `judge`" in said
+    assert (
+        f"nobody can tell right from wrong in environment {shop}/mine.py:Silent; give the class a `get_reward`" in said
+    )
+    assert "or a function of its record, --reward FILE.py:NAME" in said
     assert "--train-file ROWS.jsonl" in refusal(*always, "--env", ORDERS)
     assert f"{shop}/bad.jsonl, line 1: no `prompt`" in refusal(
         *always, "--env", ORDERS, "--train_file", shop / "bad.jsonl"
@@ -118,7 +123,8 @@ def test_a_run_is_resumed_with_the_environment_file_it_began_with(shop, monkeypa
     RunFolder(cfg.run_dir, cfg, resumed=False, own_files={"env": other}).begin()
     with pytest.raises(UsageError, match=rf"started with own_files\.env = {other}, now it is {same}"):
         train_local_grpo.run(cfg, resumed=True)
-    (cfg.run_dir / "config.json").write_text((cfg.run_dir / "config.json").read_text().replace(other, same))
+    saved = cfg.run_dir / "config.yaml"
+    saved.write_text(saved.read_text().replace(other.split()[-1], same.split()[-1]))
     with pytest.raises(StartedError):
         train_local_grpo.run(cfg, resumed=True)
 
@@ -185,7 +191,7 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
     assert batch["rollout/success"] == {"n": 8, "judged": 0, "correct": 0}
     assert batch["train/steps"] == 1 and batch["policy/loss"] is not None
     assert before["held_out"] == after["held_out"] == {"n": 3, "judged": 0, "correct": 0}
-    kept = lines(out / "trajectories.jsonl")
+    kept = [row for row in lines(out / "trajectories.jsonl") if not row["validate"]]
     assert [row["reward"] for row in kept if row["error"]] == [None] * 4
     assert sum("ZeroDivisionError: no reward today" in (row["error"] or "") for row in kept) == 2
     assert all(row["score"]["reason"] == "own_reward" and row["advantage"] for row in kept if not row["error"])
@@ -220,6 +226,56 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     assert any(row["rollout/success"]["correct"] for row in batches)
     adapter = load_file(out / "epoch_2" / "adapter_model.safetensors")
     assert any(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_B" in name)
+
+
+MINE_REWARD = '''
+def brief(record):
+    """Shorter conversations are better."""
+    return 1 / (1 + record.completion_tokens)
+'''
+
+
+def without_clock(rows: list[dict]) -> list[dict]:
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time/") and "seconds" not in k and k != "at"} for row in rows
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_with_a_reward_function_and_redraws_on_a_database_is_killed_and_ends_as_the_unbroken_one(
+    random_policy_folder,  # noqa: F811
+    shop,
+    tmp_path,
+):
+    (tmp_path / "my.py").write_text(MINE_REWARD)
+    always = ["--model", random_policy_folder, "--database", shop / "shop.sqlite", "--reward", "agentbench"]
+    always += ["--reward", f"{tmp_path}/my.py:brief=0.5", "--redraws", 1, "--train-file", shop / "train.json"]
+    always += ["--held-out-fraction", 0.5, "--eval-tasks", 1, "--batch-size", 1, "--group-size", 3, "--num-epochs", 2]
+    always += ["--max-tokens", 24, "--max-turns", 1, "--learning-rate", "1e-3", "--save-every", 1, "--temperature", 1.2]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run("local", *always, "--run-dir", whole)
+    metrics, played = (without_clock(lines(whole / name)) for name in ("metrics.jsonl", "trajectories.jsonl"))
+    trained = [row for row in played if not row["validate"]]
+    for row in trained:
+        brief, terms = row["reward_parts"]["brief"], row["score"]["value"] + 0.5 * row["reward_parts"]["brief"]
+        assert (brief, row["reward"]) == (1 / (1 + row["completion_tokens"]), pytest.approx(terms))
+    batches = [row for row in metrics if "batch" in row]
+    assert [row["train_step"] for row in batches] == [*range(1, len(batches) + 1)] and len(batches) >= 2
+    assert batches[-1]["reward/brief"] > 0 and batches[-1]["train/steps"] > 0
+
+    line = [sys.executable, "-m", "agentgrpo", "local", "--device", "cpu", *map(str, always), "--run-dir", str(broken)]
+    process = subprocess.Popen(line, cwd=ROOT, env=QUIET, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 200
+    while not (broken / "checkpoints" / "step_000001" / "manifest.json").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait(20)
+    assert "resumed after " in run("local", *always, "--run-dir", broken, "--resume")
+    for name, expected in (("metrics.jsonl", metrics), ("trajectories.jsonl", played)):
+        assert without_clock(lines(broken / name)) == expected
+    adapters = [(run_dir / "epoch_2" / "adapter_model.safetensors").read_bytes() for run_dir in (whole, broken)]
+    assert adapters[0] == adapters[1]
 
 
 def test_a_run_that_measures_needs_something_to_measure_on():

@@ -22,9 +22,9 @@ from agentgrpo.processes import Events, end_with_parent, own_run
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent
 from sql_agent.oracle import MODEL
-from sql_agent.rollouts import run_context
 from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source import run_context
 from sql_agent.startup.launch import fit
 
 
@@ -60,13 +60,13 @@ class Player(agl.Algorithm):
             await asyncio.sleep(5)
 
     def _manager(self) -> Any:
-        from sql_agent.lightning.rollout_manager import LightningRolloutManager
+        from sql_agent.verl_side.rollout_manager import RolloutManager
 
         self.context = Context(self.cfg, "faults", str(self.cfg.store.address), 0, self._start_proxy)
         run_context.enter(self.context)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=MODEL)))
         servers = SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[self.model_url.removeprefix("http://")]))
-        return LightningRolloutManager(config, servers)
+        return RolloutManager(config, servers)
 
     def _start_proxy(self, servers: dict[str, Any]) -> str | None:
         if not self.cfg.llm_proxy:

@@ -1,6 +1,6 @@
 """Resets the state of recurrent layers at the beginning of each chain of a row.
 
-Position ids keep the chains of a row apart in attention (`sql_agent.rollouts.batch`). For recurrent layers (Qwen3.5's
+Position ids keep the chains of a row apart in attention (`sql_agent.source.batch`). For recurrent layers (Qwen3.5's
 gated delta net), verl passes the ends of the rows of a micro-batch (`cu_seqlens`, workers/engine/fsdp/
 transformer_impl.py, `prepare_model_inputs`), and a state is carried to the end of a row. So a rollout's second
 conversation would begin with the state of the first.

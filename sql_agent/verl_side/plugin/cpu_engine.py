@@ -169,7 +169,7 @@ def _nested(kept: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor) -> 
 
 
 def _chains(data: Any) -> list[list[list[int]]]:
-    """The token ids of each row, split where its position ids begin anew (`sql_agent.rollouts.batch`)."""
+    """The token ids of each row, split where its position ids begin anew (`sql_agent.source.batch`)."""
     rows = zip(data["input_ids"].unbind(), data["position_ids"].unbind(), strict=True)
     return [[chain.tolist() for chain in ids.tensor_split((at == 0).nonzero().flatten()[1:])] for ids, at in rows]
 

@@ -12,8 +12,8 @@ from verl.utils.torch_functional import masked_mean
 
 from sql_agent.credit.losses import Loss, LossInputs
 from sql_agent.credit.tables import LOSSES, VERLS, made
-from sql_agent.rollouts.batch import CREDIT
 from sql_agent.settings.main_job import LossConfig
+from sql_agent.source.batch import CREDIT
 from sql_agent.verl_side.config import ESTIMATOR, LOSS
 
 

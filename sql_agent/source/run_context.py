@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.outputs import append_line
-from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.settings.train import TrainConfig
+from sql_agent.source.datatypes import Rollout
 
 
 class TrainingFailedError(RuntimeError):
@@ -37,7 +37,7 @@ class RunContext:
     def run_dir(self) -> Path:
         return self.cfg.run_dir
 
-    def save_trajectories(self, results: Sequence[RolloutResult], *, step: int, validate: bool) -> None:
+    def save_trajectories(self, results: Sequence[Rollout], *, step: int, validate: bool) -> None:
         """Write whole rollouts: all of a validation, a few of training spread over the reward range, every lost one.
 
         Each line is a JSON object with the fields of training (`train_step`, `advantage`, ...), then those of
@@ -54,7 +54,7 @@ class RunContext:
             append_line(file, "\n".join(map(json.dumps, lines)))
 
 
-def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict[str, Any]:
+def trajectory_line(result: Rollout, step: int, *, validate: bool) -> dict[str, Any]:
     """Return one rollout as a line of `trajectories/*.jsonl`; the keys are a file format and must not change."""
     line: dict[str, Any] = {
         "train_step": step,

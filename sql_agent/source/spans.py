@@ -1,4 +1,4 @@
-"""Reads a rollout's model calls and its outcome from spans. Pure functions; `rollout_manager` fetches the spans."""
+"""Reads a rollout's model calls and its outcome from spans, which `sql_agent.lightning.transport` fetches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from sql_agent.credit.row import Turn
-from sql_agent.rollouts.datatypes import RolloutOutcome
+from sql_agent.source.datatypes import RolloutOutcome
 
 TURN_SPAN = "litellm_request"
 """Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""

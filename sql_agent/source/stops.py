@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agentgrpo.printed_commands import agentgrpo_command
-from sql_agent.rollouts.datatypes import RolloutResult
-from sql_agent.rollouts.metrics import SCORER_LOST
-from sql_agent.rollouts.scoring import start_command
 from sql_agent.settings.groups import RewardModelConfig
+from sql_agent.source.datatypes import Rollout, StopError
+from sql_agent.source.metrics import SCORER_LOST
+from sql_agent.source.scoring import start_command
 
 SHOWN_CHARS = 300
 """Longest part of an error that is printed."""
@@ -68,15 +68,15 @@ _LOST_ADVICE = {
 }
 
 
-class TooManyLostError(RuntimeError):
+class TooManyLostError(StopError):
     """Says that a step lost more of its rollouts than `rollout.max_lost_fraction` allows."""
 
 
-class ScorerDownError(RuntimeError):
+class ScorerDownError(StopError):
     """Says that the reward model has given no score for `reward_model.give_up_s` seconds."""
 
 
-def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
+def check_lost(results: Sequence[Rollout], max_fraction: float) -> None:
     """Stop a step that lost too many of its rollouts.
 
     Raises:
@@ -95,7 +95,7 @@ def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
         )
 
 
-def _example(results: Sequence[RolloutResult], reason: str) -> str:
+def _example(results: Sequence[Rollout], reason: str) -> str:
     """Return how the first rollout of that reason failed, and where if it left a traceback; nothing if none says so."""
     outcomes = [result.outcome for result in results if (result.lost or _refused(result)) == reason and result.outcome]
     told = next((text for one in outcomes if (text := one.reward.error or one.record.error)), "")
@@ -110,14 +110,14 @@ def last_line(error: str) -> str:
     return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}..."
 
 
-def _refused(result: RolloutResult) -> str | None:
+def _refused(result: Rollout) -> str | None:
     why = result.outcome.score_failure if result.outcome else None
     if why is not None and why != "scorer_unavailable":
         return why
     return None if result.unshaped in SCORER_LOST else result.unshaped
 
 
-def check_scorer_down(results: Sequence[RolloutResult], cfg: RewardModelConfig) -> None:
+def check_scorer_down(results: Sequence[Rollout], cfg: RewardModelConfig) -> None:
     """Stop a step whose reward model has been down for too long.
 
     Raises:
@@ -132,7 +132,7 @@ def check_scorer_down(results: Sequence[RolloutResult], cfg: RewardModelConfig) 
         )
 
 
-class PrefixBrokenError(RuntimeError):
+class PrefixBrokenError(StopError):
     """Says that train steps in a row broke more of their rollouts than `rollout.max_broken_fraction` allows."""
 
 

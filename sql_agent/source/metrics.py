@@ -13,11 +13,11 @@ import numpy as np
 
 from sql_agent.credit.row import Row
 from sql_agent.rewards import REWARDS
-from sql_agent.rollouts.datatypes import RolloutResult
-from sql_agent.rollouts.dynamic_sampling import spreadless
+from sql_agent.source.datatypes import Rollout
+from sql_agent.source.dynamic_sampling import spreadless
 
 
-def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
+def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
     """Compute the metrics of the rollouts of one step.
 
     Means are over rollouts with a reward, shares over all of them. `group/...` counts groups that are trained on,
@@ -60,7 +60,7 @@ def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     return {k: float(v) for k, v in (metrics | _shape_metrics(judged) | _group_metrics(results)).items()}
 
 
-def _none_fracs(results: Sequence[RolloutResult]) -> dict[str, float]:
+def _none_fracs(results: Sequence[Rollout]) -> dict[str, float]:
     """Return for each reward function the share of its rollouts for which it gave no number."""
     rewards = [r.outcome.reward for r in results if r.draw == 0 and r.outcome]
     named = {name for reward in rewards for name in (*reward.terms, *reward.lacking) if name not in REWARDS}
@@ -74,7 +74,7 @@ def _none_fracs(results: Sequence[RolloutResult]) -> dict[str, float]:
 SCORER_LOST = frozenset({"scorer_unavailable", "scorer_refused", "score_not_finite"})
 
 
-def score_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
+def score_metrics(results: Sequence[Rollout]) -> dict[str, float]:
     """Compute the reward model's metrics over all rollouts that it was asked about, wrong ones too; {} without one.
 
     Correlations are Pearson's. They are left out where one side does not vary.
@@ -115,7 +115,7 @@ def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _shape_metrics(judged: Sequence[RolloutResult]) -> dict[str, float]:
+def _shape_metrics(judged: Sequence[Rollout]) -> dict[str, float]:
     rows = [r.trajectory for r in judged if r.trajectory is not None]
     unused = sum((Counter(r.unused_turns) for r in judged), Counter(too_long=sum(row.dropped_turns for row in rows)))
     metrics = {
@@ -132,9 +132,7 @@ def _shape_metrics(judged: Sequence[RolloutResult]) -> dict[str, float]:
     return metrics
 
 
-def clip_metrics(
-    results: Sequence[RolloutResult], max_prompt_tokens: int, max_response_tokens: int
-) -> dict[str, float]:
+def clip_metrics(results: Sequence[Rollout], max_prompt_tokens: int, max_response_tokens: int) -> dict[str, float]:
     """Compute verl's `clip_ratio`s against the limits; they replace verl's own in a step's metrics.
 
     verl (trainer/ppo/metric_utils.py, `compute_data_metrics`) compares the length of a row with the width of the
@@ -163,10 +161,10 @@ def _response_lengths(row: Row) -> list[int]:
     return [first[1] - first[0], *(end - row.sampled.index(1, start) for start, end in others)]
 
 
-def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
+def _group_metrics(results: Sequence[Rollout]) -> dict[str, float]:
     """Compute the metrics of groups of at least two rows; validation has one row per task, so {}."""
     trained = [result for result in results if result.filtered is None]
-    groups: defaultdict[str, list[RolloutResult]] = defaultdict(list)
+    groups: defaultdict[str, list[Rollout]] = defaultdict(list)
     for result in trained:
         groups[result.group].append(result)
     grouped = [members for members in groups.values() if len(members) > 1]
@@ -185,7 +183,7 @@ def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     }
 
 
-def _filtered_metrics(results: Sequence[RolloutResult], trained: int) -> dict[str, float]:
+def _filtered_metrics(results: Sequence[Rollout], trained: int) -> dict[str, float]:
     """Count the filtered groups by cause; every rollout of a filtered group carries the cause."""
     causes = Counter((r.group, r.task_id, r.filtered) for r in results if r.filtered)
     by_cause = Counter(cause for _, _, cause in causes)
@@ -197,7 +195,7 @@ def _filtered_metrics(results: Sequence[RolloutResult], trained: int) -> dict[st
     }
 
 
-def skill_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
+def skill_metrics(results: Sequence[Rollout]) -> dict[str, float]:
     """Compute success and the number of judged rollouts per skill; a task with several skills counts under each."""
     success: defaultdict[str, list[float]] = defaultdict(list)
     for result in results:
@@ -214,7 +212,7 @@ def skill_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     }
 
 
-def _score_only(results: Sequence[RolloutResult]) -> dict[str, float]:
+def _score_only(results: Sequence[Rollout]) -> dict[str, float]:
     """Compute the share of groups whose rewards differ only in the reward model's score; {} without a reward model."""
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for result in results:

@@ -1,8 +1,7 @@
-"""Defines the records of a train step's rollouts, from the runner's report to the group that is trained.
+"""Defines the records of a batch's rollouts, from the report of how one ended to the group that is trained.
 
-`RolloutOutcome` is the runner's report, `RolloutResult` is what the manager knows of one rollout, and `GroupSlot` is
-one group's place in the batch. Leaves out all decisions, and the row (`sql_agent.credit.row`). Importing this is
-instant.
+`RolloutOutcome` is that report, `Rollout` is all that is known of one rollout, and `GroupSlot` is one group's place in
+the batch. The row is `sql_agent.credit.row`. Importing this is instant.
 """
 
 from __future__ import annotations
@@ -15,13 +14,18 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 
+
+class StopError(RuntimeError):
+    """Says why a run must not go on, and what to do."""
+
+
 Task = dict[str, Any]
 """A task as JSON values, from the environment's `verl_rows`."""
 
 
 @dataclass(frozen=True)
 class RolloutOutcome:
-    """Holds what the runner reports at the end of a rollout, as JSON in its last span."""
+    """How a rollout ended and what it is worth; a runner writes it as JSON into the rollout's last span."""
 
     record: RolloutRecord
     reward: Reward
@@ -55,11 +59,15 @@ class RolloutOutcome:
 
 
 @dataclass
-class RolloutResult:
-    """Holds what became of one rollout."""
+class Rollout:
+    """What is known of one rollout of a batch."""
 
     group: str
     task: Task
+    temperature: float | None = None
+    """Of its replies; None: the settings'. A group with its own is only measured: neither credited nor replaced."""
+    drawn_for: str = ""
+    """The skill or kind that its task was drawn for, where a sampler draws by skill."""
     draw: int = 0
     """Tasks that its slot of the batch had drawn before this one."""
     trajectory: Row | None = None
@@ -83,6 +91,12 @@ class RolloutResult:
     """None if the rollout is not trained on. If rewards are credited by turn, the advantage of the first turn."""
     turn_advantages: list[float] | None = None
     """Advantages of the turns, if the group's rewards are credited by turn."""
+
+    @property
+    def record(self) -> RolloutRecord:
+        """What was played; only of a rollout that has an outcome."""
+        assert self.outcome is not None
+        return self.outcome.record
 
     @property
     def task_id(self) -> str:
@@ -124,11 +138,10 @@ class RolloutResult:
 
 @dataclass
 class GroupSlot:
-    """Holds the rows of one group in the batch, and the groups that were played for them."""
+    """One group's place in a batch, and the groups that were played for it."""
 
     number: int
-    rows: list[int]
     replacements: list[Task] = field(default_factory=list)
     """Tasks that may still be played instead, the next one first."""
-    draws: list[list[RolloutResult]] = field(default_factory=list)
+    draws: list[list[Rollout]] = field(default_factory=list)
     """Groups that were played, the newest last; one of them is trained on."""

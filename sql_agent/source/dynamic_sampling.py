@@ -4,7 +4,7 @@ GRPO learns nothing from a group whose rewards are all equal, so a replacement t
 number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). The replacement
 depends only on the run's seed, the train step and the slot in the batch, not on which rollout finished first, so a
 resumed run draws the same tasks as an uninterrupted one. The waiting and the playing are in
-`sql_agent.lightning.rollout_manager`.
+`sql_agent.source.source`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import replace
 
 from sql_agent.credit.spread import NoSpread, no_spread
 from sql_agent.credit.tables import Credit
-from sql_agent.rollouts.datatypes import GroupSlot, RolloutResult, Task
-from sql_agent.rollouts.lost_scores import level_rewards
+from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.lost_scores import level_rewards
 
 
-def spreadless(group: Sequence[RolloutResult]) -> NoSpread | None:
+def spreadless(group: Sequence[Rollout]) -> NoSpread | None:
     """Why a group has no spread (`sql_agent.credit.spread.no_spread`)."""
     return no_spread([result.rewards for result in group], [result.success for result in group])
 
 
-def teaches_nothing(group: Sequence[RolloutResult], estimator: Credit) -> NoSpread | None:
+def teaches_nothing(group: Sequence[Rollout], estimator: Credit) -> NoSpread | None:
     """Why the estimator gives no rollout of a group an advantage; None if it gives one, or if too few were judged."""
     cause = spreadless(group)
     credited = estimator([result.rewards for result in group]) if cause else []
@@ -43,10 +43,10 @@ def needs_redraw(slot: GroupSlot, estimator: Credit) -> bool:
 def draw_replacement(slot: GroupSlot) -> None:
     """Give a slot a new group for its next replacement task, whose rollouts are still to be played."""
     newest, task = slot.draws[-1], slot.replacements.pop(0)
-    slot.draws.append([RolloutResult(result.group, task, draw=len(slot.draws)) for result in newest])
+    slot.draws.append([Rollout(result.group, task, draw=len(slot.draws)) for result in newest])
 
 
-def choose_group(slot: GroupSlot, estimator: Credit) -> list[RolloutResult]:
+def choose_group(slot: GroupSlot, estimator: Credit) -> list[Rollout]:
     """Return the group that is trained on: one that teaches, if any does, else the one with the fewest lost rollouts.
 
     The rollouts of the other groups are marked as `filtered`, each with its cause.
@@ -62,14 +62,25 @@ def choose_group(slot: GroupSlot, estimator: Credit) -> list[RolloutResult]:
     return slot.draws[best]
 
 
-def credit_group(group: Sequence[RolloutResult], estimator: Credit) -> None:
-    """Set the advantages of one group's results, and the credit of their rows; a lost one keeps None."""
+def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = True) -> None:
+    """Set the advantages of one group's results, and the credit of their rows; a lost one keeps None.
+
+    Args:
+        zeros: False: a group whose advantages are all 0 keeps None, so that it is not trained on.
+    """
     rewards = [result.rewards for result in group]
-    by_turn = any(len(turns) > 1 for turns in rewards if turns)
-    for result, advantages in zip(group, estimator(rewards), strict=True):
+    by_turn, found = any(len(turns) > 1 for turns in rewards if turns), estimator(rewards)
+    if not zeros and not any(any(advantages) for advantages in found if advantages):
+        return
+    for result, advantages in zip(group, found, strict=True):
         if advantages is not None and result.trajectory is not None:
             result.advantage, result.turn_advantages = advantages[0], advantages if by_turn else None
             result.trajectory = result.trajectory.credited(advantages, result.turn_ends)
+
+
+def credit_groups(groups: Sequence[Sequence[Rollout]], estimator: Credit, *, zeros: bool = True) -> None:
+    for group in groups:
+        credit_group(group, estimator, zeros=zeros)
 
 
 def replacement_tasks(

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from sql_agent.datatypes import Reward
 from sql_agent.rewards import unavailable, without_function, without_score
-from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.source.datatypes import Rollout
 
 
-def level_rewards(group: Sequence[RolloutResult]) -> None:
+def level_rewards(group: Sequence[Rollout]) -> None:
     """Take what one rollout lacks, the score or a function's number, out of every reward of its group."""
     failures = Counter(why for r in group if r.outcome and (why := r.outcome.score_failure))
     if failures:
@@ -33,7 +33,7 @@ def level_rewards(group: Sequence[RolloutResult]) -> None:
                 _give(result, without_function(result.outcome.reward, name, why), why)
 
 
-def _give(result: RolloutResult, reward: Reward, why: str) -> None:
+def _give(result: Rollout, reward: Reward, why: str) -> None:
     assert result.outcome is not None
     result.outcome = replace(result.outcome, reward=reward)
     if reward.value is None:

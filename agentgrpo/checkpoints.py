@@ -1,0 +1,90 @@
+"""Finds, checks and removes a run's checkpoints: folders named by their train step, each with a signed record.
+
+A checkpoint is valid once its record is written, and is loaded only if its files still match the record and this user
+wrote them (`agentgrpo.signed`). Leaves out what is in them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from agentgrpo import signed
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"(?:global_step_|step_|checkpoint-)(\d+)")
+"""How verl, local training and transformers name a checkpoint."""
+
+Say = Callable[[str], None]
+
+
+class CheckpointError(ValueError):
+    """Says that a checkpoint cannot be written, or that none can be loaded, with the reason and what to do."""
+
+
+def step_of(checkpoint: Path) -> int:
+    found = NAME.fullmatch(checkpoint.name)
+    if not found:
+        raise ValueError(f"{checkpoint} is not named as a checkpoint, such as step_000100")
+    return int(found[1])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return everything in `folder` that is named as a checkpoint, newest first; [] if there is no such folder."""
+    found = [path for path in folder.glob("*") if NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
+    """Return what is wrong with a checkpoint's files; None if they are unchanged.
+
+    Args:
+        hashes: False compares sizes only, which reads no file.
+    """
+    manifest = signed.read(checkpoint, MANIFEST)
+    return manifest if isinstance(manifest, str) else signed.fault_of(checkpoint, manifest, hashes=hashes)
+
+
+def newest_whole(
+    folder: Path, say: Say, *, run_dir: Path, record: str = MANIFEST, remedy: str | None = None
+) -> Path | None:
+    """Return the newest whole checkpoint; None if the run starts anew.
+
+    Args:
+        say: called for each newer checkpoint that is skipped, with its fault.
+        record: the name of the checkpoints' record.
+        remedy: what to do where finished checkpoints are there and none is whole; None: the run starts anew.
+    Raises:
+        CheckpointError: there is a remedy to name.
+        NotOursError: another user wrote the checkpoint.
+    """
+    faults, found = [], checkpoints(folder)
+    for checkpoint in found:
+        fault = signed.why_not_loadable(checkpoint, record, run_dir=run_dir)
+        if fault is None:
+            return checkpoint
+        say(f"checkpoint {checkpoint} is skipped: {fault}")
+        faults.append(f"{checkpoint.name}: {fault}")
+    if remedy and any((checkpoint / record).exists() for checkpoint in found):
+        raise CheckpointError(f"no checkpoint in {folder} is whole ({'; '.join(faults)}); {remedy}")
+    return None
+
+
+def prune(sealed: Path, keep: int) -> list[Path]:
+    """Remove all checkpoints except `keep` whole ones: the one that was just sealed and the newest before it.
+
+    Checkpoints of a higher step failed the check when the run started, so they are removed too. Of older ones only the
+    sizes are checked, since hashing would read all files again.
+
+    Returns:
+        The removed folders.
+    """
+    others = [checkpoint for checkpoint in checkpoints(sealed.parent) if checkpoint != sealed]
+    older = [path for path in others if step_of(path) < step_of(sealed) and fault_of(path, hashes=False) is None]
+    removed = [checkpoint for checkpoint in others if checkpoint not in older[: keep - 1]]
+    for checkpoint in removed:
+        (checkpoint / MANIFEST).unlink(missing_ok=True)  # a half removed checkpoint must not be valid
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    return removed

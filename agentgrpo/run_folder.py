@@ -1,0 +1,219 @@
+"""Defines what every folder of a training run has: a lock, run.json (how it was started), config.yaml (its settings)
+and metrics.jsonl (a row for each train step, and for each validation).
+
+A run holds the lock for as long as it lives. Leaves out checkpoints, whose contents differ (`agentgrpo.signed` seals
+them).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentgrpo.checks import UsageError, require
+from agentgrpo.json_text import parse_json
+from agentgrpo.machine import git_commit
+from agentgrpo.outputs import failures_of_the_disk, written
+from agentgrpo.passwords import masked
+from agentgrpo.signed import user_key
+
+logger = logging.getLogger(__name__)
+
+LOCK, START, SETTINGS, METRICS = ".lock", "run.json", "config.yaml", "metrics.jsonl"
+
+# The lock -------------------------------------------------------------------------------------------------------------
+
+_held: set[int] = set()
+"""Locks of this process. A forked runner that outlives a killed command would keep them, so a fork closes them."""
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def claim(run_dir: Path) -> Iterator[None]:
+    """Lock the folder, so that one run at a time writes to it or decides which of its checkpoints are whole.
+
+    Processes that a killed command has left behind end by themselves; this waits for them. A folder that was made for
+    the lock and holds nothing else at the end is removed, since the start was refused.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        UsageError: another run has the lock.
+    """
+    from agentgrpo.processes import LINGER_S, wait_until_gone
+
+    is_new = not run_dir.exists()
+    with failures_of_the_disk(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(run_dir / LOCK, os.O_WRONLY | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another run is writing to {run_dir}; wait for its end or give another --run-dir"
+            ) from None
+        _held.add(lock)
+        if run_id := last_run_id(run_dir):
+            wait_until_gone(run_id, LINGER_S + 5.0, forks=True)
+        yield
+    finally:
+        if is_new and is_empty(run_dir):
+            (run_dir / LOCK).unlink()
+            run_dir.rmdir()
+        _held.discard(lock)
+        os.close(lock)
+
+
+def is_empty(run_dir: Path) -> bool:
+    """Return whether a folder holds nothing; the lock of a start that was refused does not count."""
+    return set(os.listdir(run_dir)) <= {LOCK}
+
+
+def check_begun(run_dir: Path, *, resume: bool, begun: bool) -> None:
+    """Check that a new run writes over nothing, and that a run that is to go on has begun.
+
+    Raises:
+        ValueError: it is not so, the folder cannot be written, or this user has no key to sign checkpoints with.
+    """
+    user_key()  # is made, or raises, before anything starts
+    require(run_dir=run_dir)
+    if resume and not begun:
+        raise UsageError(
+            f"{run_dir} holds no run to go on with; start it without --resume, in another folder if an earlier version "
+            "began one here"
+        )
+    if not resume and run_dir.is_dir() and not is_empty(run_dir):
+        raise UsageError(f"{run_dir} is not empty; go on with its run by --resume, or name another --run-dir")
+
+
+def is_running(run_dir: Path) -> bool:
+    """Return whether a training command holds the folder's lock."""
+    try:
+        lock = os.open(run_dir / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+# The start ------------------------------------------------------------------------------------------------------------
+
+
+def last_run_id(run_dir: Path) -> str | None:
+    """Return the id of the run that wrote there last; None if it had none or its run.json is incomplete."""
+    try:
+        return parse_json((run_dir / START).read_text())["run_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def start_of(kind: str, **facts: Any) -> dict[str, Any]:
+    """Return what run.json says about a start that is made now.
+
+    Args:
+        kind: the command, as `agentgrpo --help` names it.
+        facts: what only this kind of run has, such as its device, or `steps`, the train step at which it is finished.
+    """
+    now = {"commit": git_commit() or "unknown", "argv": sys.argv, "started_at": time.time()}
+    return {"kind": kind, **now, **facts}
+
+
+def begin(run_dir: Path, settings: Mapping[str, Any], start: Mapping[str, Any], *, resumed: bool) -> None:
+    """Write config.yaml and run.json, each whole or not at all.
+
+    Args:
+        settings: as JSON values.
+        start: see `start_of`.
+    Raises:
+        OutputError: see `written`.
+    """
+    with written(run_dir / SETTINGS) as part:
+        part.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+    write_start(run_dir, start, resumed=resumed)
+
+
+def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return every setting by its dotted name, as `optim.learning_rate`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
+    return found
+
+
+def write_start(run_dir: Path, start: Mapping[str, Any], *, resumed: bool) -> None:
+    """Write run.json: how the run was started, and under `earlier_starts` how it was started before it was resumed."""
+    earlier: list[Any] = []
+    if resumed:
+        with suppress(OSError, ValueError, AttributeError):  # a killed run may leave it incomplete
+            last = parse_json((run_dir / START).read_text())
+            earlier = [*last.pop("earlier_starts", []), last]
+    starts = [dict(start), *earlier]
+    for each in starts:  # earlier versions wrote passwords to the file
+        each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
+    with written(run_dir / START) as part:
+        part.write_text(json.dumps(starts[0] | {"earlier_starts": earlier}, indent=2))
+
+
+# The rows -------------------------------------------------------------------------------------------------------------
+
+
+def earlier_steps(path: Path) -> list[dict[str, float]]:
+    """Return the metrics that a run has logged, in order; for a step repeated after a resume, the later ones."""
+    if not path.is_file():
+        return []
+    *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows: dict[int, dict[str, float]] = {}
+    for line in lines:
+        try:
+            row = parse_json(line)
+            rows[int(row["train_step"])] = {name: value for name, value in row.items() if value is not None}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            logger.warning("%s: a line is no row of metrics and is skipped", path)
+    return [rows[step] for step in sorted(rows)]
+
+
+def drop_torn_line(path: Path) -> None:
+    """Remove an incomplete last line, which a killed run may leave; the next step would be appended to it."""
+    written = path.read_bytes() if path.is_file() else b""
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        logger.warning("%s: the last line was cut short and is dropped (%d bytes)", path, len(written) - whole)
+        os.truncate(path, whole)
+
+
+def cut_back(file: Path, step: int) -> None:
+    """Remove the rows of later steps, which a resumed run takes again, and what is no whole row; the rest stays."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    kept = [line for line in lines if line.endswith(b"\n") and (at := _train_step(line)) is not None and at <= step]
+    if kept != lines:
+        with written(file) as part:  # a run killed at any moment leaves a complete file
+            part.write_bytes(b"".join(kept))
+
+
+def _train_step(line: bytes) -> int | None:
+    try:
+        return int(parse_json(line)["train_step"])
+    except (ValueError, TypeError, KeyError):
+        return None

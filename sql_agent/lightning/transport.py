@@ -1,0 +1,174 @@
+"""Plays the rollouts that a source asks for through agent-lightning's store, where runners claim them.
+
+It publishes the model's address, enqueues one rollout for each that is asked for, and reads and stitches each one as
+soon as it ends. What it cannot read is lost under its reason. All decisions are the source's
+(`sql_agent.source.source`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agentgrpo.agl_without_litellm import agl
+from sql_agent.credit.stitch import stitch, turn_ends
+from sql_agent.lightning.store import UNFINISHED, PatientStore
+from sql_agent.settings.train import TrainConfig
+from sql_agent.source.datatypes import GroupSlot, Rollout
+from sql_agent.source.dynamic_sampling import rollout_seed
+from sql_agent.source.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
+
+logger = logging.getLogger(__name__)
+
+
+class StoreTransport:
+    """Plays rollouts for one trainer (`sql_agent.source.source.Transport`).
+
+    Args:
+        model: the policy's name at its servers.
+        backends: addresses of the model servers, http://HOST:PORT.
+        proxy_url: the LLM proxy's address; None without one.
+    """
+
+    def __init__(
+        self, cfg: TrainConfig, run_id: str, store: PatientStore, model: str, backends: list[str], proxy_url: str | None
+    ) -> None:
+        self.cfg, self.run_id, self.store = cfg, run_id, store
+        self._model, self._backends, self._proxy_url = model, backends, proxy_url
+        self._resources_id: str | None = None
+        self._pending: dict[str, Rollout] = {}
+        self._reading: set[asyncio.Task[None]] = set()
+
+    async def collect(self) -> bool:
+        if self._pending:
+            for ended in await self.store.wait_for_rollouts(rollout_ids=list(self._pending), timeout=0):
+                self._reading.add(asyncio.create_task(self._read(ended, self._pending.pop(ended.rollout_id))))
+        for task in self._reading:
+            if task.done():
+                task.result()  # raises what it raised
+        self._reading = {task for task in self._reading if not task.done()}
+        return bool(self._pending or self._reading)
+
+    async def end(self) -> None:
+        late, self._pending = self._pending, {}
+        for rollout in late.values():  # nothing asks for the ids of late rollouts again
+            rollout.lost = "step_deadline"
+        reading, self._reading = self._reading, set()
+        await asyncio.gather(*reading)
+        await self._cancel_unfinished(late)
+
+    async def _cancel_unfinished(self, late: Iterable[str]) -> None:
+        """Cancel this run's rollouts that are late (they may have ended by now) or were queued twice after a fault."""
+        unfinished = await self.store.query_rollouts(status_in=UNFINISHED)
+        ours = [r.rollout_id for r in unfinished if (r.metadata or {}).get("run_id") == self.run_id]
+        for rollout_id in {*ours, *late}:
+            await self.store.update_rollout(rollout_id, status="cancelled")
+
+    async def _publish(self) -> str:
+        """Return the id of the resource with the model's address, published once because no store removes one."""
+        if self._resources_id is None:
+            resources = await self.store.add_resources({"main_llm": self._resource()})
+            self._resources_id = str(resources.resources_id)
+        return self._resources_id
+
+    def _resource(self) -> Any:
+        if self._proxy_url is None:
+            return agl.LLM(endpoint=f"{self._backends[0]}/v1", model=self._model)
+        return agl.ProxyLLM(endpoint=self._proxy_url, model="policy-0")
+
+    def _server(self, number: int) -> dict[str, str]:
+        """Return metadata that selects a model server; a group stays with one server and its prefix cache."""
+        if self._proxy_url is None:
+            return {"base_url": f"{self._backends[number]}/v1"}
+        return {"model": f"policy-{number}"}
+
+    async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
+        """Queue the newest group of each slot, all in one request."""
+        resources_id = await self._publish()
+        retry = agl.RolloutConfig(
+            # The runner itself ends a rollout and the wait for its score. This limit is for a runner that died. If it
+            # struck a rollout that is still being judged, that rollout would be played a second time.
+            timeout_seconds=self.cfg.agent.rollout_timeout_s + self.cfg.ending_s + self.cfg.reward_wait_s + 30.0,
+            max_attempts=self.cfg.rollout.max_attempts,
+            retry_condition=["failed", "timeout", "unresponsive"],
+        )
+        results = [result for slot in slots for result in slot.draws[-1]]
+        requests = [
+            agl.EnqueueRolloutRequest(
+                input=result.task,
+                mode="val" if validate else "train",
+                resources_id=resources_id,
+                config=retry,
+                metadata={
+                    "run_id": self.run_id,
+                    "train_step": step,
+                    "group": result.group,
+                    **self._server(slot.number % len(self._backends)),
+                    **(
+                        {"seed": rollout_seed(self.cfg.seed, step, slot.number, result.draw, member)}
+                        if result.temperature is None
+                        else {"temperature": result.temperature}
+                    ),
+                },
+            )
+            for slot in slots
+            for member, result in enumerate(slot.draws[-1])
+        ]
+        rollouts = await self.store.enqueue_many_rollouts(requests)
+        self._pending |= {rollout.rollout_id: result for rollout, result in zip(rollouts, results, strict=True)}
+
+    async def _read(self, rollout: Any, result: Rollout) -> None:
+        await self._read_spans(rollout, result)
+        result.settled = True
+        await self.store.mark_read(rollout)
+
+    async def _read_spans(self, rollout: Any, result: Rollout) -> None:
+        """Read the spans of one finished rollout into `result`; they may arrive a moment after its end."""
+        if rollout.status != "succeeded":
+            result.lost = f"rollout_{rollout.status}"
+            return
+        deadline = time.monotonic() + self.cfg.rollout.span_timeout_s
+        try:
+            while True:
+                spans = await self.store.query_spans(rollout.rollout_id, attempt_id="latest")
+                result.outcome = read_outcome(spans)
+                one_conversation = result.outcome is None or result.outcome.one_conversation
+                turns = read_turns(spans, one_conversation=one_conversation)
+                if result.outcome is not None and all_there(turns, result.outcome):
+                    break
+                if time.monotonic() > deadline:
+                    result.lost = "missing_spans"
+                    return
+                await asyncio.sleep(self.cfg.rollout.poll_s / 2)
+        except UntrainableCallError as error:
+            logger.error("rollout %s: %s", rollout.rollout_id, error)
+            result.lost = error.reason
+            return
+        record, reward = result.outcome.record, result.outcome.reward
+        if record.score.value is not None:
+            result.comparison = await self.store.read_comparison(rollout.rollout_id)
+        calls = sum(span.name == TURN_SPAN for span in spans)
+        result.unused_turns = {"repeated": calls - len(turns), "given_up": len(turns) - record.num_turns}
+        turns = turns[: record.num_turns]  # a call that the agent gave up may have ended after it
+        if reward.value is None:
+            result.lost = reward.reason
+        elif not turns:
+            result.lost = "no_turns"
+        else:
+            result.trajectory = stitch(
+                turns,
+                max_response_tokens=self.cfg.data.max_response_tokens,
+                max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
+                one_conversation=one_conversation,
+                agents=self.cfg.rollout.train_agents,
+            )
+            if names := self.cfg.rollout.train_agents:
+                result.unused_turns["other_agent"] = sum(turn.agent not in names for turn in turns)
+            result.turn_ends = turn_ends(turns, result.trajectory)
+            if not any(result.trajectory.sampled):
+                others = result.unused_turns.get("other_agent") == len(turns)
+                result.lost = "no_trained_agent" if others else "response_too_long"

@@ -1,0 +1,55 @@
+"""Plays what a source asks for with a policy in this process, and rewards it (`sql_agent.source.source.Transport`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sql_agent.credit.row import Row
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.local.datatypes import Sampling
+from sql_agent.local.rollouts import Player
+from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.outcomes import Rewarder
+
+
+class InProcess:
+    """Plays all that is queued side by side.
+
+    Args:
+        sampling: of the rollouts that are trained on.
+        task_of: makes a task of its fields (`Environment.task`).
+    """
+
+    def __init__(self, player: Player, rewarder: Rewarder, sampling: Sampling, task_of: Callable[[Task], Any]) -> None:
+        self._player, self._rewarder, self._sampling, self._task_of = player, rewarder, sampling, task_of
+        self._queued: list[Rollout] = []
+
+    async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
+        self._queued += [rollout for slot in slots for rollout in slot.draws[-1]]
+
+    async def collect(self) -> bool:
+        queued, self._queued = self._queued, []
+        sampling = [self._sampling if r.temperature is None else Sampling(r.temperature) for r in queued]
+        played = self._player.play([self._task_of(rollout.task) for rollout in queued], sampling)
+        await asyncio.gather(*(self._settle(rollout, *each) for rollout, each in zip(queued, played, strict=True)))
+        return False
+
+    async def end(self) -> None:
+        for rollout in self._queued:
+            rollout.lost = "step_deadline"
+        self._queued = []
+
+    async def _settle(self, rollout: Rollout, record: RolloutRecord, row: Row | None) -> None:
+        rollout.outcome = outcome = await self._rewarder(record, rollout.task)
+        rollout.comparison = record.comparison.to_dict() if record.comparison else None
+        rollout.trajectory, rollout.turn_ends = row, ends_of_turns(row) if row else ()
+        rollout.lost = outcome.reward.reason if outcome.reward.value is None else None if row else "no_turns"
+        rollout.settled = True
+
+
+def ends_of_turns(row: Row) -> tuple[int, ...]:
+    """For each turn, the number of the row's tokens up to its end; the template puts tokens between two turns."""
+    following = (*row.sampled[1:], 0)
+    return tuple(at + 1 for at, (here, after) in enumerate(zip(row.sampled, following, strict=True)) if here > after)

@@ -1,0 +1,113 @@
+"""What a trainer gets for the tasks of a batch, whoever plays them: here a script that knows each task's rewards."""
+
+import itertools
+from functools import partial
+
+import pytest
+
+from sql_agent.credit.grpo import GroupRelative
+from sql_agent.settings.groups import RewardModelConfig
+from sql_agent.settings.main_job import RolloutConfig
+from sql_agent.source.datatypes import GroupSlot, Rollout
+from sql_agent.source.dynamic_sampling import credit_groups
+from sql_agent.source.source import Source
+from sql_agent.source.stops import TooManyLostError
+from sql_agent.tests.records import ROW, make_outcome
+
+
+class Script:
+    """Ends every rollout at once with the next reward of its task; None loses it, and "late" never ends."""
+
+    def __init__(self, **rewards) -> None:
+        self.rewards = {task: iter(values) for task, values in rewards.items()}
+        self.asked, self._queued = list[list[str]](), list[Rollout]()
+
+    async def enqueue(self, slots, *, step, validate):
+        self.asked.append([slot.draws[-1][0].task_id for slot in slots])
+        self._queued += [rollout for slot in slots for rollout in slot.draws[-1]]
+
+    async def collect(self):
+        queued, self._queued = self._queued, []
+        for rollout in queued:
+            value = next(self.rewards[rollout.task_id])
+            if value == "late":
+                self._queued.append(rollout)
+                continue
+            rollout.outcome, rollout.trajectory, rollout.settled = make_outcome(value, verdict=value), ROW, True
+            rollout.lost = "db_unavailable" if value is None else None
+        return bool(self._queued)
+
+    async def end(self):
+        for rollout in self._queued:
+            rollout.lost = "step_deadline"
+
+
+def slot(number, task, size=2, **fields):
+    return GroupSlot(number, draws=[[Rollout(str(number), {"id": task}, **fields) for _ in range(size)]])
+
+
+def source(script, *, tasks=(), kept=None, **settings):
+    return Source(
+        script,
+        RolloutConfig(poll_s=0.01, **settings),
+        RewardModelConfig(),
+        GroupRelative(),
+        seed=0,
+        ending_s=0.0,
+        max_broken_fraction=1.0,
+        tasks=[{"id": task} for task in tasks],
+        credit=partial(credit_groups, estimator=GroupRelative()),
+        keep=lambda rollouts, *, step, validate: (kept if kept is not None else []).extend(rollouts),
+    )
+
+
+def shown(groups):
+    return [[(r.task_id, r.reward, r.advantage and round(r.advantage, 4)) for r in group] for group in groups]
+
+
+async def test_a_group_without_spread_gives_way_to_another_task_and_the_others_are_credited():
+    script = Script(same=[1.0, 1.0], mixed=[1.0, 0.0], other=[0.0, 1.0])
+    slots, kept = [slot(0, "same"), slot(1, "mixed")], []
+    asked = source(script, tasks=["same", "mixed", "other"], kept=kept, redraws=1)
+    groups, metrics = await asked.batch(slots, step=1)
+    # mean 0.5, unbiased std 0.7071
+    assert shown(groups) == [
+        [("other", 0.0, -0.7071), ("other", 1.0, 0.7071)],
+        [("mixed", 1.0, 0.7071), ("mixed", 0.0, -0.7071)],
+    ]
+    assert script.asked == [["same", "mixed"], ["other"]]
+    assert [(r.task_id, r.filtered) for r in kept] == [
+        *[("same", "all_right")] * 2, *[("other", None)] * 2, *[("mixed", None)] * 2
+    ]  # fmt: skip
+    assert (metrics["group/played"], metrics["group/set_aside/all_right"], metrics["reward/mean"]) == (3.0, 1.0, 0.75)
+
+
+async def test_a_group_with_a_temperature_of_its_own_is_measured_beside_the_others_and_in_no_metric():
+    script = Script(task=[1.0, 0.0, 0.0], other=[0.0, 1.0])
+    slots = [slot(0, "task", 1, temperature=0.0), slot(1, "task")]
+    groups, metrics = await source(script, tasks=["other"], redraws=1).batch(slots, step=1)
+    assert shown(groups) == [[("task", 1.0, None)], [("other", 0.0, -0.7071), ("other", 1.0, 0.7071)]]
+    assert script.asked == [["task", "task"], ["other"]]
+    assert (metrics["rollout/count"], metrics["rollout/success"]) == (4.0, 0.0)  # success is of the first tasks
+
+
+async def test_a_validation_is_neither_credited_nor_replaced():
+    slots = [slot(0, "task", 1, temperature=0.0), slot(1, "second", 1, temperature=0.0)]
+    script = Script(task=[1.0], second=[0.0])
+    groups, metrics = await source(script, tasks=["other"], redraws=1).batch(slots, step=0, validate=True)
+    assert shown(groups) == [[("task", 1.0, None)], [("second", 0.0, None)]]
+    assert (metrics["rollout/success"], metrics["rollout/judged"]) == (0.5, 2.0)
+
+
+async def test_what_does_not_end_in_time_is_lost_and_the_rest_is_kept():
+    script = Script(slow=itertools.repeat("late"), quick=[1.0, 0.0])
+    slots = [slot(0, "slow"), slot(1, "quick")]
+    groups, _ = await source(script, step_timeout_s=0.05, redraws=0).batch(slots, step=1)
+    assert [[r.lost for r in group] for group in groups] == [["step_deadline"] * 2, [None] * 2]
+
+
+async def test_a_batch_that_loses_too_much_stops_once_its_rollouts_are_kept():
+    kept = []
+    with pytest.raises(TooManyLostError, match=r"2 of 2 rollouts were lost .*'db_unavailable'"):
+        await source(Script(task=[None, None]), kept=kept, redraws=0).batch([slot(0, "task")], step=1)
+    assert [rollout.lost for rollout in kept] == ["db_unavailable"] * 2

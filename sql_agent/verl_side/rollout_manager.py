@@ -1,0 +1,122 @@
+"""Hands verl the rollouts that it asks for, as its batch.
+
+verl's config names the class (`actor_rollout_ref.rollout.agent.agent_loop_manager_class`); `generate_sequences` returns
+one row per prompt row (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). A rollout that could not be
+judged comes back as a masked row. A training group without spread is filtered, and the group of another task takes its
+rows. The decisions are those of `sql_agent.source.source`, the playing is `sql_agent.lightning.transport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from tensordict import TensorDict
+from verl import DataProto
+
+from sql_agent.credit.tables import ESTIMATORS, made
+from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.transport import StoreTransport
+from sql_agent.source import run_context
+from sql_agent.source.batch import to_tensors
+from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.dynamic_sampling import credit_groups
+from sql_agent.source.metrics import clip_metrics
+from sql_agent.source.source import Source, rollouts_of
+
+
+class RolloutManager:
+    """Plays rollouts for one trainer, on an event loop in a thread beside verl's synchronous loop."""
+
+    def __init__(self, config: Any, llm_client: Any, **_: Any) -> None:
+        self.run = run = run_context.current()
+        cfg, model = run.cfg, str(config.actor_rollout_ref.model.path)
+        addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
+        backends = [f"http://{address}" for address in addresses]
+        proxy_url = run.publish({"model": model, "backends": backends})
+        estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
+        self.source = Source(
+            StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, proxy_url),
+            cfg.rollout,
+            cfg.reward_model,
+            estimator,
+            seed=cfg.seed,
+            ending_s=cfg.agent.rollout_timeout_s + cfg.reward_wait_s,
+            max_broken_fraction=cfg.max_broken_fraction,
+            tasks=read_tasks(str(config.data.train_files)) if cfg.rollout.redraws else [],
+            credit=partial(credit_groups, estimator=estimator),
+            keep=run.save_trajectories,
+            report=run.progress,
+        )
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> RolloutManager:
+        return cls(*args, **kwargs)
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Play every row of `prompts` and return verl's batch, rows in the same order."""
+        validate = bool(prompts.meta_info.get("validate", False))
+        step = int(prompts.meta_info.get("global_steps", 0))
+        started = time.time()
+        rows = rows_by_group(prompts)
+        slots = slots_of([json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]], rows, validate)
+        playing = self.source.batch(slots, step=step, validate=validate)
+        groups, metrics = asyncio.run_coroutine_threadsafe(playing, self.loop).result()
+        results = in_rows(groups, rows)
+        batch = to_batch(results, self.run.pad_id)
+        ready = time.time()
+        last_end = max((r.outcome.ended_at for r in rollouts_of(slots) if r.outcome), default=ready)
+        metrics |= {"time/rollout_s": ready - started, "time/batch_ready_s": ready - last_end}
+        if not validate:
+            metrics |= clip_metrics(results, self.run.cfg.data.prompt_tokens, self.run.cfg.data.max_response_tokens)
+        prefix = "val/" if validate else ""
+        self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
+        batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}
+        return batch
+
+
+def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
+    """The rows of each group, by verl's id of the group; a validation gives none, and each row is a group."""
+    rows, fields = dict[str, list[int]](), prompts.non_tensor_batch
+    for row, group in enumerate(fields.get("uid", range(len(fields["extra_info"])))):
+        rows.setdefault(str(group), []).append(row)
+    return rows
+
+
+def slots_of(tasks: Sequence[Task], rows: Mapping[str, Sequence[int]], validate: bool) -> list[GroupSlot]:
+    temperature = 0.0 if validate else None
+    return [
+        GroupSlot(number, draws=[[Rollout(group, tasks[row], temperature=temperature) for row in members]])
+        for number, (group, members) in enumerate(rows.items())
+    ]
+
+
+def in_rows(groups: Sequence[Sequence[Rollout]], rows: Mapping[str, Sequence[int]]) -> list[Rollout]:
+    """The rollout of each row, in the order of the rows."""
+    by_row = dict[int, Rollout]()
+    for group, members in zip(groups, rows.values(), strict=True):
+        by_row |= zip(members, group, strict=True)
+    return [by_row[row] for row in sorted(by_row)]
+
+
+def to_batch(rollouts: Sequence[Rollout], pad_id: int) -> DataProto:
+    tensors = to_tensors([r.trajectory for r in rollouts], [r.reward for r in rollouts], pad_id=pad_id)
+    others = {
+        "multi_modal_inputs": np.array([{} for _ in rollouts], dtype=object),  # verl reads the key for every row
+        "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in rollouts]),
+    }
+    return DataProto(TensorDict(tensors, batch_size=len(rollouts)), others)
+
+
+def read_tasks(parquet: str) -> list[Task]:
+    """Read the tasks of verl's data file, in the file's order."""
+    return [json.loads(row["task"]) for row in pq.read_table(parquet, columns=["extra_info"])["extra_info"].to_pylist()]
