@@ -9,8 +9,8 @@ print(run.held_out[-1], run.change, run.checkpoints)
 from importlib import import_module
 from typing import Any
 
+# Public functions, each with its module, which is imported when one is asked for: this package is below it.
 INTERFACE = dict.fromkeys(("command", "evaluate", "local", "read_run", "report", "sft", "train"), "sql_agent.interface")
-"""Public functions, each with its module, which is imported when one is asked for: this package is below it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -4,5 +4,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IS_CLONE = (ROOT / "scripts" / "setup.sh").is_file()
+# Here are the folders models/ and data/ that commands make: in the clone, or where the command was started.
 HOME = ROOT if IS_CLONE else Path.cwd()
-"""Here are the folders models/ and data/ that commands make: in the clone, or where the command was started."""

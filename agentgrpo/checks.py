@@ -62,6 +62,7 @@ class Check:
 _RUN, _MACHINE, _READ = (f"sql_agent.startup.{name}" for name in ("preflight", "machine", "readable"))
 _NO_TIME = "no time"
 _PAGES = "doc/own_database.md and doc/training.md have the forms of databases, questions and tasks"
+# Cheap checks come before expensive ones, and what others build on before these.
 CHECKS = (
     Check("variables", ("variables",), _NO_TIME, f"{_RUN}:check_variables"),
     Check("Python", ("python", "executable"), _NO_TIME, f"{_MACHINE}:check_python"),
@@ -91,7 +92,6 @@ CHECKS = (
     Check("tasks", ("env", "tasks_of", "train_file", "val_file"), "they are read", f"{_READ}:check_tasks"),
     Check("disk", ("folder", "disk_need", "disk_remedy"), _NO_TIME, "agentgrpo.disk_space:check_disk"),
 )
-"""Cheap checks come before expensive ones, and what others build on before these."""
 
 
 def _of(use: dict[str, Any]) -> Iterator[Check]:
@@ -101,7 +101,7 @@ def _of(use: dict[str, Any]) -> Iterator[Check]:
 
 
 def require(say: Callable[[str], object] = print, /, **use: Any) -> None:
-    """Make the checks that belong to what a command is about to use, and say what does not keep it from starting.
+    """Say what does not keep a run from starting, and end at what does.
 
     Raises:
         UsageError: there is a problem; all problems of the first check that has any are named, one a line.
@@ -116,7 +116,6 @@ def require(say: Callable[[str], object] = print, /, **use: Any) -> None:
 
 
 def examine(**use: Any) -> list[tuple[str, Finding]]:
-    """Make the same checks for a report: names and findings. An error is a problem, with the remedy after its `; `."""
     found: list[tuple[str, Finding]] = []
     for check in _of(use):
         try:
@@ -132,7 +131,7 @@ def examine(**use: Any) -> list[tuple[str, Finding]]:
 
 
 def report(findings: Sequence[tuple[str, Finding]]) -> list[tuple[str, str]]:
-    """Return a report's lines, each with its colour, which adds no meaning."""
+    """Lines, each with its colour, which adds no meaning."""
     lines = []
     for name, finding in findings:
         state, colour = "ok", "green"
@@ -147,7 +146,6 @@ def report(findings: Sequence[tuple[str, Finding]]) -> list[tuple[str, str]]:
 
 
 def show(findings: Sequence[tuple[str, Finding]]) -> int:
-    """Print a report; return 1 if a problem keeps a run from starting, else 0."""
     lines = report(findings)
     try:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""Says what a column of a user's file may be by its name, so that nothing that a person meant is passed over.
+"""What a column of a user's file may be by its name, so that nothing that a person meant is passed over.
 
 A reader knows the columns that it reads. Of the others, one with the name of a prompt and a text that is nowhere in
 what was read is an error of the file, or of the reader's guess.
@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from agentgrpo.json_text import parse_json
 
+# A column whose name has one of these words, or its plural, may hold a part of the prompt.
 PROMPT_WORDS = frozenset((
     "prompt", "question", "query", "input", "inputs", "context", "history", "instruction", "system", "message",
     "conversation", "dialog", "dialogue", "chat", "turn", "user", "human", "request", "problem", "utterance",
     "document", "passage", "article", "post", "background", "scenario", "persona", "knowledge", "evidence", "hint",
     "preamble", "developer", "interaction", "previous", "prev", "prior", "preceding", "earlier",
 ))  # fmt: skip
-"""A column whose name has one of these words, or its plural, may hold a part of the prompt."""
+# A column whose name has one of these words is about the prompt, or about the row.
 NO_PROMPT_WORDS = frozenset((
     "id", "ids", "uid", "uuid", "guid", "hash", "sha", "sha256", "md5", "digest", "length", "len", "chars",
     "characters", "token", "tokens", "toks", "tokenized", "count", "num", "number", "score", "scores", "rating",
@@ -28,32 +29,29 @@ NO_PROMPT_WORDS = frozenset((
     "date", "time", "timestamp", "created", "template", "embedding", "embeddings", "cost", "usage", "quality",
     "toxicity", "status", "cluster", "perplexity", "domain", "is", "has", "complexity",
 ))  # fmt: skip
-"""A column whose name has one of these words is about the prompt, or about the row."""
 PREFIX_WORDS = frozenset(("prefix", "prefill", "prefilled", "initial", "partial", "unfinished"))
+# A column whose name has a word of both sets, or one of the first alone, may hold the beginning of a reply.
 REPLY_WORDS = frozenset((
     "assistant", "answer", "response", "reply", "completion", "output", "generation", "solution", "reason", "reasoning",
     "step", "steps", "thought", "thoughts", "thinking", "cot", "chosen", "rejected", "target", "text",
 ))  # fmt: skip
-"""A column whose name has a word of both sets, or one of the first alone, may hold the beginning of a reply."""
+# A column whose name has one of these words may hold schemas of tools, or calls.
 TOOL_WORDS = frozenset(("tool", "tools", "function", "functions", "api", "apis", "plugin", "plugins"))
-"""A column whose name has one of these words may hold schemas of tools, or calls."""
 MEDIA_WORDS = frozenset((
     "image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "pixel", "pixels", "video", "videos",
     "audio", "audios", "sound", "sounds",
 ))  # fmt: skip
+# A column with one of `MEDIA_WORDS` holds images or sound, or says where they are, unless it has one of these too.
 ABOUT_MEDIA = frozenset((
     "id", "ids", "has", "is", "count", "num", "number", "width", "height", "caption", "captions", "description", "alt",
     "size", "type", "format", "tokens",
 ))  # fmt: skip
-"""A column with one of `MEDIA_WORDS` holds images or sound, or says where they are, unless it has one of these too."""
 
 
 TOOLS = "tools or their calls"
 
 
 class UnreadPart(NamedTuple):
-    """Names a column that no reader knows, although a person put a part of the conversation there."""
-
     column: str
     what: str
     """What it looks like, such as `TOOLS`."""
@@ -62,18 +60,16 @@ class UnreadPart(NamedTuple):
 
 
 def words(name: str) -> frozenset[str]:
-    """Return the words of a column's name in lower case: `userInput_2` has user, input and 2."""
     return frozenset(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name))
 
 
 def plain_name(name: str) -> str:
-    """Return the name without case and separators, so that `loss_mask`, `lossMask` and `Loss-Mask` are one."""
+    """`loss_mask`, `lossMask` and `Loss-Mask` are one name."""
     return re.sub(r"[\W_]+", "", name).lower()
 
 
 def looks_like_prompt(name: str, also: frozenset[str] = frozenset()) -> bool:
-    """Return whether a column has the name of a part of the prompt.
-
+    """
     Args:
         also: words of such names beside `PROMPT_WORDS`.
     """
@@ -89,7 +85,7 @@ def unread_prompt(
     replies: Sequence[str] = (),
     also: frozenset[str] = frozenset(),
 ) -> str | None:
-    """Return the first column that looks like a prompt and holds a text that was not read; None if there is none.
+    """First column that looks like a prompt and holds a text that was not read.
 
     Args:
         read: the columns that were read.
@@ -110,7 +106,7 @@ def unread_prompt(
 def unread_part(
     row: dict[str, Any], read: Collection[str | None], prompt: Sequence[str], replies: Sequence[str] = ()
 ) -> UnreadPart | None:
-    """Return the first column that holds a part of a conversation that was not read, and what it looks like.
+    """First column that holds a part of a conversation that was not read.
 
     Args:
         read: the columns that were read.
@@ -132,10 +128,7 @@ def unread_part(
 
 
 def holds_media(name: str, value: Any) -> bool:
-    """Return whether a column or field has the name of images or sound, and holds some or says where they are.
-
-    A flag or a count does neither, as in `sound: true`; the empty places that `datasets` fills in do not either.
-    """
+    # A flag or a count is no medium, as in `sound: true`; nor are the empty places that `datasets` fills in.
     found = words(name)
     return not found.isdisjoint(MEDIA_WORDS) and found.isdisjoint(ABOUT_MEDIA) and _is_medium(value)
 
@@ -155,7 +148,6 @@ def _looks_like_prefix(name: str) -> bool:
 
 
 def _tools(name: str, value: Any) -> Iterator[str]:
-    """Yield the names of the tools in a column with the name of tools; a schema without one is its own text."""
     found = words(name)
     value = [] if found.isdisjoint(TOOL_WORDS) or "choice" in found else _unpacked(value)
     if not isinstance(value, list | dict):
@@ -175,7 +167,6 @@ _NO_CONTENT = {"role", "from", "type", "name", "id", "tool_call_id"}
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a value that have a letter or digit, with single blanks."""
     if isinstance(value, str):
         text = " ".join(value.split())
         if re.search(r"\w", text):

@@ -1,5 +1,5 @@
-"""Ends a command with its result, with one line that says what was wrong, or after Ctrl-C with exit status 130. A
-command never ends with a traceback for something that the user can correct.
+"""How a command ends: with its result, with one line that says what was wrong, or after Ctrl-C with status 130. It
+never ends with a traceback for something that the user can correct.
 
     from agentgrpo.commands import execute, starting
 
@@ -11,7 +11,7 @@ command never ends with a traceback for something that the user can correct.
     if __name__ == "__main__":
         execute(main)
 
-Leaves out what Python does before a command's first line. Imports little, so that `starting` can be called early.
+This module imports little, so that `starting` can be called early.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ OURS = ("agentgrpo", "bench", "dbbench_adapter", "reward_model", "scripts", "sql
 
 
 def _end_with_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print what a missing package is and how to add it; every other exception that nobody caught has its traceback."""
     name = (getattr(error, "name", None) or "").split(".")[0]
     if isinstance(error, ModuleNotFoundError) and name and name not in OURS:
         print(f"error: the package {name} is not installed; {remedy_of(name)}", file=sys.stderr)
@@ -62,7 +61,7 @@ def _leave(*_: Any) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt inside the block, so that the work can be ended in order."""
+    """KeyboardInterrupt is raised inside the block only, where the work can be ended in order."""
     before = signal.getsignal(signal.SIGINT)
     if before == _leave:
         signal.signal(signal.SIGINT, _interrupt)
@@ -80,12 +79,11 @@ def _interrupt(*_: Any) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line at once, also where the output goes to a file."""
     print(line, flush=True)
 
 
 def execute(main: Callable[[], int | None]) -> NoReturn:
-    """Run `main` and exit with its status, with 1 if a file could not be read or written, with 130 after Ctrl-C."""
+    """Exit with the status of `main`, with 1 if a file could not be read or written, with 130 after Ctrl-C."""
     try:
         code = main() or 0
         sys.stdout.flush()

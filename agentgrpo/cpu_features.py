@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
+# bfloat16 is faster from this many parameters on; in a smaller model casts cost more than matrix products save.
 LARGE = 20_000_000
-"""bfloat16 is faster from this many parameters on; in a smaller model casts cost more than matrix products save."""
 
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets of this CPU by Linux's names; return none if there is no /proc/cpuinfo."""
     file = Path("/proc/cpuinfo")
     return parse_flags(file.read_text()) if file.is_file() else frozenset()
 
@@ -24,15 +23,13 @@ def parse_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def bfloat16_pays() -> bool:
-    """Return whether this CPU multiplies matrices in bfloat16 in hardware (AVX-512 BF16 or AMX).
-
-    On such a CPU autocast trains about twice as fast as float32. Other CPUs emulate bfloat16, which is slower.
-    """
+    # With AVX-512 BF16 or AMX autocast trains about twice as fast as float32; other CPUs emulate bfloat16, which is
+    # slower.
     return any(flag in cpu_flags() for flag in BFLOAT16_FLAGS)
 
 
 def uses_bfloat16(precision: Literal["auto", "float32", "bfloat16"], parameters: int) -> bool:
-    """Return whether a model is trained under bfloat16 autocast on this CPU. Its weights stay float32.
+    """Weights stay float32; only autocast uses bfloat16.
 
     Args:
         precision: auto means bfloat16 if it pays and the model has `LARGE` parameters or more.

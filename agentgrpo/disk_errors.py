@@ -1,7 +1,4 @@
-"""Turns errors of the disk and of paths into one line that says what to do. Imports only the standard library.
-
-Leaves out how outputs are written (`agentgrpo.outputs`).
-"""
+"""Errors of the disk and of paths in one line that says what to do. Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -13,39 +10,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Messages about the disk from writers outside Python: safetensors and tokenizers, pyarrow, torch, SQLite.
 _FROM_LIBRARIES = re.compile(
     r"\(os error (\d+)\)|\[Errno (\d+)\]|PytorchStreamWriter|inline_container|disk is full|readonly database"
 )
-"""Messages about the disk from writers outside Python: safetensors and tokenizers, pyarrow, torch, SQLite."""
 
 
 class OutputError(ValueError):
-    """An output cannot be written; the message names the path, the reason and what to do."""
+    """The message names the path, the reason and what to do."""
 
 
 @contextmanager
-def failures_of_the_disk(path: Path, then: str = "") -> Iterator[None]:
-    """Turn the errors of a full, read-only or broken disk into an `OutputError`; other errors pass unchanged.
-
-    Args:
-        then: a text added to the message, for example how the run continues.
-    """
+def failures_of_the_disk(path: Path) -> Iterator[None]:
+    """Raise an `OutputError` where a disk is full, read-only or broken; other errors pass unchanged."""
     try:
         yield
     except OutputError:
         raise
     except Exception as error:  # libraries wrap the disk's OSError in errors of their own
         if words := disk_fault(error, path):
-            raise OutputError(words + (f"; {then}" if then else "")) from error
+            raise OutputError(words) from error
         raise
 
 
 def disk_fault(error: BaseException, path: Path) -> str | None:
-    """Return what went wrong with the disk; return None if the disk did not cause `error`.
-
-    Args:
-        path: the file or folder that was being written.
-    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ValueError):  # our own ValueErrors already have their message
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -58,7 +46,7 @@ def disk_fault(error: BaseException, path: Path) -> str | None:
 
 
 def in_words(error: BaseException) -> str:
-    """Return the error in one line; for an error of the operating system, with the file's name and what to do."""
+    """One line; for an error of the operating system, with the file's name and what to do."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     if error.filename is None or isinstance(error.filename, int):
@@ -77,7 +65,6 @@ def _describe(path: Path, number: int) -> str:
 
 
 def _likely_errno(path: Path) -> int:
-    """Guess the errno where a library gave none: the disk is full, or it has another fault."""
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     disk = os.statvfs(folder)
     return errno.ENOSPC if disk.f_bavail * disk.f_frsize < 2**20 else errno.EIO

@@ -1,5 +1,3 @@
-"""Compares what a run will write with the space that is free, before it starts."""
-
 from __future__ import annotations
 
 import shutil
@@ -12,14 +10,11 @@ from agentgrpo.disk_errors import OutputError
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Holds what a run will write into its folder, in bytes."""
-
     checkpoint: int
     """One checkpoint, about."""
     at_once: int
     """Checkpoints that are there at once: those that are kept, and one more while it is written."""
     rest: int
-    """Everything else."""
     there: int = 0
     """Checkpoints of the run that are on the disk already; the next ones take their place."""
 
@@ -29,7 +24,6 @@ class DiskNeed:
 
 
 def describe_disk(folder: Path, need: DiskNeed) -> str:
-    """Return the need and what is free, for a plan."""
     return (
         f"disk: {need.at_once} checkpoints of about {_size(need.checkpoint)} at once, {_size(need.rest)} for the rest"
         f"{f', less {_size(need.there)} that are there' if need.there else ''}; {_size(free_bytes(folder))} are free"
@@ -37,9 +31,9 @@ def describe_disk(folder: Path, need: DiskNeed) -> str:
 
 
 def check_disk(folder: Path, need: DiskNeed, remedy: str) -> Finding:
-    """Warn if the need exceeds what is free in `folder`, which need not exist yet.
-
+    """
     Args:
+        folder: it need not exist yet.
         remedy: what to change so that less is written.
     Raises:
         OutputError: not even half a checkpoint fits; sizes are known better than that.
@@ -60,7 +54,7 @@ def check_disk(folder: Path, need: DiskNeed, remedy: str) -> Finding:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the space that is left for this user where the folder is or will be."""
+    """Space for this user, where the folder is or will be."""
     return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
 
 

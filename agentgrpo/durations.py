@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def in_words(seconds: float) -> str:
-    """Return two digits at most: 45 s, 12 min, 2.4 h, 30 h."""
+    """Two digits at most: 45 s, 12 min, 2.4 h, 30 h."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     if seconds < 99.5 * 60:
@@ -13,7 +13,7 @@ def in_words(seconds: float) -> str:
 
 
 def left(passed_s: float, done: float, total: float) -> str | None:
-    """Return what a run says of its seconds left, at the mean speed so far; None before the first step and at the end.
+    """Seconds left in words, at the mean speed so far; None before the first step and at the end.
 
     Args:
         passed_s: the seconds that `done` of `total` steps took.

@@ -1,4 +1,4 @@
-"""Says what a file of rows is by how it begins: JSON, parquet, or of a kind that is not read."""
+"""What a file of rows is by how it begins: JSON, parquet, or of a kind that is not read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from agentgrpo.nearest import did_you_mean
 
 
 class RowFileError(ValueError):
-    """Says that a file cannot be read at all, and what to do about it."""
+    """A file cannot be read at all, and what to do about it."""
 
 
 _UTF_8 = "turn it into UTF-8 with `iconv -f UTF-{} -t UTF-8`"
+# How a file of another kind begins, and what it is.
 _UNREADABLE = {
     b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
     b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it with unzstd",
@@ -38,7 +39,6 @@ _UNREADABLE = {
     b"\xfe\xff": "UTF-16 text; " + _UTF_8.format(16),
     b"<": "a web page or XML, expected rows of JSON; the download may have given a page instead of the file",
 }
-"""How a file of another kind begins, and what it is."""
 _TAR_AT = 257
 _TABLES = (".csv", ".tsv")
 _PARQUET = b"PAR1"
@@ -46,11 +46,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def check_kind(path: Path) -> None:
-    """Check that a file is there and may hold rows of JSON, or parquet.
-
-    Raises:
-        RowFileError: it is missing, or of another kind.
-    """
+    """Raises RowFileError: the file is missing, or neither JSON nor parquet."""
     if not path.is_file():
         raise RowFileError(
             f"{path} does not exist or is not a file; give a .jsonl, .json or .parquet file{did_you_mean(path)}"
@@ -75,7 +71,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def has_mark(path: Path) -> bool:
-    """Return whether a file begins with a byte-order mark."""
+    """Whether a file begins with a byte-order mark."""
     return _start(path).startswith(_BOM)
 
 

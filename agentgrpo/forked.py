@@ -20,8 +20,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CPU_S = 10.0
+# Seconds of wall clock per second of CPU time. Only work that sleeps or a very busy machine reaches this limit.
 PATIENCE = 10
-"""Seconds of wall clock per second of CPU time. Only work that sleeps or a very busy machine reaches this limit."""
 MEMORY_BYTES = 4 * 1024**3
 
 
@@ -30,7 +30,7 @@ class LimitError(ValueError):
 
 
 def forked(work: Callable[[], T], *, cpu_s: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> T:
-    """Run `work` in a fork and return its result, which has to be picklable.
+    """The result has to be picklable.
 
     Args:
         memory_bytes: the memory that it may use in addition to that of this process; beyond it a MemoryError is raised.
@@ -68,7 +68,7 @@ def forked(work: Callable[[], T], *, cpu_s: float = CPU_S, memory_bytes: int = M
 
 
 def _do(work: Callable[[], object], writer: int, cpu_s: int, memory_bytes: int) -> None:
-    """Run the work in the child; this function never returns."""
+    """The child; it never returns."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent reports Ctrl-C
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,9 +1,8 @@
-"""Adds to uvicorn's HTTP protocol what a server needs against requests that are only begun.
+"""Limits of requests that are only begun, added to uvicorn's HTTP protocol.
 
 Headers that are slow, many or huge and bodies that are slow end their connection, an offer to upgrade is ignored, and
 connections that have not shown who they are by a whole request are limited in number (`GuardedHttpProtocol`). uvicorn
-keeps all header lines of a request in memory until the last one is there, so no application could do this. Leaves out
-the size of bodies, TLS and rate limits.
+keeps all header lines of a request in memory until the last one is there, so no application could do this.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 HEADERS_S = 10.0
-"""The request line and all headers of a request have to arrive within this many seconds."""
+# The body of a request has to arrive within this many seconds behind its headers. While the application reads nothing
+# it may take longer.
 BODY_S = 30.0
-"""The body of a request has to arrive within this many seconds behind its headers. While the application reads nothing
-it may take longer."""
 MAX_HEADER_BYTES = 1 << 16
+# Header lines of one request, those behind a chunked body included.
 MAX_HEADERS = 256
-"""Header lines of one request, those behind a chunked body included."""
+# Connections that may wait unknown for longer than `UNKNOWN_S`; beyond it the oldest of them is closed.
 MAX_UNKNOWN = 128
-"""Connections that may wait unknown for longer than `UNKNOWN_S`; beyond it the oldest of them is closed."""
+# Unknown connections of any age; beyond it a new one is closed. A process may open 1,024 files by default.
 MAX_NEW_UNKNOWN = 512
-"""Unknown connections of any age; beyond it a new one is closed. A process may open 1,024 files by default."""
+# A client of a run shows its token in the first request, within milliseconds.
 UNKNOWN_S = 1.0
-"""A client of a run shows its token in the first request, within milliseconds."""
+# Key of an ASGI scope's extensions with the function that makes the connection known.
 _TRUST = "agentgrpo.trust"
-"""Key of an ASGI scope's extensions with the function that makes the connection known."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -52,8 +50,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.parser: _Parser = _Parser(self)
 
     def refuse(self, reason: str) -> None:
-        """Close the connection.
-
+        """
         Args:
             reason: `head_too_large`, `slow_head`, `slow_body` or `too_many_unknown`.
         """
@@ -167,7 +164,7 @@ class GuardedHttpProtocol(LimitedHttpProtocol):
             self._forget()
 
     def _with_room(self) -> dict[GuardedHttpProtocol, float]:
-        """Return the unknown connections of the server after closing those that have been unknown for too long."""
+        # Those that have been unknown for too long are closed first.
         unknown = _unknown.setdefault(self.server_state, {})
         while len(unknown) >= MAX_UNKNOWN:
             oldest, since = next(iter(unknown.items()))
@@ -180,8 +177,8 @@ class GuardedHttpProtocol(LimitedHttpProtocol):
         _unknown.get(self.server_state, {}).pop(self, None)
 
 
+# The unknown connections of each server of this process, the oldest first, and since when they are open.
 _unknown: WeakKeyDictionary[ServerState, dict[GuardedHttpProtocol, float]] = WeakKeyDictionary()
-"""The unknown connections of each server of this process, the oldest first, and since when they are open."""
 
 
 def trust(scope: Mapping[str, Any]) -> None:

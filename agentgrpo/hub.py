@@ -1,7 +1,7 @@
-"""Finds the model that a user names: in its folder, in the Hugging Face cache, or on the hub. Importing it is instant.
+"""The model that a user names: in its folder, in the Hugging Face cache, or on the hub. Importing it is instant.
 
 The hub is asked only for a model that the user named by its id, ORG/NAME, and that is not complete in the cache.
-Everything else in a run stays offline. Leaves out revisions other than main.
+Everything else in a run stays offline. Only the revision main is read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+# Our commands write to these folders; a name below them is a path, even if nothing exists there yet.
 OWN_FOLDERS = ("models", "outputs", "runs")
-"""Our commands write to these folders; a name below them is a path, even if nothing exists there yet."""
 FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+# Formats of weights; the first one that a model has is fetched.
 WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
-"""Formats of weights; the first one that a model has is fetched."""
+# Subfolders hold checkpoints and copies for other software.
 BELOW = ["*/*"]
-"""Subfolders hold checkpoints and copies for other software."""
 TRAIN = "give the output of agentgrpo reward train or of agentgrpo reward merge"
 MAKE = f"make a small one with `{agentgrpo_command('tiny-policy')}`"
 
+# True if this process set HF_HUB_OFFLINE, and not the user.
 _set_here = False
-"""True if this process set HF_HUB_OFFLINE, and not the user."""
 
 
 class ModelError(ValueError):
@@ -54,8 +54,7 @@ def go_offline() -> None:
 def model_folder(
     name: str | Path, *, fetch: bool = True, say: Callable[[str], None] | None = None, otherwise: str = MAKE
 ) -> Path:
-    """Return the folder of a model.
-
+    """
     Args:
         name: a folder, or the id of a model on the hub, ORG/NAME.
         fetch: whether the hub may be asked if the model is not complete in the cache.
@@ -103,14 +102,13 @@ def model_folder(
 
 
 def may_be_id(name: str) -> bool:
-    """Return whether the name can be an id (old ones such as `gpt2` have one part) and not a missing folder's path."""
+    # Old ids such as `gpt2` have one part.
     first = name.split("/", 1)[0]
     whole = HUB_ID.fullmatch(name if "/" in name else f"any/{name}") is not None
     return whole and not ("/" in name and (first in (".", "..", *OWN_FOLDERS) or Path(first).is_dir()))
 
 
 def _cached(id: str) -> Path | None:
-    """Return the model's folder in the cache; return None if it is missing or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -129,7 +127,6 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Return whether there are weights; if an index lists several files, whether each of them exists."""
     for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
         if index.is_file():
             try:
@@ -141,8 +138,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _fetch(id: str) -> Path:
-    """Fetch the model from the hub and return its folder.
-
+    """
     Raises:
         ModelNotFoundError: the hub has no such model, or refuses access; the message ends with the remedy.
         OSError, httpx.HTTPError: the hub cannot be reached, or the cache cannot be written.
@@ -175,7 +171,7 @@ def _forbidden() -> bool:
 
 @contextmanager
 def _online() -> Iterator[None]:
-    """Allow huggingface_hub to connect inside the block; it reads this constant before each request."""
+    # huggingface_hub reads this constant before each request.
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False

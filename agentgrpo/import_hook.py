@@ -32,7 +32,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def after_import(name: str, change: Callable[[ModuleType], None]) -> None:
-    """Call `change(module)` once module `name` is loaded: now if it is, else right after its import."""
     if name in sys.modules:
         change(sys.modules[name])
     else:

@@ -1,4 +1,4 @@
-"""Holds the loop of commands that answer JSON lines on standard input with JSON lines on standard output."""
+"""The loop of commands that answer JSON lines on standard input with JSON lines on standard output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
-    """Yield one line for each line that is not blank, in order: the row's `id`, then `answer`'s fields or an `error`.
+    """One line for each line that is not blank, in order: the row's `id`, then `answer`'s fields or an `error`.
 
     Args:
         answer: a function that raises `ValueError` for a row that it cannot take. Any other exception is an error of
-            the program; it is logged and affects this row alone.
+        the program; it is logged and affects this row alone.
     """
     for marked in lines:
         line = marked.removeprefix("\ufeff")
@@ -39,7 +39,7 @@ def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, 
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer standard input until it ends; each answer is written before the next line is read."""
+    """Each answer is written before the next line is read."""
     sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     for line in answered(sys.stdin, answer):
         print(line, flush=True)

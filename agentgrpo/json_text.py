@@ -1,5 +1,3 @@
-"""Reads JSON that another program may have written."""
-
 from __future__ import annotations
 
 import json
@@ -7,11 +5,11 @@ from typing import Any
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Parse like `json.loads`, with one kind of error.
+    """`json.loads` with one kind of error.
 
     Raises:
         json.JSONDecodeError: the text is no JSON; or its brackets are nested too deeply, where `json.loads` raises a
-            RecursionError; or an integer has too many digits, where it raises another ValueError.
+        RecursionError; or an integer has too many digits, where it raises another ValueError.
     """
     try:
         return json.loads(text, **options)

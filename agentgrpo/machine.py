@@ -1,5 +1,3 @@
-"""Tells a command about the machine that it runs on: free ports, limits of memory, and the commit of this code."""
-
 from __future__ import annotations
 
 import argparse
@@ -8,22 +6,21 @@ import subprocess
 from pathlib import Path
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port on which nobody listens now."""
+def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def port_number(text: str) -> int:
-    """Parse a flag that takes a TCP port; 0 means a free port."""
+    # Port 0 asks the operating system for a free one.
     if not 0 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text}: expected 0 to 65535")
     return int(text)
 
 
 def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """Return the limits, in bytes, of the control groups around this process, those of its container for example."""
+    """Limits in bytes of the control groups around this process, those of its container for example."""
     limits = []
     for line in proc.read_text().splitlines() if proc.is_file() else ():
         _, controllers, group = line.split(":", 2)
@@ -42,7 +39,7 @@ def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sy
 
 
 def git_commit() -> str | None:
-    """Return the commit of this code, with `-dirty` if tracked files were changed; return None outside a checkout."""
+    """`-dirty` is added if tracked files were changed; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -14,6 +14,7 @@ from typing import NoReturn
 from agentgrpo.commands import execute, starting
 from agentgrpo.nearest import did_you_mean
 
+# Commands by name: the module, and what it is for.
 COMMANDS = {
     "train": ("sql_agent.train_sql_agent", "GRPO with vLLM and verl; --algorithm apo improves instructions instead"),
     "sft": ("sql_agent.commands.sft", "fine-tuning on references, demonstrations or conversations"),
@@ -53,7 +54,6 @@ COMMANDS = {
     "reward serve": ("reward_model.inference_api", "the scoring service"),
     "reward score": ("reward_model.client", "asks a scoring service"),
 }
-"""Commands by name: the module, and what it is for."""
 
 
 def main() -> NoReturn:
@@ -77,7 +77,6 @@ def main() -> NoReturn:
 
 
 def script(name: str) -> NoReturn:
-    """Run a command from a script that has its earlier name."""
     starting()
     execute(import_module(COMMANDS[name][0]).main)
 

@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+# Default number of tokens in a pass. On a CPU, rows of hundreds of tokens are not faster in a batch.
 ON_CPU, ON_GPU = 1024, 4096
-"""Default number of tokens in a pass. On a CPU, rows of hundreds of tokens are not faster in a batch."""
 
 
+# The default on a CPU where rows that begin alike share what they have in common: the prompt of a question about a
+# database takes some 900 tokens, so 1,024 would leave a row alone with it.
 ON_CPU_SHARED = 2048
-"""The default on a CPU where rows that begin alike share what they have in common: the prompt of a question about a
-database takes some 900 tokens, so 1,024 would leave a row alone with it."""
 
+# Tokens of all rows of such a pass, shared ones counted in each, as a multiple of its limit. Attention copies the keys
+# and values of what is shared for each row: without this a pass of 32 short rows after a prompt of 500 tokens took 7.8
+# GiB, where eight rows took 4.1 (135 M weights, float32).
 MOST_ATTENDED = 4
-"""Tokens of all rows of such a pass, shared ones counted in each, as a multiple of its limit. Attention copies the keys
-and values of what is shared for each row: without this a pass of 32 short rows after a prompt of 500 tokens took 7.8
-GiB, where eight rows took 4.1 (135 M weights, float32)."""
 
 
 def micro_batch_tokens(asked: int | None, device: str, on_cpu: int = ON_CPU) -> int:
-    """Return the tokens of a pass: `asked`, or the default of the device.
-
+    """
     Args:
         device: cpu or cuda.
     """
@@ -31,7 +30,7 @@ def micro_batch_tokens(asked: int | None, device: str, on_cpu: int = ON_CPU) -> 
 
 
 def pass_for_rows(longest: int, device: str, holds: Callable[[int], bool], on_cpu: int = ON_CPU) -> int:
-    """Return the tokens of a pass where none are asked for, so that the longest row is not computed twice.
+    """The tokens of a pass where none are asked for, so that the longest row is not computed twice.
 
     On a CPU it leaves room for what other rows add to a beginning that they share with it. With less memory the row
     stands alone, and with less still the device's default is kept, and longer rows are computed twice.
@@ -46,7 +45,7 @@ def pass_for_rows(longest: int, device: str, holds: Callable[[int], bool], on_cp
 
 
 def short_pass(tokens: int, longest: int, given: bool) -> str | None:
-    """Return a line about rows that are longer than a pass; None if there are none.
+    """A line about rows that are longer than a pass; None if there are none.
 
     Args:
         given: whether the user asked for `tokens`.
@@ -61,7 +60,7 @@ def short_pass(tokens: int, longest: int, given: bool) -> str | None:
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Return groups of indices with at most `max_tokens` tokens each, padding included, but at least one index each.
+    """Groups of indices with at most `max_tokens` tokens each, padding included, but at least one index each.
 
     The longest rows come first, because the tensors of a shorter row fit into the memory of a longer one.
 

@@ -1,7 +1,7 @@
-"""Says what a folder is that holds no whole model in the Hugging Face form, and what to do with it.
+"""What a folder is that holds no whole model in the Hugging Face form, and what to do with it.
 
 Every command that loads a model asks this before anything else. It reads names of files and two small JSON files;
-whether the weights are whole and fit is checked elsewhere (`agentgrpo.weights`). Importing this module is instant.
+whether the weights are whole and fit is checked in `agentgrpo.weights`. Importing this module is instant.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from agentgrpo.checks import Finding, Problem
 from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 
+# The file that makes a folder that of a PEFT adapter.
 ADAPTER_FILE = "adapter_config.json"
-"""The file that makes a folder that of a PEFT adapter."""
 _NO_WEIGHTS = "it trains no weights that could be merged into a model; train a LoRA adapter, or take another model"
+# Seen with PEFT 0.21.2 on a model with tied weights: logits before and after were 22 apart.
 _EMBEDDINGS = (
     "embeddings are not merged here: train it again without them (target_modules, modules_to_save), or merge it with "
     "the program that trained it, and compare; PEFT's own merge computes something else where the output layer shares "
     "their weights"
 )
-"""Seen with PEFT 0.21.2 on a model with tied weights: logits before and after were 22 apart."""
+# `quant_method` of config.json, and the name that people know it by.
 _QUANTISED = {
     "awq": "AWQ",
     "gptq": "GPTQ",
@@ -35,7 +36,7 @@ _QUANTISED = {
     "mxfp4": "MXFP4",
     "torchao": "torchao",
 }
-"""`quant_method` of config.json, and the name that people know it by."""
+# Files of weights that transformers does not load, and what they are.
 _OTHER_WEIGHTS = {
     "*.gguf": "weights of llama.cpp (GGUF), which can be served and not trained",
     "*.onnx": "weights of ONNX, which can be served and not trained",
@@ -50,19 +51,15 @@ _OTHER_WEIGHTS = {
     "*.distcp": "shards of FSDP",
     "model_world_size_*_rank_*.pt": "shards of verl's training",
 }
-"""Files of weights that transformers does not load, and what they are."""
+# Folders in which training programs put their shards, inside the one that they write.
 _OF_TRAINING = ("global_step*", "pytorch_model*", "checkpoint", "actor", "iter_*")
-"""Folders in which training programs put their shards, inside the one that they write."""
 _ZERO_SCRIPT = "zero_to_fp32.py"
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.safetensors")
 _ORIGINAL = "take the folder of the model that it was made from, with config.json and *.safetensors"
 
 
 def other_kind(path: Path) -> Problem | None:
-    """Return what a folder, or a file, is instead of a whole model; None if it may be one.
-
-    An adapter beside the weights of its base is a whole model with a file too much, and not named here.
-    """
+    """None if it may be a whole model. An adapter beside the weights of its base is one with a file too much."""
     if path.is_file():
         return _of_file(path)
     kinds = (_adapter, _hub_cache, _of_fsdp, _other_weights, _quantised, _in_a_subfolder)
@@ -70,7 +67,6 @@ def other_kind(path: Path) -> Problem | None:
 
 
 def check_kind(path: Path) -> Finding:
-    """Check that a folder may be a whole model, before its tokenizer is read."""
     other = other_kind(path)
     return Finding(f"{path}", (other,) if other else ())
 
@@ -83,7 +79,6 @@ def _of_file(path: Path) -> Problem:
 
 
 def _adapter(path: Path) -> Problem | None:
-    """Recognise an adapter; PEFT's own files count as no weights of a model."""
     whole = [file for pattern in _WEIGHTS for file in path.glob(pattern) if not file.name.startswith("adapter_model")]
     if not (path / ADAPTER_FILE).is_file() or (whole and (path / "config.json").is_file()):
         return None
@@ -96,7 +91,7 @@ def _adapter(path: Path) -> Problem | None:
 
 
 def adapter_fault(path: Path) -> Problem | None:
-    """Return why an adapter can be neither merged nor trained on, by its files; None if it may be."""
+    """Why an adapter can be neither merged nor trained on, by its files; None if it may be."""
     kind = _object(path / ADAPTER_FILE).get("peft_type")
     if isinstance(kind, str) and kind.upper() in _PROMPTS:
         return Problem(f"{path} is an adapter of {_PROMPTS[kind.upper()]} ({kind})", _NO_WEIGHTS)
@@ -117,10 +112,7 @@ def adapter_fault(path: Path) -> Problem | None:
 
 
 def safetensors_header(file: Path) -> dict[str, Any] | None:
-    """Return dtype, shape and place of each tensor in a safetensors file; None if the header cannot be read.
-
-    The format is 8 bytes with the little-endian length of the header, the header as JSON, then the tensors.
-    """
+    # 8 bytes with the little-endian length of the header, the header as JSON, then the tensors.
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -130,6 +122,7 @@ def safetensors_header(file: Path) -> dict[str, Any] | None:
         return None
 
 
+# PEFT's methods that change no weights.
 _PROMPTS = {
     "PROMPT_TUNING": "tokens in front of the prompt",
     "P_TUNING": "tokens in front of the prompt",
@@ -138,11 +131,10 @@ _PROMPTS = {
     "ADAPTION_PROMPT": "tokens inside the layers",
     "CPT": "tokens in front of the prompt",
 }
-"""PEFT's methods that change no weights."""
 
 
 def _hub_cache(path: Path) -> Problem | None:
-    """Recognise a folder of the hub's cache, `models--ORG--NAME`, whose files are in a folder for each revision."""
+    # A folder of the hub's cache, `models--ORG--NAME`, has its files in a folder for each revision.
     if models := sorted(folder.name for folder in path.glob("models--*") if folder.is_dir()):
         names = ", ".join(map(_hub_id, models[:3])) + (", ..." if len(models) > 3 else "")
         return Problem(f"{path} is a cache of the hub, with {names}", f"give one by its id, {_hub_id(models[0])}")
@@ -167,7 +159,7 @@ _BESIDE = "then put config.json and the tokenizer's files beside the weights"
 
 
 def _of_fsdp(path: Path) -> Problem | None:
-    """Recognise weights that FSDP saved, under names that begin like those of a whole model."""
+    # FSDP saves weights under names that begin like those of a whole model.
     saved = sorted(path.glob("pytorch_model_fsdp*.bin"))
     if not saved or len(saved) < len([*path.glob("pytorch_model*.bin"), *path.glob("model*.safetensors")]):
         return None
@@ -179,7 +171,6 @@ def _of_fsdp(path: Path) -> Problem | None:
 
 
 def _shards(path: Path) -> Problem | None:
-    """Recognise the shards of a training program, in the folder or one inside, and say what merges them."""
     for folder in (path, *(folder for name in _OF_TRAINING for folder in sorted(path.glob(f"{name}/")))):
         if file := next(iter(sorted(folder.glob("*mp_rank_*_states.pt"))), None):
             return Problem(f"{path} holds shards of DeepSpeed ({file.name})", _merged_by_deepspeed(folder))
@@ -195,7 +186,6 @@ def _shards(path: Path) -> Problem | None:
 
 
 def _merged_by_deepspeed(folder: Path) -> str:
-    """Return what merges the shards in a folder such as `global_step8`; DeepSpeed puts its script beside that."""
     scripts = (root / _ZERO_SCRIPT for root in (folder.parent, folder) if (root / _ZERO_SCRIPT).is_file())
     program = next(([str(script)] for script in scripts), ["-m", "deepspeed.utils.zero_to_fp32"])
     command = ["python", *program, str(folder.parent), "FOLDER", "--tag", folder.name, "--safe_serialization"]
@@ -247,7 +237,6 @@ def _in_a_subfolder(path: Path) -> Problem | None:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one if the file is missing or holds something else, which others report."""
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

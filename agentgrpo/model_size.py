@@ -1,4 +1,4 @@
-"""Counts the weights of a model's folder; only headers of safetensors are read. Importing this module is instant."""
+"""Sizes of a model by the headers of its safetensors. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+# Parts of the names of matrices that an adapter on all linear layers leaves out: embeddings and the output layer.
 NOT_ADAPTED = ("embed", "lm_head", "wte", "wpe")
-"""Parts of the names of matrices that an adapter on all linear layers leaves out: embeddings and the output layer."""
 
 
 def count_weights(folder: Path) -> int | None:
-    """Return the number of weights; None if the folder has no safetensors."""
     return sum(math.prod(shape) for _, shape in _shapes(folder)) or None
 
 
 def count_adapter_weights(folder: Path, rank: int) -> int | None:
-    """Return about how many weights a new LoRA adapter on all linear layers has: rank x (rows + columns) of each.
+    """About how many weights a new LoRA adapter on all linear layers has: rank x (rows + columns) of each.
 
     Args:
         folder: the base model's; None is returned if it has no safetensors.

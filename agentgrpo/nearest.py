@@ -1,4 +1,4 @@
-"""Finds the known name that a misspelt one was meant to be. Importing this module is instant."""
+"""The known name that a misspelt one was meant to be. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from string import digits
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like `name`, or None if there is none like it."""
     spelt = {_plain(each): each for each in known}
     found = get_close_matches(_plain(name), spelt, n=1)
     return spelt[found[0]] if found else None
 
 
 def nearest_path(path: Path) -> Path | None:
-    """Return the path that exists and is most like a missing one, or None if there is none like it."""
     parent = path.parent if path.parent.is_dir() or path == path.parent else nearest_path(path.parent)
     if parent is None or (parent / path.name).exists():
         return parent and parent / path.name
@@ -28,9 +26,8 @@ def nearest_path(path: Path) -> Path | None:
 
 
 def numbered_beside(path: Path) -> tuple[Path, list[str]]:
-    """Return the folder in which a part of a missing path is looked for, and what it has under other numbers.
-
-    For `checkpoints/global_step_12/actor` it is `checkpoints` with `global_step_3`, `global_step_6`.
+    """The folder in which a part of a missing path is looked for, and what it has under other numbers: `checkpoints`
+    with `global_step_3`, `global_step_6` for `checkpoints/global_step_12/actor`.
     """
     while path != path.parent and not path.parent.is_dir():
         path = path.parent
@@ -43,7 +40,7 @@ def numbered_beside(path: Path) -> tuple[Path, list[str]]:
 
 
 def did_you_mean(name: str | Path, known: Iterable[str] = ()) -> str:
-    """Return the end of a message about an unknown name; "" if nothing known is like it.
+    """The end of a message about an unknown name; "" if nothing known is like it.
 
     Args:
         name: a name, or the path of something that does not exist.

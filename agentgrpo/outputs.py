@@ -1,4 +1,4 @@
-"""Checks paths that flags name, before the work begins, and writes outputs, which appear whole or not at all."""
+"""Paths that flags name, and outputs, which appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from agentgrpo.disk_errors import OutputError, disk_fault, failures_of_the_disk
 
 
 def named_path(text: str) -> Path:
-    """Parse a flag that takes a path; an empty path would mean the current folder and is refused."""
+    # An empty path would mean the current folder.
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty; name a file or folder")
     return Path(text)
 
 
 def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> None:
-    """Refuse a file that exists already, or that could not be written. No folder and no file is created.
+    """Refuse a path that exists already, or that could not be written. No folder and no file is created.
 
     Args:
         flag: the flag that names the output, e.g. `--output`.
         overwrite: whether an existing file may be replaced; None for a command that has no --overwrite.
     Raises:
-        OutputError: the file exists or cannot be written; the message says which.
+        OutputError: the message says which.
     """
     try:
         if path.is_dir():
@@ -47,11 +47,7 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
 
 
 def check_run_dir(run_dir: Path) -> None:
-    """Check that a run can write to its folder.
-
-    Raises:
-        ValueError: it is a file, or nothing can be written there.
-    """
+    """Raises ValueError: it is a file, or nothing can be written there."""
     if run_dir.exists() and not run_dir.is_dir():
         raise UsageError(f"--run-dir {run_dir} is a file, expected a folder; name another --run-dir")
     check_output(run_dir / "run.json", "--run-dir", overwrite=True)
@@ -59,9 +55,7 @@ def check_run_dir(run_dir: Path) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; the file that the caller writes there replaces `path` once it is complete.
-
-    If anything interrupts the writing, the new part is removed and `path` stays unchanged.
+    """Yield a temporary name beside `path`, which replaces `path` once the block has ended without an error.
 
     Raises:
         OutputError: the file could not be written; the message says why and what to do.
@@ -85,7 +79,6 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Return once everything that was written to a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -110,7 +103,6 @@ def append_line(path: Path, text: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder if it exists and can be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,7 +1,7 @@
-"""Finds what `FILE.py:NAME` or `module:NAME` names in the user's own code, e.g. an environment or a reward function.
+"""What `FILE.py:NAME` or `module:NAME` names in the user's own code, e.g. an environment or a reward function.
 
 A file is imported once, in the command that starts a run. The runners are forked from that process, so changes to the
-file do not affect a running run. Every message names file, line and remedy. Leaves out the use of the object.
+file do not affect a running run. Every message names file, line and remedy.
 """
 
 from __future__ import annotations
@@ -25,24 +25,18 @@ from agentgrpo.printed_commands import install_command
 
 
 class OwnFileError(ValueError):
-    """Says that a user's own file does not fit; the message names the place and what to do there."""
+    """A user's own file does not fit; the message names the place and what to do there."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Says where an object was found."""
-
     file: Path
     sha256: str
     """The file's hash when it was imported; "" for a module without a file."""
 
 
 def find(name: str) -> tuple[Any, Source]:
-    """Return what `FILE.py:NAME` or `module:NAME` names, and its source.
-
-    Raises:
-        OwnFileError: there is no such file, module or name, or importing it raises.
-    """
+    """Raises OwnFileError: there is no such file, module or name, or importing it raises."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute.isidentifier():
         raise OwnFileError(f"{name!r} names no object; write FILE.py:NAME or module:NAME")
@@ -55,7 +49,6 @@ def find(name: str) -> tuple[Any, Source]:
 
 
 def place(thing: Any) -> str:
-    """Return `FILE:LINE` of a class or a function, or its name if the source is not known."""
     code = getattr(inspect.unwrap(thing), "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -96,7 +89,7 @@ def _of_file(file: Path) -> tuple[ModuleType, Source]:
 
 
 def _refuse_training(tree: ast.Module, file: Path) -> None:
-    """Refuse a script that also contains the training, which would start as soon as the file is imported."""
+    # The training would start as soon as the file is imported.
     for statement in tree.body:
         call = getattr(statement, "value", None)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train":
@@ -120,13 +113,12 @@ def _of_module(name: str) -> tuple[ModuleType, Source]:
 
 
 def _findable(folder: Path) -> None:
-    """Let a file import its neighbours; they come last in the path, so that none hides a package."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 def _what_hides(module: str) -> str | None:
-    """Say which package of the same name lacks a module, as verl's `scripts` does; None if there is no such package."""
+    # The package of the same name that lacks a module, as verl's `scripts` does; None if there is no such package.
     package, dot, _ = module.partition(".")
     spec = importlib.util.find_spec(package) if dot else None
     if spec is None or spec.origin is None:
@@ -161,7 +153,6 @@ def _machinery(filename: str) -> bool:
 
 
 def _defined(module: ModuleType) -> list[str]:
-    """Return the names of the classes and functions that a module defines, and of its other objects, imported too."""
     own = ((name, thing) for name, thing in vars(module).items() if not name.startswith("_"))
     return [name for name, thing in own if _is_own(thing, module)]
 

@@ -1,4 +1,4 @@
-"""Keeps passwords of database addresses in this process's memory or environment, and out of everything written.
+"""Passwords of database addresses stay in this process's memory or environment, and out of everything written.
 
 A password is hidden when a setting is read, so that everything saved, printed and compared later has the form
 `mysql://user:***@host:3306`. `revealed` puts the password back, from memory (a forked child has it too) or from the
@@ -21,12 +21,11 @@ SCHEME = re.compile(r"[A-Za-z][\w+.-]*:/+")
 _ADDRESS = re.compile(rf"({SCHEME.pattern})(.+)@", re.DOTALL)
 _WORD = re.compile(rf"({SCHEME.pattern})(\S+)@")
 
+# The specs whose passwords this process hid, by their hidden form.
 _passwords: dict[str, str] = {}
-"""The specs whose passwords this process hid, by their hidden form."""
 
 
 def hidden(spec: str) -> str:
-    """Return a backend's spec without its password; `revealed` returns the whole spec in this process."""
     scheme = match[0] if (match := SCHEME.match(spec)) else ""
     login, at, place = spec.removeprefix(scheme).rpartition("@")
     user, colon, _ = login.partition(":")
@@ -41,16 +40,12 @@ def hidden(spec: str) -> str:
     return masked_spec
 
 
+# The type of a setting that names a backend.
 BackendSpec = Annotated[str, AfterValidator(hidden)]
-"""The type of a setting that names a backend."""
 
 
 def revealed(spec: str) -> str:
-    """Return the spec with its password, to connect with.
-
-    Raises:
-        ValueError: the password is hidden, and neither this process nor its environment has it.
-    """
+    """Raises ValueError: the password is hidden, and neither this process nor its environment has it."""
     spec = _passwords.get(spec, spec)
     scheme, _, rest = spec.partition("://")
     login, at, place = rest.rpartition("@")
@@ -68,8 +63,7 @@ def revealed(spec: str) -> str:
 
 
 def masked(text: str, *, whole: bool = False) -> str:
-    """Return the text with the passwords of all addresses masked.
-
+    """
     Args:
         whole: whether the text is a single value, such as one argument of a command; its password may contain spaces.
     """

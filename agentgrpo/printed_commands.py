@@ -1,7 +1,6 @@
-"""Writes commands as the user can paste them: with the interpreter that runs this one, quoted for a shell.
+"""Commands as the user can paste them: with the interpreter that runs this one, quoted for a shell.
 
-A machine may have no `python`, or another one first in its path, and the virtual environment need not be active. Leaves
-out whether the command can run.
+A machine may have no `python`, or another one first in its path, and the virtual environment need not be active.
 """
 
 from __future__ import annotations
@@ -19,46 +18,44 @@ from agentgrpo.checkout import IS_CLONE, ROOT
 
 
 def agentgrpo_command(name: str, *arguments: str | Path) -> str:
-    """Return the line of a command in `agentgrpo.main.COMMANDS`, with its arguments quoted where a shell needs it."""
     return program_command("agentgrpo", *name.split(), *arguments)
 
 
 def python_command(module: str, *arguments: str | Path) -> str:
-    """Return the command that starts a module which has no name among the commands."""
+    """A module that has no name among the commands."""
     return _line(sys.executable, "-m", module, *arguments)
 
 
 def program_command(name: str, *arguments: str | Path) -> str:
-    """Return the command that starts a program of the interpreter's environment: vllm, agl, hf."""
     return _line(str(Path(sys.executable).with_name(name)), *arguments)
 
 
 def install_command(*packages: str) -> str:
-    """Return the command that adds packages to the interpreter's environment, which `make setup` makes without pip."""
+    # `make setup` makes an environment without pip.
     return _line(uv_path(), "pip", "install", "--python", sys.executable, *packages)
 
 
 def install_extra(name: str) -> str:
-    """Return the command that adds an optional part of the project, a name of `optional-dependencies`."""
+    """
+    Args:
+        name: one of `optional-dependencies` in pyproject.toml.
+    """
     if not IS_CLONE:
         return install_command(f"agentgrpo[{name}] @ file://WHEEL")
     return install_command("-r", str(ROOT / "pyproject.toml"), "--extra", name)
 
 
 def shipped_settings() -> str:
-    """Return the folder of the settings files that are shipped, in a clone or among the installed packages."""
     return _from_here(str(ROOT / "sql_agent" / "configs"))
 
 
 EXTRAS = {"poml": "apo", "pymongo": "mongo", "swanlab": "trackers"}
-"""The optional part of the project (pyproject.toml) that a package is in which `make setup` leaves out."""
 
 
 def remedy_of(package: str) -> str:
-    """Return the command that adds a package that is not there; a pinned one comes with `make setup`.
-
+    """
     Args:
-        package: the name that is imported.
+        package: the name that is imported. A pinned one comes with `make setup`.
     """
     extra = EXTRAS.get(package) or (None if IS_CLONE else extra_of(package, requires("agentgrpo") or ()))
     if extra:
@@ -70,8 +67,7 @@ def remedy_of(package: str) -> str:
 
 
 def extra_of(package: str, required: Iterable[str]) -> str | None:
-    """Return the first extra that a package is in.
-
+    """
     Args:
         package: the name that is imported.
         required: the requirements of an installed wheel, as in its metadata (PEP 508).
@@ -82,7 +78,7 @@ def extra_of(package: str, required: Iterable[str]) -> str | None:
 
 
 def uv_path() -> str:
-    """Return uv as a shell finds it; `make setup` installs it into one of two folders where it is missing."""
+    # `make setup` installs uv into one of two folders where it is missing.
     folders = (ROOT / ".uv" / "bin" / "uv", Path.home() / ".local" / "bin" / "uv")
     return "uv" if shutil.which("uv") else next((str(uv) for uv in folders if uv.is_file()), "uv")
 
@@ -92,6 +88,5 @@ def _line(*words: str | Path) -> str:
 
 
 def _from_here(word: str) -> str:
-    """Return a path below the current folder as a relative one; everything else stays."""
     here = f"{Path.cwd()}{os.sep}"
     return word.removeprefix(here) if len(word) > len(here) else word

@@ -1,9 +1,9 @@
-"""Ends the processes of a run and removes its temporary files, however the run ends. Linux only.
+"""How the processes of a run end, and its temporary files go, however the run ends. Linux only.
 
 Every process of a run carries the run's id, in its environment or, if it was forked, as its name; every temporary file
 is in a folder with the id in its name. At the end all processes with the id get SIGTERM, later SIGKILL, and the folders
-are removed. The command itself does this, or a guard process if the command was killed, or `agentgrpo clean` if
-both were killed. Nothing without the id is touched.
+are removed. The command itself does this, or a guard process if the command was killed, or `agentgrpo clean` if both
+were killed. Nothing without the id is touched.
 
 `python -m agentgrpo.processes RUN_ID PID` starts the guard of the run whose command has this PID.
 """
@@ -31,23 +31,23 @@ from agentgrpo.commands import interruptible
 
 RUN_ID = "AGENTGRPO_RUN_ID"
 IS_RUN_ID = re.compile("[0-9a-f]{12}")
+# Runs give such names to their folders in `PLACES`; the group is the run's id.
 FOLDER = re.compile(rf"\.?agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
-"""Runs give such names to their folders in `PLACES`; the group is the run's id."""
+# The command keeps this file in the run's folder locked while it lives.
 LOCK = "lock"
-"""The command keeps this file in the run's folder locked while it lives."""
+# Runs have their folders here: paths of Unix sockets are limited to 107 characters, and databases are in memory.
 PLACES = (Path("/tmp"), Path("/dev/shm"))
-"""Runs have their folders here: paths of Unix sockets are limited to 107 characters, and databases are in memory."""
+# The guard waits this long for the processes of a killed command to end by themselves.
 LINGER_S = 10.0
-"""The guard waits this long for the processes of a killed command to end by themselves."""
+# It is loaded here, because nothing is loaded safely between a fork and its exec.
 _LIBC = ctypes.CDLL(None)
-"""It is loaded here, because nothing is loaded safely between a fork and its exec."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+# This prefix precedes the run's id in a forked process's name; the kernel keeps 15 characters.
 _NAME = "ag-"
-"""This prefix precedes the run's id in a forked process's name; the kernel keeps 15 characters."""
 
 
 class Events:
-    """Writes JSON lines to the original standard output; all other output of this process goes to standard error."""
+    """JSON lines on the original standard output; all other output of this process goes to standard error."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -58,14 +58,12 @@ class Events:
 
 
 def tell(process: subprocess.Popen[str], message: Any) -> None:
-    """Write a line of JSON to the standard input of a process."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(message) + "\n")
     process.stdin.flush()
 
 
 def run_folder(run_id: str) -> Path:
-    """Return the folder of a run's temporary files."""
     return PLACES[0] / f"agentgrpo-{run_id}"
 
 
@@ -156,16 +154,16 @@ def set_process_name() -> None:
 
 
 def processes_of(run_id: str, *, forks: bool = False) -> list[int]:
-    """Return the pids of the living processes that carry `run_id`, without this one.
+    """Pids of living processes without this one.
 
     Args:
-        forks: whether to include those that carry it as their name; they end by themselves when the command ends.
+        forks: whether to include those that carry the id as their name; they end by themselves when the command ends.
     """
     return [pid for pid, its in marked(forks=forks) if its == run_id]
 
 
 def marked(*, forks: bool) -> list[tuple[int, str]]:
-    """Return (pid, run id) of every living process of this user that carries a run's id, without this one."""
+    """(pid, run id) of every living process of this user that carries a run's id, without this one."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
@@ -188,7 +186,7 @@ def _mark(folder: Path, *, forks: bool) -> str | None:
 
 
 def _mark_of_ray(folder: Path) -> str | None:
-    """Return the run's id of Ray's agents: they overwrite their environment, but have logs open in the run's folder."""
+    # Ray's agents overwrite their environment, but have logs open in the run's folder.
     if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
         return None
     for file in (folder / "fd").iterdir():
@@ -200,7 +198,6 @@ def _mark_of_ray(folder: Path) -> str | None:
 
 
 def folders_of(run_id: str) -> list[Path]:
-    """Return the folders of a run that belong to this user."""
     found = [(path, FOLDER.fullmatch(path.name)) for place in PLACES for path in sorted(place.glob("*agentgrpo-*"))]
     return [path for path, name in found if name and name[1] == run_id and _is_ours(path)]
 
@@ -218,7 +215,7 @@ def remove_folders(run_id: str) -> None:
 
 
 def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> list[int]:
-    """End the processes of a run: send SIGTERM, and after `patience_s` seconds SIGKILL.
+    """SIGTERM first, after `patience_s` seconds SIGKILL.
 
     Returns:
         The pids that existed at the call.
@@ -233,7 +230,6 @@ def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> li
 
 
 def wait_until_gone(run_id: str, wait_s: float, *, forks: bool) -> None:
-    """Wait until no process carries the run's id, `wait_s` seconds at most."""
     deadline = time.monotonic() + wait_s
     while processes_of(run_id, forks=forks) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,12 +1,10 @@
-"""Says how long a client waits before it asks a server again."""
-
 from __future__ import annotations
 
 import random
 
 
 def pause_s(attempt: int, first_s: float, longest_s: float, *, after_s: float | None) -> float:
-    """Return the seconds until the next try: twice as many after each, varied, so that clients do not ask together.
+    """Twice as long after each try, varied, so that clients do not ask together.
 
     Args:
         attempt: the number of the try that failed, from 0.
@@ -16,7 +14,7 @@ def pause_s(attempt: int, first_s: float, longest_s: float, *, after_s: float | 
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Return `Retry-After` in seconds; None if it is not there or is a date, its other form."""
+    """Seconds of a `Retry-After`; None if it is not there or is a date, its other form."""
     try:
         return max(0.0, float(header or "x"))
     except ValueError:

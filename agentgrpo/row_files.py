@@ -1,9 +1,9 @@
-"""Reads the rows of a user's file: JSON Lines line by line, JSON as a whole, parquet in batches.
+"""The rows of a user's file: JSON Lines line by line, JSON as a whole, parquet in batches.
 
 Every command reads its tasks, questions, demonstrations and pairs here, so that a file means the same to all of them.
 The content decides which kind it is, not the name. A byte-order mark is ignored wherever it stands between rows. A row
 that cannot be read is returned as its `RowError`, and the reading continues; pandas and pyarrow would stop at the first
-bad byte, so the JSON is parsed here. Leaves out what a row means, and compressed files, which are refused.
+bad byte, so the JSON is parsed here. Compressed files are refused.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Row:
     """The JSON value, or a `RowError`."""
 
     def fault(self) -> str | None:
-        """Return why the row cannot be read, behind its place; None if it can."""
+        """None if the row can be read."""
         if not isinstance(self.value, RowError):
             return None
         return f"{self.place}: {self.value.reason if self.value.field == 'row' else self.value}"
 
 
 class NotReadOn(RowError):
-    """Says that the end of a row in a JSON file cannot be found, so that nothing after it was read."""
+    # Where the row ends in a JSON file cannot be found, so nothing after it is read.
 
     def __init__(self, problem: RowError) -> None:
         super().__init__(problem.field, f"{problem.reason}; nothing after it was read")
 
 
+# Between rows, programs leave marks, no-break spaces and the end mark of DOS.
 _BLANK = " \t\r\n\u00a0\ufeff\x1a"
-"""Between rows, programs leave marks, no-break spaces and the end mark of DOS."""
 _ROWS_NAMES = ("data", "rows", "examples", "records")
 
 
@@ -77,7 +77,6 @@ def _loaded(line: str) -> Any:
 
 
 def _list_in(value: dict[str, Any]) -> str | None:
-    """Return the name of the only field that holds a list of objects; return None if there is not exactly one."""
     names = [name for name, held in value.items() if isinstance(held, list) and held and isinstance(held[0], dict)]
     return names[0] if len(names) == 1 else None
 
@@ -86,7 +85,7 @@ def _list_in(value: dict[str, Any]) -> str | None:
 
 
 class _Decoder:
-    """Reads JSON of users' files; a field that an object has twice is a fault."""
+    # A field that an object has twice is a fault: Python's own decoder keeps the last one and says nothing.
 
     def __init__(self, repairs: Counter[str] | None) -> None:
         self._repairs = repairs
@@ -94,7 +93,7 @@ class _Decoder:
         self._json = json.JSONDecoder(object_pairs_hook=self._object, parse_constant=constant)
 
     def value_at(self, text: str, start: int, *, whole: bool = False) -> tuple[Any, int]:
-        """Return the value that begins at `start`, and where it ends.
+        """The value that begins at `start`, and where it ends.
 
         Args:
             whole: the text is a whole file, and not one line, so that a message names the line.
@@ -109,7 +108,7 @@ class _Decoder:
             raise error if isinstance(error, RowError) else RowError("row", f"not JSON: {error}") from None
 
     def end_of(self, text: str, start: int) -> int | None:
-        """Return the end of a value that is valid JSON but cannot be read; return None if it is not JSON."""
+        """End of a value that is valid JSON but cannot be read; None if it is not JSON."""
         try:
             return json.JSONDecoder(parse_int=str).raw_decode(text, start)[1]
         except (ValueError, RecursionError):
@@ -128,7 +127,6 @@ class _Decoder:
 
 
 def _fault(text: str, start: int, error: json.JSONDecodeError, *, whole: bool) -> str:
-    """Say what is wrong in a text, and where: by the file's lines if the text is a whole file."""
     at, what, remedy = error.pos, error.msg, ""
     before = text[:at].rstrip()
     if before.endswith(",") and text[at : at + 1] in ("}", "]"):
@@ -146,8 +144,7 @@ class _Reader:
         self._decoder = _Decoder(repairs)
 
     def is_one_value(self) -> bool:
-        """Return whether the file is one JSON value instead of one per line: a list, an object over several lines, or a
-        line with an object around a list of rows."""
+        """A file may be a list, an object over several lines, or a line with an object around a list of rows."""
         with self._path.open("rb") as lines:
             full = (text for line in lines if (text := line.decode(errors="replace").strip(_BLANK)))
             first, second = next(full, ""), next(full, "")
@@ -181,7 +178,7 @@ class _Reader:
         return value
 
     def json_rows(self) -> Iterator[Row]:
-        """Yield the items of a list, or of the list in an object, or objects that follow each other."""
+        """The items of a list, or of the list in an object, or objects that follow each other."""
         text = self._text()
         at = _skip(text, 0, _BLANK)
         alone = text[at] == "{"
@@ -227,7 +224,7 @@ class _Reader:
         return None if self._is_row(value) else _list_in(value)
 
     def _values(self, text: str, at: int, *, closing: str = "") -> Iterator[tuple[Any, int]]:
-        """Yield values separated by blanks or commas, up to a closing bracket or the end, each with the next start."""
+        """Values separated by blanks or commas, up to a closing bracket or the end, each with the next start."""
         while at < len(text) and text[at] != closing:
             try:
                 value, after = self._decoder.value_at(text, at, whole=True)
@@ -247,7 +244,6 @@ class _Reader:
             yield value, at
 
     def _ignore(self, repair: str, otherwise: str) -> None:
-        """Count what is ignored, or raise it as the row's error if nobody counts."""
         if self._repairs is None:
             raise RowError("row", otherwise)
         self._repairs[repair] += 1

@@ -1,9 +1,9 @@
-"""Signs checkpoints and verifies them: a record names every file with its hash and has a signature with the user's key.
+"""Checkpoints with a signature: a record names every file with its hash and is signed with the user's key.
 
 Resuming from a checkpoint unpickles files (verl and torch do so), and a pickle is a program that runs when it is
 loaded. Therefore only files that this user wrote are loaded: they belong to the user, not everybody may write to their
-folder, and a record with the user's signature (HMAC-SHA256) names all of them. `agentgrpo accept` signs a
-folder that the user trusts. It does not protect against other programs of the same user. Imports nothing heavy.
+folder, and a record with the user's signature (HMAC-SHA256) names all of them. `agentgrpo accept` signs a folder that
+the user trusts. It does not protect against other programs of the same user. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ class NotOursError(ValueError):
 
 
 def key_file() -> Path:
-    """Return `agentgrpo/key` in the user's settings folder, $XDG_CONFIG_HOME or ~/.config."""
     settings = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(settings) if os.path.isabs(settings) else Path.home() / ".config") / "agentgrpo" / "key"
 
 
 def user_key() -> bytes:
-    """Return the key of this user; the first call makes it.
+    """The first call makes the key.
 
     Raises:
         NotOursError: the key cannot be made or read, or others can read it.
@@ -67,7 +66,6 @@ def user_key() -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key, whole or not at all; if two processes make one, the first one stays."""
     handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w") as file:
@@ -84,7 +82,7 @@ def _make_key(path: Path) -> None:
 
 
 def files_in(folder: Path, record: str) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file by its path in the folder, without the record itself."""
+    """Size and SHA-256 of every file by its path in the folder, without the record itself."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / record)
     return {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths
@@ -92,12 +90,10 @@ def files_in(folder: Path, record: str) -> dict[str, dict[str, Any]]:
 
 
 def signed(record: Mapping[str, Any]) -> Record:
-    """Return the record with this user's signature added."""
     return {**record, SIGNATURE: _signature(record)}
 
 
 def seal(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
-    """Write `folder/name`, whole or not at all: the facts, the folder's files, and the signature of both."""
     part = folder / f"{name}.part"
     part.write_text(json.dumps(signed({**facts, "files": files_in(folder, name)}), indent=2) + "\n")
     part.replace(folder / name)
@@ -119,7 +115,6 @@ def _signature(record: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path, name: str) -> Record | str:
-    """Return the record of a folder, or a text that says what is wrong with it."""
     try:
         record = parse_json((folder / name).read_text())
         {path: (about["bytes"], about["sha256"]) for path, about in record.get("files", {}).items()}
@@ -131,8 +126,7 @@ def read(folder: Path, name: str) -> Record | str:
 
 
 def why_not_loadable(folder: Path, name: str, *, run_dir: Path) -> str | None:
-    """Return why a checkpoint cannot be loaded; return None if it can.
-
+    """
     Args:
         name: the name of its record.
         run_dir: the folder of the run, which contains the checkpoint.
@@ -147,8 +141,7 @@ def why_not_loadable(folder: Path, name: str, *, run_dir: Path) -> str | None:
 
 
 def check_ours(folder: Path, name: str, record: Record, *, run_dir: Path) -> None:
-    """Check that this user alone could have written and signed the files of a folder.
-
+    """
     Args:
         record: the content of `folder/name`.
         run_dir: the folder of the run, which contains this one.
@@ -170,11 +163,7 @@ def check_ours(folder: Path, name: str, record: Record, *, run_dir: Path) -> Non
 
 
 def check_owner(folder: Path, *, run_dir: Path) -> None:
-    """Check that a folder and everything in it belong to this user.
-
-    Raises:
-        NotOursError: something in `folder`, or above it up to `run_dir`, does not belong to this user alone.
-    """
+    """Raises NotOursError: something in `folder`, or above it up to `run_dir`, does not belong to this user alone."""
     above = [folder, *(path for path in folder.parents if path.is_relative_to(run_dir))]
     owner, everybody = _ownership(folder)
     for path, about in [*((path, path.stat()) for path in above), *((path, path.lstat()) for path in _all_in(folder))]:
@@ -197,8 +186,7 @@ def accept_command(run_dir: Path | str) -> str:
 
 
 def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None:
-    """Return what is wrong with the files of a folder; return None if they match its record.
-
+    """
     Args:
         hashes: False compares sizes only, without reading the files.
     """
@@ -218,20 +206,17 @@ def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None
 
 
 def _all_in(folder: Path) -> list[Path]:
-    """Return everything in a folder; links are not followed."""
     found = os.walk(folder)
     return [Path(place, name) for place, folders, files in found for name in (*folders, *files)]
 
 
 def _is_sticky(mode: int) -> bool:
-    """Return whether a folder with this mode keeps users from removing or renaming each other's files."""
     return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
 
 
 def _ownership(folder: Path) -> tuple[int, int]:
-    """Return the owner that files of this user get there, and the mode bit that marks files that everybody may write.
-
-    Some file systems give every file to one user, or make every file writable for everybody; then the bit is 0.
+    """Owner that files of this user get there, and the mode bit that marks files that everybody may write. Some file
+    systems give every file to one user, or make every file writable for everybody; then the bit is 0.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:  # mode 0600

@@ -1,5 +1,3 @@
-"""Computes confidence intervals of shares and means, in pure functions of counts and numbers."""
-
 from __future__ import annotations
 
 import math
@@ -7,13 +5,13 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+# The 97.5 % quantile of the standard normal distribution.
 Z_95 = 1.959964
-"""The 97.5 % quantile of the standard normal distribution."""
 RESAMPLES = 2000
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share. It stays inside [0, 1] and is meaningful at 0 and n.
+    """95 % interval of a share. It stays inside [0, 1] and is meaningful at 0 and n.
 
     Args:
         successes: the number of successes in `n` independent trials; a tie counts half.
@@ -31,8 +29,8 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     return max(0.0, min(rate, centre - half_width)), min(1.0, max(rate, centre + half_width))
 
 
-def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
+def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float]:
+    """95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
 
     Clusters are drawn with replacement, with all their values (percentile bootstrap). Give several clusters: a single
     one says nothing about others, and its interval is its mean.
@@ -46,7 +44,7 @@ def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, s
     number: dict[Hashable, int] = {}
     index = np.array([number.setdefault(cluster, len(number)) for cluster in clusters])
     sums, sizes = np.bincount(index, weights=values), np.bincount(index)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = rng.multinomial(len(number), np.full(len(number), 1 / len(number)), size=RESAMPLES)
     low, high = np.quantile((drawn @ sums) / (drawn @ sizes), [0.025, 0.975])
     return float(low), float(high)

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def usable_trackers(wanted: Sequence[str], folder: Path) -> list[str]:
-    """Return those that are installed, and have them write into a run's folder.
+    """Those that are installed, and have them write into a run's folder.
 
     Without an API key wandb and SwanLab write there and nowhere else. What the environment already says stays: it may
     name another folder, or switch uploading on for somebody who has logged in.

@@ -1,8 +1,8 @@
-"""Checks whether the weights of a folder fit its config, before they are read; lists and hashes the weight files.
+"""Whether the weights of a folder fit its config, before they are read.
 
 transformers' own loader reads the files with a model on torch's meta device, so names are matched as in the real load,
 with shards, tied embeddings and renamed layers. Only the headers of safetensors are read. torch's loader of plain
-tensors reads `pytorch_model.bin`; a pickle of anything else is refused. Leaves out the values of the weights.
+tensors reads `pytorch_model.bin`; a pickle of anything else is refused.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from agentgrpo.json_text import parse_json
 
 Head = Literal["ForCausalLM", "ForSequenceClassification"]
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
-"""Names of architectures with the head of a language model end like this."""
 HEAD = "score"
-"""The layer of a reward model that training adds."""
+# A reward model does not need these layers of a language model.
 LANGUAGE_HEADS = ("lm_head", "output", "embed_out")
-"""A reward model does not need these layers of a language model."""
+# A message names this many tensors of each kind.
 MAX_NAMED = 3
-"""A message names this many tensors of each kind."""
 FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 
 
 def misfit(
     folder: Path, head: Head, *, num_labels: int | None = None, new: str | None = None, unused: Collection[str] = ()
 ) -> str | None:
-    """Return why the weights of `folder` cannot be loaded as a model with that head; return None if they fit.
+    """None if the weights fit.
 
     Args:
         num_labels: the number of labels of a classifier, if the config does not say it.
@@ -70,7 +68,6 @@ def misfit(
 
 
 def wrong_head(folder: Path) -> str | None:
-    """Return what kind of model the config names if it is not a language model; return None if it is one."""
     named = _architectures(folder)[0]
     if named.endswith(LANGUAGE_MODELS):
         return None
@@ -80,7 +77,7 @@ def wrong_head(folder: Path) -> str | None:
 
 
 def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | None = None) -> str | None:
-    """Return why a PEFT adapter does not fit its base; return None if it fits. The base's own weights are not read."""
+    # The base's own weights are not read.
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
     from safetensors import safe_open
     from transformers import AutoConfig
@@ -123,7 +120,6 @@ def _architectures(folder: Path) -> list[str]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return the first line of a library's error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}" if lines else type(error).__name__
 
@@ -143,11 +139,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the files that hold a model's or an adapter's weights, by name.
-
-    Raises:
-        ModelError: the folder has no weights.
-    """
+    """Raises ModelError: the folder has no weights."""
     files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     if not files:
         raise ModelError(f"{path} has no weights (*.safetensors); {FETCH} whole")
@@ -155,7 +147,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def weights_sha256(path: Path) -> str:
-    """Return one digest over the names and contents of the weight files, so that exchanged shards change it."""
+    # Names count too, so that exchanged shards change the digest.
     digest = hashlib.sha256()
     for file in weight_files(path):
         digest.update(file.name.encode() + b"\0")
@@ -166,7 +158,7 @@ def weights_sha256(path: Path) -> str:
 
 
 class _Shapes(TorchFunctionMode):
-    """Lets the loader compare tied weights that are both in the files; the meta device has only their shapes."""
+    # The loader compares tied weights that are both in the files; the meta device has only their shapes.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.equal:
@@ -176,7 +168,6 @@ class _Shapes(TorchFunctionMode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the loader, whose long log these checks replace by one line."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

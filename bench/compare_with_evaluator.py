@@ -43,8 +43,8 @@ from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.judges import ExecutionJudge, same_result
 from sql_agent.text_to_sql.load import read_questions
 
+# Disagreements that are printed.
 SHOWN = 10
-"""Disagreements that are printed."""
 _SEED = 0
 _CHARACTERS = {True: "1", False: "0", None: "-"}
 ODD_VALUES = """
@@ -64,7 +64,7 @@ _CELLS = (1, 1.0, 2, 1.5, 0, "1", "a", "b", None, b"a", -1, -1.0, 10, 9.5)
 
 
 class EvaluatorError(ValueError):
-    """Says that a folder holds no evaluator that can be imported."""
+    """A folder holds no evaluator that can be imported."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,6 @@ def _bird(module: ModuleType) -> Evaluator:
 
 
 def generated(count: int, rng: random.Random) -> Iterator[Pair]:
-    """Yield pairs of queries over the database of odd values."""
     for _ in range(count):
         first = _query(rng)
         second = first if rng.random() < 0.5 else _query(rng)
@@ -156,7 +155,7 @@ def of_questions(questions: Sequence[Question], count: int, rng: random.Random) 
 
 
 def changed(query: str, rng: random.Random) -> str:
-    """Return the query after one or two changes, most of which leave a query that runs."""
+    """The query after one or two changes, most of which leave a query that runs."""
     for _ in range(rng.randint(1, 2)):
         query = rng.choice(_CHANGES)(query)
     return query
@@ -199,7 +198,6 @@ _CHANGES: tuple[Callable[[str], str], ...] = (
 
 
 def random_results(count: int, rng: random.Random) -> Iterator[tuple[Any, Any]]:
-    """Yield pairs of results that are alike: changed in a cell, the order of rows or that of columns."""
     for _ in range(count):
         width, pool = rng.randint(1, 4), rng.choices(_CELLS, k=4)
         rows = [tuple(rng.choices(pool, k=width)) for _ in range(rng.randint(0, 5))]
@@ -214,7 +212,6 @@ def random_results(count: int, rng: random.Random) -> Iterator[tuple[Any, Any]]:
 
 
 def ours(environment: TextToSql, pair: Pair) -> bool | None:
-    """Return our judge's verdict; None if it has none."""
     question = Question("pair", "?", pair.db_id, pair.reference)
     with closing(environment.open(question, AgentConfig())) as episode:
         episode.call_tool("submit_sql", json.dumps({"sql": pair.prediction}))
@@ -223,7 +220,7 @@ def ours(environment: TextToSql, pair: Pair) -> bool | None:
 
 
 def of_pairs(evaluator: Evaluator, place: Path, pairs: Sequence[Pair]) -> list[tuple[bool | None, bool | None]]:
-    """Return the verdicts on pairs, the evaluator's first.
+    """The verdicts on pairs, the evaluator's first.
 
     Args:
         place: the file or the folder of the databases.
@@ -258,7 +255,6 @@ def report(name: str, verdicts: Sequence[tuple[bool | None, bool | None]], shown
 
 
 def compare(evaluator: Evaluator, count: int, rng: random.Random) -> int:
-    """Compare random results and generated queries; return the number of disagreements."""
     results = list(random_results(count, rng))
     verdicts = []
     for number, (given, expected) in enumerate(results):
@@ -280,11 +276,6 @@ def compare(evaluator: Evaluator, count: int, rng: random.Random) -> int:
 
 
 def compare_references(evaluator: Evaluator, place: Path, pairs: Sequence[Pair], save: Path | None) -> int:
-    """Compare changed references; return the number of disagreements.
-
-    Args:
-        save: JSON file whose entry of the judge becomes the evaluator's verdicts, a character for each pair.
-    """
     verdicts = of_pairs(evaluator, place, pairs)
     if save is not None:
         written = json.loads(save.read_text("utf-8")) if save.is_file() else {}
@@ -295,7 +286,7 @@ def compare_references(evaluator: Evaluator, place: Path, pairs: Sequence[Pair],
 
 
 def question_pairs(place: Path, files: Sequence[Path], count: int) -> list[Pair]:
-    """Return the pairs of questions about the databases at a path, the same ones each time."""
+    """The pairs of questions about the databases at a path, the same ones each time."""
     with TextToSql(place) as environment:
         read = [question for file in files for question in read_questions(file, environment.databases)]
     asked = [question for question in read if question.query is not None and not question.changes]

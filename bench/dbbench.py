@@ -2,8 +2,7 @@
 
 One episode makes a database with a table of 30 rows, runs three statements (two SELECTs and a change), commits, and
 calls the strict judge, which makes a second database for the reference; then both are dropped. No statement is
-repeated, so that none is in a cache. Episodes run in processes with threads, as runners do. Leaves out the model and
-the agent.
+repeated, so that none is in a cache. Episodes run in processes with threads, as runners do.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from agentgrpo.flags import Parser
 from bench.parts.report import Row, add_json, facts, finish
 from dbbench_adapter import judge
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.engines import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.engines import Backend, BackendUnavailable, known_backends, open_backend
 from dbbench_adapter.protocols.fc import FcEpisode
 
 NUM_ROWS = 30
@@ -43,14 +42,12 @@ LIMIT = {
 }
 TARGET_JUDGE_S = 2.0
 TARGET_GROWTH_MIB = 16.0
+# Seconds of database work per episode of the originals, measured (doc/dbbench.md); the first plays one at a time.
 ORIGINAL_S = {"LifelongAgentBench": 0.1, "AgentBench": 0.25}
-"""Seconds of database work per episode of the originals, measured (doc/dbbench.md); the first plays one at a time."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Holds the measurements of one process."""
-
     started: float
     ended: float
     cpu_s: float
@@ -75,7 +72,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--backend",
         action="append",
         metavar="SPEC",
-        help="sqlite, mariadb or mysql://user:password@host:port; may be given again (default: sqlite and mariadb)",
+        help=f"{known_backends()}; may be given again (default: sqlite and mariadb)",
     )
     parser.add_argument("--episodes", type=int, default=10_000, help="episodes on each backend, default 10000")
     parser.add_argument("--processes", type=int, default=2, help="processes that play them, default 2")
@@ -89,7 +86,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_backend(spec: str, args: argparse.Namespace) -> list[Row]:
-    """Return the rows of one backend; if it is missing, return one row that says why."""
+    """The rows of one backend; of a missing one, a row that says why."""
     name = spec.partition(":")[0]
     target = TARGET_PER_S.get(name, TARGET_PER_S["mariadb"])
     try:
@@ -160,7 +157,6 @@ def run_share(spec: str, numbers: range, threads: int) -> Share:
 
 
 def measure_one_by_one(_model: Path, _folder: Path) -> list[Row]:
-    """Measure an episode on either backend with nothing else running: a part of `bench.main_job`."""
     return [row for spec in TARGET_MS for row in _one_by_one(spec)]
 
 
@@ -178,7 +174,6 @@ def _one_by_one(spec: str) -> list[Row]:
 
 
 def episode_times(backend: Backend, n: int) -> list[float]:
-    """Return the milliseconds of each of `n` episodes, one after another."""
     return [play(backend, bench_task(index)) for index in range(n)]
 
 
@@ -219,7 +214,7 @@ def play(backend: Backend, task: Task) -> float:
 
 
 def judging_s() -> float:
-    """Return the seconds to judge `NUM_ANSWERS` answers of one to ten values, no two alike, half under each judge."""
+    """The seconds to judge `NUM_ANSWERS` answers of one to ten values, no two alike, half under each judge."""
     cases = []
     for index in range(NUM_ANSWERS):
         values = [f"{index}.{place}" if place % 2 else f"name {index} {place}" for place in range(1 + index % 10)]
@@ -231,7 +226,6 @@ def judging_s() -> float:
 
 
 def _resident_mib() -> float:
-    """Return the resident memory of this process, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024**2
 

@@ -53,8 +53,6 @@ REQUEST = {"messages": [{"role": "user", "content": "hi"}]}
 
 @dataclass
 class Calls:
-    """Holds the calls of one phase."""
-
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
 
@@ -108,7 +106,6 @@ async def unfinished(to: Targets) -> None:
 
 
 async def bodies(to: Targets) -> None:
-    """Ask with what is small and expensive to validate, with many messages, and with much text."""
     user = b'{"role":"user","content":"hi"}'
     for messages in (b",".join([b"{}"] * 66_000), b",".join([user] * 200_000), b'"' + b"x" * 20_000_000 + b'"'):
         await _ask(to.signed, b'{"messages":[' + messages + b"]}")
@@ -181,7 +178,6 @@ async def _signed_address(client: PatientStore, proxy: str) -> str:
 
 
 async def phase(name: str | None, to: Targets, store_url: str) -> Calls:
-    """Return the calls of a phase under an attack; None: under none."""
     calls, until = Calls(), time.monotonic() + PHASE_S
     client = PatientStore(store_url)
     attacker = multiprocessing.get_context("spawn").Process(target=attack, args=(name, to, PHASE_S))

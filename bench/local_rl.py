@@ -2,7 +2,7 @@
 
 It compares sampling a group together with sampling one reply at a time, training a rollout as one sequence with one
 sample per turn, and peak memory with its estimate. It needs models/tiny-sql (`agentgrpo tiny-policy`);
-larger models are random and made by the command. The exit status is 1 if a target is missed. Leaves out GPUs.
+larger models are random and made by the command. The exit status is 1 if a target is missed.
 """
 
 import os
@@ -22,8 +22,8 @@ from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from bench.parts.report import Row, add_options, check_options, facts, finish
 
+# `measure` of `bench.parts.local_PART` measures each part.
 PARTS = ("sampling", "tokens", "memory")
-"""`measure` of `bench.parts.local_PART` measures each part."""
 MODEL = Path("models") / "tiny-sql"
 
 

@@ -41,18 +41,18 @@ from sql_agent.settings.load import load_config
 from sql_agent.source.spans import TURN_SPAN
 from sql_agent.verl_side.config import worker_environment
 
+# Growth is counted after the warm steps: these are 1,280 rollouts, more than a store lists (1,024).
 STEPS, WARM_STEPS = 200, 80
-"""Growth is counted after the warm steps: these are 1,280 rollouts, more than a store lists (1,024)."""
+# Steps against a store that keeps everything; its memory grows no faster later.
 KEEPING_STEPS = 40
-"""Steps against a store that keeps everything; its memory grows no faster later."""
 ROLLOUTS = 16
 CHAIN_TURNS = 4
+# Tokens of prompt and reply of each turn; a rollout has 0.7 MiB of spans.
 SEVEN_B_TURNS = [(1_500 + 800 * turn, 300) for turn in range(5)]
-"""Tokens of prompt and reply of each turn; a rollout has 0.7 MiB of spans."""
 STEP_ROLLOUTS = 512
 MOST_GROWTH_MIB = 16.0
+# Resident memory of each part after every step, in MiB.
 Sizes = list[dict[str, float]]
-"""Resident memory of each part after every step, in MiB."""
 
 
 def chain(folder: Path, steps: int = STEPS) -> Iterator[Row]:
@@ -124,7 +124,6 @@ def store_alone(command: list[str], folder: Path, steps: int) -> Sizes:
 
 
 async def _drive(address: str, process: psutil.Process, steps: int) -> Sizes:
-    """Make every request of runners, LLM proxy and rollout manager for a rollout, in one client."""
     store, seen = PatientStore(address), []
     tasks = [task.to_dict() for task in generate_tasks(ROLLOUTS, seed=0, split="held_out")]
     try:

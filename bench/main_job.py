@@ -31,6 +31,7 @@ from bench.parts.report import Row
 
 MODEL = ROOT / "models" / "tiny-sql"
 PAGE, DATA = ROOT / "doc" / "benchmarks.md", ROOT / "doc" / "benchmarks.json"
+# The module and function of each part, which are imported when it is measured.
 PARTS = {
     "startup": ("bench.parts.startup", "measure"),
     "update": ("bench.parts.update", "measure"),
@@ -41,9 +42,8 @@ PARTS = {
     "overhead": ("bench.parts.overhead", "measure"),
     "episodes": ("bench.dbbench", "measure_one_by_one"),
 }
-"""The module and function of each part, which are imported when it is measured."""
+# These parts are measured only with --only; they need `--model models/smollm2-135m-instruct`.
 ON_REQUEST = ("shared", "memory")
-"""These parts are measured only with --only; they need `--model models/smollm2-135m-instruct`."""
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

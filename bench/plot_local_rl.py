@@ -20,10 +20,10 @@ from typing import Any
 
 from agentgrpo.flags import Parser
 
+# Pairs of episodes or train steps so far and a share in percent.
 Curve = list[tuple[int, float]]
-"""Pairs of episodes or train steps so far and a share in percent."""
+# A share is averaged over this many train steps, because one step has only eight groups or so.
 WINDOW = 5
-"""A share is averaged over this many train steps, because one step has only eight groups or so."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,7 +88,7 @@ def save(curves: dict[str, list[Curve]], file: Path, x_label: str, *, smoothed: 
 
 
 def moving_mean(points: Curve) -> Curve:
-    """Return each point's mean with up to `WINDOW` - 1 points before it."""
+    """Each point's mean with up to `WINDOW` - 1 points before it."""
     values = [value for _, value in points]
     return [(place, statistics.mean(values[max(0, i + 1 - WINDOW) : i + 1])) for i, (place, _) in enumerate(points)]
 
@@ -117,7 +117,7 @@ def _with_episodes(metrics: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def summary(curves: Sequence[Curve]) -> str:
-    """Return the means before and after and the gain over the seeds; the spread is the standard deviation, n - 1."""
+    """The means before and after and the gain over the seeds; the spread is the standard deviation, n - 1."""
     before, after = [c[0][1] for c in curves], [c[-1][1] for c in curves]
     gains = [b - a for a, b in zip(before, after, strict=True)]
     spread = statistics.stdev(gains) if len(gains) > 1 else float("nan")

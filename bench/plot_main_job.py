@@ -20,12 +20,12 @@ from agentgrpo.flags import Parser
 from bench.plot_local_rl import Curve, save, summary
 from sql_agent.report.reading import read_metrics
 
+# The title of a panel with the metric that it shows and the factor to percent.
 PANELS = {
     "held-out success, greedy": ("val/rollout/success", 100.0),
     "groups trained on without spread": ("group/zero_std_frac", 100.0),
     "groups played without spread": ("group/set_aside_frac", 100.0),
 }
-"""The title of a panel with the metric that it shows and the factor to percent."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 The soak test takes additional time (`--soak-s 600`). The command makes the model, the same each time: a random Qwen3
 classifier of 6 layers, 256 wide. The baseline is `bench/parts/reward_baseline.py`, which scores one request at a time
-with the same model inside an `async def`. Servers and clients are separate processes, on loopback. Leaves out GPUs.
+with the same model inside an `async def`. Servers and clients are separate processes, on loopback.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ CLIENTS, CROWD = 32, 256
 NUM_CONVERSATIONS = 8192
 NUM_MALFORMED, NUM_SLOW = 10_000, 100
 SETTLE_S = 3.0
+# Request bodies, one per line: groups of answers to one task, and others of the same lengths without shared prefix.
 GROUPED, SINGLE = "grouped.jsonl", "single.jsonl"
-"""Request bodies, one per line: groups of answers to one task, and others of the same lengths without shared prefix."""
+# Both servers get this environment. The service sets the second variable itself; the baseline does not, and beside any
+# other process it would take up to 20 times as long. With equal settings only the way of serving is compared.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Both servers get this environment. The service sets the second variable itself; the baseline does not, and beside any
-other process it would take up to 20 times as long. With equal settings only the way of serving is compared."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +179,6 @@ def soak(job: Job, clients: Executor, process: psutil.Process) -> list[Row]:
 
 
 def _rate(found: dict[str, Any], job: Job) -> float:
-    """Return the requests per second that were answered with a score."""
     return found["asked"]["statuses"].get("200", 0) / job.seconds
 
 

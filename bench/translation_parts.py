@@ -1,4 +1,4 @@
-"""Says what each part of the translation of MySQL to SQLite is worth: `python -m bench.translation_parts FILE...`.
+"""What each part of the translation of MySQL to SQLite is worth: `python -m bench.translation_parts FILE...`.
 
 One part after the other is switched off; the references of the task files that no longer give the gold and the
 statements of `dbbench_adapter/tests/agent_sql.py` that get another answer are counted.
@@ -30,7 +30,7 @@ def _nothing(*_: object) -> None:
 
 
 def left_out_parts() -> dict[str, dict[str, object]]:
-    """Return the parts of the translation, each with names below `dbbench_adapter` and their replacements."""
+    """The parts of the translation, each with names below `dbbench_adapter` and their replacements."""
     translate, rewrites = "dialect.translate.", "dialect.rewrites."
     checks = ("refuse", "refuse_reserved", "refuse_row_ids")
     parts: dict[str, dict[str, object]] = {

@@ -1,9 +1,8 @@
-"""Holds what the functions of the statement that the current thread runs have to know and to say.
+"""What the functions of the current thread's statement have to know and to say.
 
-It is the deadline, the characters that they have made, and MySQL's error where one of them ends the statement.
-
-Parser, functions and collation check the deadline. A C library does not check it while it works, so the size of its
-input is limited instead (see `sqlite.sandbox`).
+It is the deadline, the characters that they have made, and MySQL's error where one of them ends the statement. Parser,
+functions and collation check the deadline. A C library does not check it while it works, so the size of its input is
+limited instead (see `sqlite.sandbox`).
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# The functions of one statement make at most this many characters of long texts, since a sort compares all of them.
 MAX_MADE_CHARS = 16_777_216
-"""The functions of one statement make at most this many characters of long texts, since a sort compares all of them."""
 
 
 class StatementTimeout(Exception):
@@ -36,7 +35,7 @@ _CLOCK = _Clock()
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Set the deadline of the code inside to `seconds` from now; limits do not nest."""
+    """Limits do not nest."""
     _CLOCK.deadline, _CLOCK.chars_left, _CLOCK.refused = time.monotonic() + seconds, MAX_MADE_CHARS, None
     try:
         yield
@@ -45,23 +44,19 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def count_made(chars: int) -> None:
-    """Count the characters of a long text.
-    Raises:
-        MemoryError: the statement made more than `MAX_MADE_CHARS`.
-    """
+    """Raises MemoryError: the statement made more than `MAX_MADE_CHARS`."""
     _CLOCK.chars_left -= chars
     if _CLOCK.chars_left < 0:
         raise MemoryError("too many long texts")
 
 
 def kept(refusal: Refused) -> Refused:
-    """Keep the error of a function for `refused`, since SQLite does not pass on its text; return it to be raised."""
+    """Keep the error for `refused`, since SQLite does not pass on its text; it is returned to be raised."""
     _CLOCK.refused = str(refusal)
     return refusal
 
 
 def refused() -> str | None:
-    """Return the error with which a function ended the statement."""
     return _CLOCK.refused
 
 
@@ -70,11 +65,10 @@ def expired() -> bool:
 
 
 def check() -> None:
-    """Raise StatementTimeout if the deadline has passed."""
     if time.monotonic() > _CLOCK.deadline:
         raise StatementTimeout("the statement's time is up")
 
 
 def remaining_s(at_most: float) -> float:
-    """Return the seconds left, at most `at_most`; never 0, which libraries read as no limit."""
+    # 0 would be read by libraries as no limit.
     return max(min(_CLOCK.deadline - time.monotonic(), at_most), 0.001)

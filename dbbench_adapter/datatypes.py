@@ -1,4 +1,4 @@
-"""Holds the records that leave `dbbench_adapter`: tasks and scores, and an error. Nothing here touches a database."""
+"""The records that leave `dbbench_adapter`: tasks and scores, and an error. Nothing here touches a database."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Cell = str | int | float | None
 Row = tuple[Cell, ...]
 Rows = tuple[Row, ...]
 
+# Question types judged by the end state of the tables; every other type is judged by the committed answer.
 CHANGE_KINDS = frozenset({"INSERT", "UPDATE", "DELETE"})
-"""Question types judged by the end state of the tables; every other type is judged by the committed answer."""
 
 
 class DatabaseError(ValueError):
@@ -34,13 +34,12 @@ class Table:
 
     @property
     def note(self) -> str:
-        """Return LifelongAgentBench's sentence that names table and headers."""
         return f"The table is called {self.name} and has these headers: {', '.join(c.name for c in self.columns)}."
 
 
 @dataclass(frozen=True)
 class Gold:
-    """Holds the right answer. It never enters a prompt, a tool result or a span."""
+    """The right answer. It never enters a prompt, a tool result or a span."""
 
     answers: tuple[str, ...] | None = None
     """Answer values as text (AgentBench labels), or None if the file has none."""
@@ -56,7 +55,7 @@ class Gold:
 
 @dataclass(frozen=True)
 class Task:
-    """Holds one question with its database and gold answer (DB-Bench "sample")."""
+    """One question with its database and gold answer (DB-Bench "sample")."""
 
     id: str
     """Unique in its file, stable over loads: file stem and index, e.g. `standard-17`, `entry_dict-3`."""
@@ -82,7 +81,6 @@ class Task:
         return self.kind in CHANGE_KINDS
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; `Task.from_dict` is the exact inverse."""
         return _TASK.dump_python(self, mode="json")
 
     @staticmethod
@@ -92,7 +90,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """Holds a verdict. `None` is not 0: the end could not be judged, and it is left out of every mean."""
+    """A verdict. `None` is not 0: the end could not be judged, and it is left out of every mean."""
 
     value: float | None
     reason: str

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentgrpo.flags import Parser
 from agentgrpo.json_lines import serve
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
-from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import DatabaseEpisode, Message, ProtocolName, open_episode
 from dbbench_adapter.table_hash import AgentBenchTable
@@ -151,7 +151,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--backend", default="sqlite", help="sqlite (default), mariadb or mysql://user:password@host")
+    parser.add_argument("--backend", default="sqlite", help=f"{known_backends()}; default sqlite")
     args = parser.parse_args()
     try:
         with open_backend(args.backend) as backend:

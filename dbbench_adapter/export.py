@@ -30,7 +30,7 @@ AGENT_NAME = "sql_agent"
 
 
 def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict[str, Any]]:
-    """Return one row per task: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
+    """One row per task: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
 
     The task is JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. The prompt is
     the agent's first prompt; verl only counts its tokens and displays it.
@@ -61,11 +61,11 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
         pq.write_table(pa.Table.from_pylist(list(rows)), part)
 
 
+# The suffix of each format's files, by which readers recognise them, and the function that writes them.
 FORMATS = {
     "verl": (".parquet", write_verl_parquet),
     "agl": (".jsonl", lambda tasks, path: write_tasks(path, tasks)),  # rollout inputs; the agent calls `Task.from_dict`
 }
-"""The suffix of each format's files, by which readers recognise them, and the function that writes them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

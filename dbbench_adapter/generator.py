@@ -40,8 +40,8 @@ from dbbench_adapter.generate.themes import Split
 from dbbench_adapter.generate.values import literal
 from dbbench_adapter.tasks.load import write_tasks
 
+# The fixed parts of `Task.table_note`; the small policy's tokenizer has a token for each.
 NOTE = ("The table ", " has the columns ")
-"""The fixed parts of `Task.table_note`; the small policy's tokenizer has a token for each."""
 MAX_ANSWERS = 4
 PSEUDO_WORD_SHARE = 0.7  # share of train words; a small policy needs so many to learn to copy words it has never seen
 _SQL_WORDS = frozenset(
@@ -51,8 +51,6 @@ _SQL_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Draft:
-    """Holds a question and its reference statement, not yet run."""
-
     kind: str
     question: str
     sql: str
@@ -62,7 +60,7 @@ class Draft:
 
 
 def generate_tasks(n: int, *, seed: int, split: Split = "train") -> list[Task]:
-    """Return the first `n` tasks of `task_stream`: each run of eight has every kind once.
+    """The first `n` tasks of `task_stream`: each run of eight has every kind once.
 
     Raises:
         ValueError: `n` is below 1, or `split` is unknown.
@@ -109,7 +107,7 @@ def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
 
 
 def checked_gold(table: Table, draft: Draft) -> Gold | None:
-    """Run the reference on SQLite and read the gold; return None if it would make a bad task.
+    """Run the reference on SQLite and read the gold; None if it would make a bad task.
 
     Raises:
         sqlite3.Error: the reference does not run, which is a fault of this module.
@@ -127,12 +125,11 @@ def checked_gold(table: Table, draft: Draft) -> Gold | None:
 
 
 def _rounded(rows: Rows) -> bool:
-    """Return whether MySQL, which gives averages four decimals, would answer differently."""
+    # MySQL gives averages four decimals, so it would answer differently.
     return any(isinstance(cell, float) and cell != round(cell, 4) for row in rows for cell in row)
 
 
 def _tied(table: Table, column: Column) -> bool:
-    """Return whether several rows share the highest or the lowest number."""
     numbers = [row[table.columns.index(column)] for row in table.rows]
     ordered = sorted(number for number in numbers if isinstance(number, int))
     return ordered[0] == ordered[1] or ordered[-1] == ordered[-2]
@@ -259,7 +256,7 @@ DRAFTS: dict[str, Callable[[random.Random, Table, Row], Draft]] = {
 
 
 def _condition(rng: random.Random, table: Table, column: Column) -> tuple[str, str]:
-    """Write one condition in words and in SQL on a value of the table; texts are compared for equality only."""
+    # Texts are compared for equality only.
     value = rng.choice(table.rows)[table.columns.index(column)]
     inequality = column.type == "INT" and rng.random() < 0.4
     words = rng.choice([words for words, operator in COMPARISONS.items() if (operator != "=") == inequality])

@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Literal
 
+# A message in chat-completions form.
 Message = dict[str, Any]
-"""A message in chat-completions form."""
 
+# How a rollout ended.
 Stop = Literal[
     "answered",
     "malformed",
@@ -24,8 +25,9 @@ Stop = Literal[
     "table_error",
     "environment_error",
 ]
-"""How a rollout ended."""
 
+# What an end means for the rollout's row: the judge scores what the policy did itself; it also scores what the policy
+# had done when a limit truncated it; the policy did not cause the other ends, so these rollouts have no verdict.
 ENDS: dict[Stop, Literal["scored", "truncated", "lost"]] = {
     "answered": "scored",
     "malformed": "scored",
@@ -37,9 +39,8 @@ ENDS: dict[Stop, Literal["scored", "truncated", "lost"]] = {
     "table_error": "lost",
     "environment_error": "lost",
 }
-"""What an end means for the rollout's row: the judge scores what the policy did itself; it also scores what the policy
-had done when a limit truncated it; the policy did not cause the other ends, so these rollouts have no verdict."""
 
+# The outcome of an episode in the words of the original: AgentBench uses blanks, LifelongAgentBench underscores.
 Status = Literal[
     "running",
     "completed",
@@ -51,7 +52,6 @@ Status = Literal[
     "task_limit_reached",
     "task_environment_error",
 ]
-"""The outcome of an episode in the words of the original: AgentBench uses blanks, LifelongAgentBench underscores."""
 
 STOPS: dict[Status, Stop | None] = {
     "running": None,
@@ -67,7 +67,7 @@ STOPS: dict[Status, Stop | None] = {
 
 
 class Episode(ABC):
-    """Plays the environment's side of a rollout. Every method may block; one thread at a time may use it."""
+    """Every method may block; one thread at a time may use it."""
 
     status: Status = "running"
     malformed_calls: int = 0
@@ -75,7 +75,7 @@ class Episode(ABC):
 
     @abstractmethod
     def answer(self, reply: Message) -> Iterator[Message]:
-        """Give a reply to the world and yield the messages that answer it.
+        """Yield the messages that answer a reply.
 
         Each message is yielded before the next call runs, so that those before a failure or a deadline are known.
 
@@ -89,7 +89,7 @@ class Episode(ABC):
 
     @property
     def stop(self) -> Stop | None:
-        """Return how the episode ended; None if it goes on."""
+        """None if the episode goes on."""
         return STOPS[self.status]
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Episode(ABC):
 
 
 def read_arguments(name: str, arguments: Any) -> Any:
-    """Return the value of a call's arguments, a JSON text.
+    """The value of a call's arguments, a JSON text.
 
     Raises:
         ValueError: the text is none; the message is for the policy.
@@ -109,8 +109,6 @@ def read_arguments(name: str, arguments: Any) -> Any:
 
 
 class CallingEpisode(Episode):
-    """Plays an episode whose policy calls tools."""
-
     def answer(self, reply: Message) -> Iterator[Message]:
         """Run the calls in the reply's order, up to the one that ends the episode, whose result is yielded too."""
         calls = reply.get("tool_calls")

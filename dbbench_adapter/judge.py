@@ -43,11 +43,7 @@ class _Case(BaseModel):
 
 
 def answer(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict on one case.
-
-    Raises:
-        ValueError: a field is missing or has another form than the variant's.
-    """
+    """Raises ValueError: a field is missing or has another form than the variant's."""
     case = _Case.model_validate(row)
     correct = _JUDGES[case.variant](case.expected, case.given)
     return {"correct": correct, "reason": "match" if correct else "wrong_answer"}

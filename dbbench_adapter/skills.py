@@ -25,8 +25,6 @@ from dbbench_adapter.tasks.load import TaskFileError, load_tasks
 
 @dataclass(frozen=True)
 class Agreement:
-    """Counts how often a skill is labelled, how often it is recognised, and how often both."""
-
     skill: str
     labelled: int
     recognised: int
@@ -34,12 +32,12 @@ class Agreement:
 
     @property
     def precision(self) -> float | None:
-        """Return the share of the recognised tasks that are labelled; return None if the skill is never recognised."""
+        """The share of the recognised tasks that are labelled; None if the skill is never recognised."""
         return self.both / self.recognised if self.recognised else None
 
     @property
     def recall(self) -> float | None:
-        """Return the share of the labelled tasks that are recognised; return None if the skill is never labelled."""
+        """The share of the labelled tasks that are recognised; None if the skill is never labelled."""
         return self.both / self.labelled if self.labelled else None
 
 

@@ -93,7 +93,7 @@ def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -
 
 
 def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) -> list[list[Task]]:
-    """Return one part per fraction, with no table name in two of them; each part keeps the order given.
+    """One part per fraction, with no table name in two of them; each part keeps the order given.
 
     The seed draws the groups of tables. If a part has no task of a kind, one of its groups is exchanged for a group
     with such a task, unless a part would lose a kind by that.
@@ -162,7 +162,7 @@ def _with_every_kind(part_of: Mapping[str, int], kinds_of: Mapping[str, set[str]
 
 
 def table_groups(tasks: Sequence[Task]) -> list[str]:
-    """Return the group of each task: tasks that share a table, directly or through other tasks, have the same group."""
+    """The group of each task: tasks that share a table, directly or through other tasks, have the same group."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:

@@ -11,6 +11,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+# Every list of skills has this order.
 SKILLS: tuple[str, ...] = (
     "select",
     "insert",
@@ -35,7 +36,6 @@ SKILLS: tuple[str, ...] = (
     "subquery_multiple",
     "subquery_nested",
 )
-"""Every list of skills has this order."""
 
 _VERBS = (("select", exp.Select), ("insert", exp.Insert), ("update", exp.Update), ("delete", exp.Delete))
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
@@ -46,7 +46,7 @@ class NotOneStatementError(ValueError):
 
 
 def recognise_skills(sql: str) -> tuple[str, ...]:
-    """Return the skills that one statement shows, in the order of `SKILLS`.
+    """The skills that one statement shows, in the order of `SKILLS`.
 
     The definitions are those of LifelongAgentBench. GROUP BY, HAVING, ORDER BY and LIMIT count on the outermost
     statement only, not inside INSERT ... SELECT. WHERE and aliases are searched from the outside in and the first one

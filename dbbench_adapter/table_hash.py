@@ -34,8 +34,6 @@ from dbbench_adapter.tasks.records import LifelongTable
 
 
 class AgentBenchTable(BaseModel):
-    """Holds a table of a case for `text` and `fc`."""
-
     table_name: str
     columns: list[Column]
     rows: list[Row]
@@ -58,8 +56,7 @@ class _Case(BaseModel, Generic[_TableForm]):
 
 
 def answer(row: dict[str, Any], backend: Callable[[str], Backend]) -> dict[str, Any]:
-    """Return the hash that one case leaves behind.
-
+    """
     Args:
         backend: a function that returns the backend of a name.
     Raises:
@@ -77,7 +74,7 @@ def answer(row: dict[str, Any], backend: Callable[[str], Backend]) -> dict[str, 
 def hash_after(
     backend: Backend, variant: ProtocolName, tables: list[Table], statements: list[str]
 ) -> tuple[str | None, str | None]:
-    """Return the hash of tables after statements, and the first error among them.
+    """The hash of tables after statements, and the first error among them.
 
     Raises:
         TableError: a table cannot be made.

@@ -24,7 +24,7 @@ from pathlib import Path
 from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import Rows, Task
 from dbbench_adapter.dialect.kinds import plain
-from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
 from dbbench_adapter.judges.strict import same_rows
 from dbbench_adapter.tasks.load import TaskFileError, raw_records, task_file
 from dbbench_adapter.tasks.records import Fault, RecordError, form_of, read_record
@@ -34,8 +34,6 @@ MAX_SHOWN_CHARS = 200
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Holds the names that a form of record has for the fields that can be wrong."""
-
     table: str
     columns: str
     """The name below `table`."""
@@ -64,8 +62,6 @@ class ReadRow:
 
 @dataclass
 class FileReport:
-    """Holds the content of one file; `faults` is empty if nothing is wrong."""
-
     path: Path
     num_rows: int = 0
     forms: Counter[str] = field(default_factory=Counter)
@@ -77,11 +73,7 @@ class FileReport:
 
 
 def check_file(path: Path) -> FileReport:
-    """Read a file to its end and collect every fault.
-
-    Raises:
-        TaskFileError: the file cannot be read at all.
-    """
+    """Raises TaskFileError: the file cannot be read at all."""
     path = task_file(path)
     report = FileReport(path)
     for record in raw_records(path):
@@ -102,7 +94,7 @@ def check_file(path: Path) -> FileReport:
 
 
 def table_faults(row: ReadRow) -> Iterator[Fault]:
-    """Yield all faults for which `check_tables` refuses a task's tables; `check_tables` stops at the first."""
+    # `check_tables` stops at the first fault.
     tables = row.task.tables
     names = [table.name.casefold() for table in tables]
     for index, table in enumerate(tables):
@@ -127,7 +119,6 @@ def _header_problems(columns: Sequence[str]) -> Iterator[str]:
 
 
 def gold_faults(row: ReadRow) -> Iterator[Fault]:
-    """Yield the faults for which no judge can use the gold."""
     gold = row.task.gold
     if row.task.changes_state:
         if gold.sql is None and gold.table_hash is None:
@@ -174,12 +165,12 @@ def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
 
 
 def has_reference(task: Task) -> bool:
-    """Return whether the file has a statement and its result; a change needs only the statement."""
+    """Whether the file has a statement and its result; a change needs only the statement."""
     return task.gold.sql is not None and (task.changes_state or task.gold.rows is not None)
 
 
 def replay(task: Task, backend: Backend) -> str | None:
-    """Return None if the reference runs and gives the stored gold, else the difference in words.
+    """None if the reference runs and gives the stored gold, else the difference in words.
 
     Args:
         task: a task that `has_reference`.
@@ -216,7 +207,6 @@ def _difference(found: Rows, expected: Rows, *, ordered: bool) -> str | None:
 
 
 def report_lines(report: FileReport) -> Iterator[str]:
-    """Yield the report of one file for a terminal."""
     faulty = {fault.where for fault in report.faults}
     verdict = f"{len(faulty)} with faults" if faulty else "nothing wrong"
     yield f"{report.path}: {report.num_rows} rows ({_counts(report.forms)}), {verdict}"
@@ -241,7 +231,7 @@ def _counts(counter: Counter[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo tasks validate", description="Check task files; exit status 1 when one is wrong.")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--replay", metavar="BACKEND", help="run every reference on sqlite, mariadb or mysql://...")
+    parser.add_argument("--replay", metavar="BACKEND", help=f"run every reference on {known_backends()}")
     args = parser.parse_args(argv)
     reports: list[FileReport] = []
     wrong = False

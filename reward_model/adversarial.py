@@ -1,7 +1,7 @@
-"""Makes bad answers from a pair and its neighbours; the chosen answer should score higher than each of them.
+"""Bad answers made from a pair and its neighbours; the chosen answer should score higher than each of them.
 
 Such answers are not in the training data, and a policy may try them once the score is its reward. In a dialogue with
-tools only the last answer is replaced. Leaves out bad answers that need knowledge of the task.
+tools only the last answer is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REPEATS = 40
 
 
 def adversarial_sides(row: Preference, other: Preference | None) -> dict[str, tuple[Message, ...]]:
-    """Return bad sides by name, to compare with the chosen side.
+    """Bad sides by name.
 
     Args:
         other: a row with another prompt; with None no answer to another task is made.
@@ -41,7 +41,6 @@ def adversarial_sides(row: Preference, other: Preference | None) -> dict[str, tu
 
 
 def neighbours(rows: Sequence[Preference]) -> list[Preference | None]:
-    """Return for each row the next row, in a circle, with another prompt and another answer; None if there is none."""
     found: list[Preference | None] = []
     for i, row in enumerate(rows):
         later = (rows[(i + step) % len(rows)] for step in range(1, len(rows)))

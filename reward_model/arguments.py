@@ -1,7 +1,4 @@
-"""Declares the arguments of reward-model training: TRL's, with our defaults and additions.
-
-TRL's names and defaults hold unless this module says otherwise.
-"""
+"""Arguments of reward-model training: TRL's names and defaults hold unless this module says otherwise."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.trackers import usable_trackers
 
 OUTPUT = "outputs/reward-model"
+# What the other commands call TRL's flags.
 OTHER_NAMES = {
     "--model-name-or-path": "--model",
     "--dataset-name": "--train-file",
@@ -29,11 +27,10 @@ OTHER_NAMES = {
     "--output-dir": "--run-dir",
     "--lora-r": "--lora-rank",
 }
-"""What the other commands call TRL's flags."""
 
 
 def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
-    """Parse data, training and model arguments; flags override the file, and the file overrides the defaults.
+    """Flags override the file, and the file overrides the defaults.
 
     Raises:
         UsageError: the file is missing or holds an unknown setting.
@@ -59,8 +56,6 @@ class _Parser(Parser, TrlParser):
 
 @dataclass
 class DataArguments:
-    """Names the data to train on and to hold out."""
-
     dataset_name: str = field(metadata={"help": "Preferences, as agentgrpo reward convert writes them."})
     eval_dataset_name: str | None = field(
         default=None, metadata={"help": "Held-out preferences; without it a part of the prompts is held out."}
@@ -72,7 +67,7 @@ class DataArguments:
 
 @dataclass
 class ModelArguments(ModelConfig):
-    """Holds TRL's arguments, with LoRA on all linear layers and a new head that is trained without LoRA."""
+    """TRL's arguments, with LoRA on all linear layers and a new head that is trained without LoRA."""
 
     use_peft: bool = field(default=True, metadata={"help": "Train with LoRA; --no-use-peft trains all weights."})
     lora_task_type: str = field(default="SEQ_CLS", metadata={"help": "Task type of the adapter."})
@@ -86,7 +81,7 @@ class ModelArguments(ModelConfig):
 
 @dataclass
 class TrainingArguments(RewardConfig):
-    """Holds TRL's arguments, with centred scores, an evaluation per epoch, and precision and memory by device."""
+    """TRL's arguments, with centred scores, an evaluation per epoch, and precision and memory by device."""
 
     output_dir: str | None = field(default=OUTPUT, metadata={"help": "Adapter, checkpoints, metrics.jsonl."})
     center_rewards_coefficient: float | None = field(
@@ -140,6 +135,7 @@ class TrainingArguments(RewardConfig):
             self.bf16, self.mixed_precision = True, "bf16"
 
 
+# The weights depend on these settings; a run continues from a checkpoint only if they are unchanged.
 SETTINGS = (
     "use_peft",
     "lora_r",
@@ -177,10 +173,9 @@ SETTINGS = (
     "disable_dropout",
     "held_out_fraction",
 )
-"""The weights depend on these settings; a run continues from a checkpoint only if they are unchanged."""
 
 
 def settings(*arguments: Any) -> dict[str, Any]:
-    """Return the values of `SETTINGS` as JSON would store them."""
+    """The values of `SETTINGS` as JSON would store them."""
     found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
     return json.loads(json.dumps(found, default=str))

@@ -1,7 +1,4 @@
-"""Checks whether a language model can become a reward model, from small files, before weights are read.
-
-Leaves out whether the model fits into memory.
-"""
+"""Whether a language model can become a reward model, by small files, before weights are read."""
 
 from __future__ import annotations
 
@@ -15,11 +12,7 @@ from agentgrpo.weights import FETCH, HEAD, LANGUAGE_HEADS, misfit, weight_files
 
 
 def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a model that cannot get a reward model's head, that has another head, or that does not fit its tokenizer.
-
-    Raises:
-        ModelError: the model cannot be a base; the message says why.
-    """
+    """Raises ModelError: the model cannot be a base; the message says why."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -67,7 +60,6 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def num_parameters(path: Path) -> int:
-    """Count the parameters of the classifier that the base becomes, from its config alone."""
     with torch.device("meta"):
         return AutoModelForSequenceClassification.from_config(
             AutoConfig.from_pretrained(path, trust_remote_code=False), trust_remote_code=False

@@ -1,7 +1,4 @@
-"""Holds rules that prefer one side of a pair by a single feature. A reward model has to beat the best of them.
-
-Leaves out features that need knowledge of the task.
-"""
+"""Rules that prefer one side of a pair by a single feature. A reward model has to beat the best of them."""
 
 from __future__ import annotations
 
@@ -15,10 +12,8 @@ _FAULT = re.compile(r"error|exception|traceback|fail|unknown|invalid|no such|not
 
 
 def has_answer(side: Sequence[Message]) -> int:
-    """Return 1 if the last message has a text, or a call with a filled argument (`{"answers": []}` is no answer).
-
-    A text with `<tool_call>` in it, and a call whose arguments are not JSON, could not be parsed as a call.
-    """
+    # A text with `<tool_call>` in it, and a call whose arguments are not JSON, could not be parsed as a call.
+    # `{"answers": []}` is no answer.
     last = side[-1]
     if last.tool_calls:
         return int(any(_says_something(call.function.arguments) for call in last.tool_calls))
@@ -35,21 +30,20 @@ def _says_something(arguments: str) -> bool:
 
 
 def num_faults(side: Sequence[Message]) -> int:
-    """Count the tool results that mention an error."""
     return sum(message.role == "tool" and bool(_FAULT.search(message.content)) for message in side)
 
 
+# The features of a side by name; the evaluation adds the length in tokens.
 FEATURES: dict[str, Callable[[Sequence[Message]], int]] = {
     "messages": len,
     "tool calls": num_tool_calls,
     "has an answer": has_answer,
     "tool errors": num_faults,
 }
-"""The features of a side by name; the evaluation adds the length in tokens."""
 
 
 def wins(chosen: Sequence[float], rejected: Sequence[float]) -> list[float]:
-    """Return the result of the rule "more is better" on each pair: 1 if it is right, 0 if it is wrong, 0.5 for a tie.
+    """Result of the rule "more is better" on each pair: 1 if it is right, 0 if it is wrong, 0.5 for a tie.
 
     The rule "fewer is better" gets 1 minus that.
     """

@@ -1,4 +1,4 @@
-"""Measures the calibration of a reward model: whether it is right as often as its confidence says. Functions are pure.
+"""Whether a reward model is right as often as its confidence says.
 
 By the Bradley-Terry model, which the loss fits, the chosen answer is better with probability p = sigmoid(margin). The
 model does not know which answer was chosen, so its confidence is max(p, 1 - p), and it is right if margin > 0.
@@ -16,7 +16,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Holds pairs of similar confidence."""
+    """Pairs of similar confidence."""
 
     low: float
     high: float
@@ -24,11 +24,10 @@ class Bin:
     confidence: float
     """The mean of max(p, 1 - p)."""
     accuracy: float
-    """The share of pairs on which the model is right; ties count half."""
 
 
 def calibration_bins(margins: Sequence[float], *, bins: int = BINS) -> list[Bin]:
-    """Group pairs by confidence in bins of equal width over [0.5, 1]; empty bins are left out.
+    """Bins of equal width over [0.5, 1]; empty bins are left out.
 
     Args:
         margins: chosen score minus rejected score, shape (N,).
@@ -52,7 +51,7 @@ def calibration_bins(margins: Sequence[float], *, bins: int = BINS) -> list[Bin]
 
 
 def expected_calibration_error(margins: Sequence[float], *, bins: int = BINS) -> float:
-    """Return the mean distance between confidence and accuracy over the bins, weighted by pairs; 0 means calibrated.
+    """The mean distance between confidence and accuracy over the bins, weighted by pairs; 0 means calibrated.
 
     Source:
         Guo et al. (2017), "On Calibration of Modern Neural Networks", arXiv:1706.04599, eq. 3.

@@ -32,8 +32,8 @@ from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
 
+# After this many consecutive failures only one call per `PROBE_EVERY_S` asks whether the service is back.
 OPEN_AFTER = 5
-"""After this many consecutive failures only one call per `PROBE_EVERY_S` asks whether the service is back."""
 PROBE_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 CONNECTIONS = 64
@@ -48,7 +48,7 @@ class ScorerRefusedError(ValueError):
 
 
 class RewardClient:
-    """Scores conversations over HTTP. Many `score` calls of one event loop may run at the same time.
+    """Many `score` calls of one event loop may run at the same time.
 
     A failed call is repeated until its deadline, after a pause that doubles and varies at random, or after the
     `Retry-After` that the service names. After `OPEN_AFTER` failures in a row the circuit breaker is open: one call a
@@ -91,14 +91,14 @@ class RewardClient:
 
     @property
     def down_s(self) -> float:
-        """Return the seconds since the first failure without an answer since; 0.0 while the service answers or refuses.
+        """Seconds since the first failure without an answer since; 0.0 while the service answers or refuses.
 
         A pause longer than `timeout_s` in which nobody asked is not counted, because the service may have been up.
         """
         return 0.0 if self._failed_first is None else time.monotonic() - self._failed_first - self._pause_s()
 
     async def score(self, messages: Sequence[Message], tools: str | None = None) -> RewardScore:
-        """Return the raw score of a conversation that ends with the assistant.
+        """Raw score of a conversation that ends with the assistant.
 
         Args:
             tools: the tools' schemas as the text of a JSON list (`Preference.tools`).
@@ -124,7 +124,6 @@ class RewardClient:
             self._asked_last = time.monotonic()
 
     async def ready(self) -> bool:
-        """Return whether the service reports that it can score now."""
         for path in ("/readyz", "/health"):  # our service's path, then vLLM's
             try:
                 timeout = aiohttp.ClientTimeout(total=min(5.0, self.timeout_s))
@@ -175,7 +174,7 @@ class RewardClient:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _circuit(self) -> None:
-        """Wait until this call may go out: at once while the circuit is closed, otherwise as the next probe."""
+        # At once while the circuit is closed, otherwise as the next probe.
         while self._failures >= OPEN_AFTER:
             now = time.monotonic()
             if now >= self._probe_at:
@@ -208,12 +207,12 @@ class RewardClient:
         self._failed_first, self._failures = None, 0
 
     def _pause_s(self) -> float:
-        """Return the seconds in which nobody asked, if they are more than one score may take; otherwise return 0."""
+        """Seconds in which nobody asked, if they are more than one score may take; otherwise 0."""
         pause = 0.0 if self._asking else time.monotonic() - self._asked_last
         return pause if pause > self.timeout_s else 0.0
 
     def _failed(self, reason: str, *, counts: bool) -> None:
-        """Note a failed request.
+        """
         Args:
             counts: whether it may open the circuit; a service that sends `Retry-After` is busy, but alive.
         """
@@ -236,7 +235,6 @@ class _RetryError(Exception):
 
 
 def _read_score(said: str) -> RewardScore:
-    """Read the score from an answer of `/classify`."""
     try:
         (item,) = json.loads(said)["data"]
         (value,) = item["probs"]
@@ -295,7 +293,6 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 async def _compare(client: RewardClient, row: Preference) -> bool:
-    """Print the scores of a pair; return whether the chosen side has the higher score."""
     chosen, rejected = await asyncio.gather(
         *(client.score([*row.prompt, *side], row.tools) for side in (row.chosen, row.rejected))
     )

@@ -27,8 +27,8 @@ from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from agentgrpo.row_files import NotReadOn
-from reward_model.data.files import Numbered, raw_rows
 from reward_model.data.preferences import PreferenceFileError, write_preferences
+from reward_model.data.read import Numbered, raw_rows
 from reward_model.data.shapes import FORMS, Converter
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
@@ -38,10 +38,9 @@ MAX_REJECTS_LISTED = 5
 
 @dataclass
 class Conversion:
-    """Converts one file: `preferences` does the work, and the fields count it."""
+    # `preferences` does the work, and the fields count it.
 
     file: str
-    """The name of the input, for rejects and metadata."""
     converter: Converter
     rejects: IO[str]
     summary: Summary = field(default_factory=Summary)
@@ -52,7 +51,6 @@ class Conversion:
     first_rejects: list[str] = field(default_factory=list)
 
     def preferences(self, rows: Iterable[Numbered]) -> Iterator[Preference]:
-        """Yield every row that is a pair, and write the others to `rejects`."""
         for number, value in rows:
             self.rows += 1
             try:
@@ -67,7 +65,6 @@ class Conversion:
             yield preference
 
     def _metadata(self, row: Any, number: int) -> dict[str, Any]:
-        """Return two texts, so that readers find one type in all rows. A converted row keeps its metadata."""
         given = row.get("metadata") if isinstance(row, dict) else None
         if isinstance(given, dict) and given.keys() == {"source", "original"} and all(map(_is_text, given.values())):
             return given
@@ -85,7 +82,6 @@ class Conversion:
             self.first_rejects.append(f"row {number}, {problem}")
 
     def lines(self) -> list[str]:
-        """Return the report for a terminal."""
         forms = ", ".join(f"{name} {count}" for name, count in self.converter.forms.most_common())
         counts = f"{self.summary.pairs} converted ({forms or 'none'}), {self.rejected.total()} rejected"
         return [
@@ -104,7 +100,7 @@ def _is_text(value: Any) -> bool:
 def convert(
     source: Path, output: Path, rejects: Path, *, form: str | None = None, drop_tools: bool = False
 ) -> Conversion:
-    """Convert one file and return the counts. A file that would hold no row is not written.
+    """A file that would hold no row is not written.
 
     Args:
         form: one of `FORMS` for all rows; None detects the form of each row.
@@ -126,7 +122,7 @@ def convert(
 
 
 def is_ours(rejects: Path) -> bool:
-    """Return whether a file holds the rejects of an earlier conversion, which the next one may replace."""
+    # The next conversion may replace the rejects of an earlier one.
     try:
         with rejects.open(encoding="utf-8") as file:
             first = json.loads(file.readline(1 << 20))

@@ -1,4 +1,4 @@
-"""Holds the records of `reward_model`: preferences, encoded conversations, scores. Importing this module is instant."""
+"""The records of `reward_model`. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from agentgrpo.chat.conversations import short_repr
 from agentgrpo.chat.markers import why_rendered
 from agentgrpo.chat.messages import Message, Record
 
+# This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions.
 RECORD = "reward_model.json"
-"""This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions."""
+# The metadata of a pair of rollouts, which `pairs_from_rollouts` writes. Its texts are the policy's own.
 ROLLOUTS = frozenset({"task_id", "kind", "sources"})
-"""The metadata of a pair of rollouts, which `pairs_from_rollouts` writes. Its texts are the policy's own."""
 
 
 class Preference(Record):
-    """Holds two continuations of one prompt, the better one first: a row of TRL's conversational preference form."""
-
     prompt: tuple[Message, ...] = Field(min_length=1, strict=False)
     chosen: tuple[Message, ...] = Field(min_length=1, strict=False)
     """The messages after `prompt`; the last message is the assistant's."""
@@ -42,16 +40,14 @@ class Preference(Record):
 
     @property
     def rendered_part(self) -> tuple[str, str] | None:
-        """Return a part with a text that a chat template has written, and what to do; a policy may write any text."""
+        """A part with a text that a chat template has written, and what to do; a policy may write any text."""
         parts = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
         return None if self.metadata.keys() == ROLLOUTS else rendered_part(**parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a row of a converted file as plain JSON values; `Preference.model_validate` is the inverse, but for
-        white space in arguments.
-
-        Arguments of calls are objects, because chat templates write `arguments | tojson`: TRL would train a text as a
-        text in quotes.
+        """Plain JSON values. Arguments of calls are objects, because chat templates write `arguments | tojson`: TRL
+        would train a text as a text in quotes. `Preference.model_validate` is the inverse, but for white space in
+        arguments.
         """
         sides = {
             side: [m.to_dict(objects=True) for m in getattr(self, side)] for side in ("prompt", "chosen", "rejected")
@@ -60,25 +56,23 @@ class Preference(Record):
 
 
 def rendered_part(**parts: Sequence[Message]) -> tuple[str, str] | None:
-    """Return the first of some parts of a row with a text that a chat template has written, and what to do."""
+    """The first of some parts of a row with a text that a chat template has written, and what to do."""
     found = ((name, why_rendered(message)) for name, messages in parts.items() for message in messages)
     return next(((name, why) for name, why in found if why is not None), None)
 
 
 def prompt_key(row: Preference) -> str:
-    """Return the messages of the prompt as text, equal for equal prompts, however arguments of calls are written."""
+    # Equal for equal prompts, however arguments of calls are written.
     return json.dumps([message.to_dict(objects=True) for message in row.prompt], ensure_ascii=False, sort_keys=True)
 
 
 def place_of(row: Preference, source: str) -> str:
-    """Return the name of a pair in error messages, by its prompt; its number in the file is lost once it is split."""
+    # A pair is named by its prompt, since its number in the file is lost once it is split.
     return f"{source}, pair with the prompt {short_repr(row.prompt[-1].content)}"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Holds a conversation as token ids."""
-
     ids: tuple[int, ...]
     truncated: bool = False
     """Whether the conversation was longer than the model's limit, so that its first tokens were cut."""
@@ -86,8 +80,6 @@ class Encoded:
 
 @dataclass(frozen=True)
 class RewardScore:
-    """Holds the reward model's score of one conversation: a logit, that is any finite number. Judges return `Score`."""
-
     value: float
     truncated: bool = False
     """Whether the conversation was cut before it was scored."""
@@ -98,7 +90,7 @@ class RewardScore:
 
 
 def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]:
-    """Return the answer of `/score-pair`, which the client's command prints as well."""
+    # The client's command prints the same as `/score-pair` answers.
     difference = chosen.value - rejected.value
     answer = {
         "chosen_score": chosen.value,
@@ -110,5 +102,4 @@ def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]
 
 
 def with_truncated(answer: dict[str, Any], *scores: RewardScore) -> dict[str, Any]:
-    """Return the answer with `truncated` if a conversation was cut; otherwise the field is left out."""
     return answer | {"truncated": True} if any(score.truncated for score in scores) else answer

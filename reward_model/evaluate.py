@@ -29,10 +29,9 @@ LENGTH_BINS = 5
 
 
 def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
-    """Return all measurements as plain JSON values.
+    """All measurements as plain JSON values.
 
     Args:
-        scorer: a `reward_model.scorer.Scorer`.
         rows: held-out pairs. Pairs of one prompt are not independent; `prompt_interval` accounts for that.
     """
     import numpy as np
@@ -65,7 +64,7 @@ def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
 
 
 def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]]], name: str) -> list[dict[str, Any]]:
-    """Score each side after its row's prompt; sides of similar length share a batch. A bar shows the progress."""
+    # Sides of similar length share a batch.
     from rich.console import Console
     from rich.progress import track
 
@@ -81,8 +80,9 @@ def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]
 
 
 def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
-    """Return the mean of `won` (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap interval over
-    prompts. The latter is None for a single prompt, which says nothing about other prompts."""
+    """Mean of `won` (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap interval over prompts. The
+    latter is None for a single prompt, which says nothing about other prompts.
+    """
     from agentgrpo.stats import cluster_interval, wilson_interval
 
     return {
@@ -94,7 +94,7 @@ def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
 
 
 def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """Return the accuracy of each single-feature rule, in both directions, by name.
+    """Accuracy of each single-feature rule, in both directions, by name.
 
     Args:
         lengths: the tokens of the chosen and of the rejected sides, prompt included.
@@ -113,7 +113,7 @@ def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> d
 
 
 def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the accuracy in bins of about equal size, by tokens of the chosen minus tokens of the rejected side."""
+    """Bins of about equal size, by tokens of the chosen minus tokens of the rejected side."""
     import numpy as np
 
     from agentgrpo.stats import wilson_interval
@@ -139,7 +139,7 @@ def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str
 def adversarial(
     scorer: Any, rows: Sequence[Preference], chosen: Sequence[float], prompts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return how often each kind of bad answer beats the chosen one, and its mean score.
+    """Share of pairs in which a bad answer beats the chosen one, and its mean score, by kind.
 
     Only pairs for which such an answer can be made count: if all pairs have one prompt, no answer to another exists.
     """
@@ -211,7 +211,6 @@ def show(result: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw four panels: the model beside the rules, bad answers, calibration, accuracy by length difference."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -112,11 +112,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def check_scoring_model(path: Path) -> None:
-    """Check a model's folder before torch is imported.
-
-    Raises:
-        ValueError: the folder holds neither a model nor an adapter.
-    """
+    """Raises ValueError: the folder holds neither a model nor an adapter. It is called before torch is imported."""
     if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise ValueError(
             f"--model {path}: no config.json or adapter_config.json there; expected what "
@@ -124,19 +120,18 @@ def check_scoring_model(path: Path) -> None:
         )
 
 
+# A thread may keep Python's lock this long while others wait. With Python's default of 5 ms, reading large bodies
+# starves the workers, which take the lock again after each operation of the model.
 SWITCH_S = 0.0005
-"""A thread may keep Python's lock this long while others wait. With Python's default of 5 ms, reading large bodies
-starves the workers, which take the lock again after each operation of the model."""
 
 
 def serve(args: argparse.Namespace, token: str | None) -> int:
-    """Listen, load the model, and answer until asked to end; return the exit code."""
+    """Exit code, once asked to end."""
     sys.setswitchinterval(SWITCH_S)
     import uvicorn
 
     from reward_model.service.app import Service, make_app
-    from reward_model.service.http_protocol import CountedHttpProtocol
-    from reward_model.service.middleware import RequestMiddleware
+    from reward_model.service.middleware import CountedHttpProtocol, RequestMiddleware
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -195,7 +190,6 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
 
 
 def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio.Event) -> asyncio.Future[bool]:
-    """Load the model in a thread. The future's result is whether it can be used; if it cannot, `ending` is set."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[bool] = loop.create_future()
 

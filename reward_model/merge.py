@@ -2,8 +2,8 @@
 
 The result is a plain Hugging Face folder in float32, which `Scorer.load`, the scoring service and vLLM can load. The
 scores of the written model are compared on real rows with those before merging; if they differ by more than the bound,
-there is no result. Merging in bfloat16 changes scores ten thousand times as much (numbers in doc/reward_model.md).
-Leaves out quantised bases.
+there is no result. Merging in bfloat16 changes scores ten thousand times as much (numbers in doc/reward_model.md). A
+quantised base is not merged.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from reward_model.datatypes import RECORD
 
 BOUND = 1e-4
 ROWS = 32
+# This conversation is invented, so that the record quotes nobody's data.
 PROBE = (
     Message(role="user", content="Which number comes after 41?"),
     Message(role="assistant", content="The number after 41 is 42."),
 )
-"""This conversation is invented, so that the record quotes nobody's data."""
+# The probe's score may differ this much on another machine in float32, relative above 1. This is ten times its
+# difference between batches, because other processors add up in another order. Another tokenizer, template or head
+# changes it more.
 PROBE_TOLERANCE = 1e-3
-"""The probe's score may differ this much on another machine in float32, relative above 1. This is ten times its
-difference between batches, because other processors add up in another order. Another tokenizer, template or head
-changes it more."""
 
 
 def merge(
     adapter: Path, output: Path, *, base: Path | None = None, data: Path | None = None, bound: float = BOUND
 ) -> dict[str, Any]:
-    """Write the merged model and return the part of its record about the merge.
+    """Part of the record about the merge.
 
     Args:
         base: the folder of the base, if it is not the one that the record names.
@@ -52,7 +52,7 @@ def merge(
         bound: the largest allowed difference of a score before and after.
     Raises:
         UsageError: the adapter, its base or the data do not fit, or scores differ by more than the bound. Then `output`
-            is not written.
+        is not written.
     """
     import torch
     from peft import PeftModel
@@ -131,11 +131,7 @@ def merge(
 
 
 def read_record(adapter: Path) -> dict[str, Any]:
-    """Read the record that training wrote beside the adapter.
-
-    Raises:
-        UsageError: the folder is not an adapter of `agentgrpo reward train`.
-    """
+    """Raises UsageError: the folder is not an adapter of `agentgrpo reward train`."""
     if not adapter.is_dir():
         raise UsageError(f"{adapter} is not a folder; give the output of agentgrpo reward train")
     if not (adapter / "adapter_config.json").is_file():

@@ -1,5 +1,3 @@
-"""Adds micro-batches and a log to TRL's reward trainer. TRL has the loss and the loop."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -13,8 +11,7 @@ from reward_model.datatypes import RECORD
 
 
 class PairTrainer(PairMicroBatches, RewardTrainer):
-    """Trains with TRL's trainer in micro-batches. It stops at the first loss that is not finite, and continues the
-    token count of a checkpoint."""
+    # It stops at the first loss that is not finite, and continues the token count of a checkpoint.
 
     def most_tokens(self) -> int:
         args: Any = self.args
@@ -27,6 +24,7 @@ class PairTrainer(PairMicroBatches, RewardTrainer):
         )
 
 
+# The trainer's names of metrics with ours; its throughputs and totals are left out.
 RENAMED = {
     "loss": "pair/loss",
     "accuracy": "pair/accuracy",
@@ -40,7 +38,6 @@ RENAMED = {
     "epoch": "data/epoch",
     "runtime": "time/validation_s",
 }
-"""The trainer's names of metrics with ours; its throughputs and totals are left out."""
 
 LINE = (
     ("pair/loss", "loss {:.4f}"),
@@ -56,8 +53,6 @@ LINE = (
 
 
 class RewardRunLog(RunLog):
-    """Logs the metrics of pairs; the trainer's other reports, such as its summary, are left out."""
-
     kind, record_name = "reward train", RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

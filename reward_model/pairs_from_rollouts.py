@@ -1,10 +1,10 @@
-"""Makes preferences from the agent's own trajectories: `agentgrpo reward pairs --rollouts DIR`.
+"""Preferences from the agent's own trajectories: `agentgrpo reward pairs --rollouts DIR`.
 
-It reads the files of `agentgrpo evaluate` and of training (RUN_DIR/trajectories), and pairs right with wrong
-rollouts of the same task. Both sides have the same distribution of lengths, of numbers of tool calls and of having an
-answer, so that none of these shows which side is better. The hash of a prompt decides which of the two files gets it,
-so it stays there when rollouts are added. The texts contain no verdicts. Leaves out rollouts that were not judged, were
-lost, or belong to a run's validation; they are counted.
+It reads the files of `agentgrpo evaluate` and of training (RUN_DIR/trajectories), and pairs right with wrong rollouts
+of the same task. Both sides have the same distribution of lengths, of numbers of tool calls and of having an answer, so
+that none of these shows which side is better. The hash of a prompt decides which of the two files gets it, so it stays
+there when rollouts are added. The texts contain no verdicts. Rollouts that were not judged, were lost, or belong to a
+run's validation are counted and left out.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, perce
 from reward_model.datatypes import Preference
 
 PAIRS_PER_TASK = 8
+# At most this many pairs of a task are considered; they are drawn at random if there are more.
 MAX_CANDIDATES = 512
-"""At most this many pairs of a task are considered; they are drawn at random if there are more."""
+# Length classes per factor of two; two sides of one class differ by at most a factor of 2 ** (1 / 2), that is 41 %.
 LENGTHS_PER_DOUBLING = 2
-"""Length classes per factor of two; two sides of one class differ by at most a factor of 2 ** (1 / 2), that is 41 %."""
 
 Shape = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Holds the parts of a judged rollout that a pair needs."""
-
     task_id: str
     kind: str
     prompt: tuple[Message, ...]
@@ -58,13 +56,12 @@ class Rollout:
     answered: bool
     """Whether the rollout ended with an answer that is not empty, and not at a limit."""
     source: str
-    """The file and row from which it was read."""
     tools: str | None = None
     """The schemas of the tools that the agent was offered, as in `Preference.tools`; None if the file has none."""
 
     @cached_property
     def task(self) -> tuple[str, bytes]:
-        """Return the key of the task; the same id with another prompt is another task."""
+        # The same id with another prompt is another task.
         return self.task_id, digest(self.prompt)
 
     @cached_property
@@ -73,15 +70,13 @@ class Rollout:
 
     @cached_property
     def shape(self) -> Shape:
-        """Return what must not tell right from wrong: length class, number of tool calls, having an answer."""
+        """What must not tell right from wrong: length class, number of tool calls, having an answer."""
         length_class = round(LENGTHS_PER_DOUBLING * math.log2(self.chars + 1))
         return length_class, num_tool_calls(self.side), self.answered
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """Names the kind of a pair by the shapes of its sides."""
-
     right: Shape
     wrong: Shape
     longer: int
@@ -94,8 +89,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Holds a right and a wrong rollout of one task, which may become a pair."""
-
     right: Rollout
     wrong: Rollout
 
@@ -116,8 +109,6 @@ class Candidate:
 
 @dataclass
 class Read:
-    """Holds the contents of the files."""
-
     rollouts: list[Rollout] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """The number of rollouts that cannot be in a pair, by reason."""
@@ -128,11 +119,7 @@ class Read:
 
 
 def read_rollouts(folder: Path) -> Read:
-    """Read every *.jsonl below a folder, in the order of their names.
-
-    Raises:
-        PreferenceFileError: the folder is missing, or holds no such file.
-    """
+    """Raises PreferenceFileError: the folder is missing, or holds no *.jsonl."""
     if not folder.is_dir():
         raise PreferenceFileError(
             f"{folder} is not a folder; give the one with the *.jsonl of sql_agent.evaluate or of a run"
@@ -169,7 +156,7 @@ def _read_row(record: Any, source: str, read: Read) -> None:
 
 
 def why_not(record: Any) -> str | None:
-    """Return why a record cannot be in a pair; return None if it can.
+    """None if the record can be in a pair.
 
     Raises:
         RowError: the value is not the record of a rollout.
@@ -189,14 +176,13 @@ def why_not(record: Any) -> str | None:
 
 
 def right_or_wrong(score: dict[str, Any]) -> Any:
-    """Return the verdict; if an environment gives its own reward, return whether the task is solved."""
+    # An environment that gives its own reward says beside it whether the task is solved.
     return (score.get("parts") or {}).get("correctness") if score.get("reason") == "own_reward" else score["value"]
 
 
 def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
-    """Read a judged record; prompt and side hold its messages only. Return None if the agent said nothing.
-
-    The prompt ends before the model's own first reply, because DB-Bench's text prompts contain a reply.
+    """None if the agent said nothing. The prompt ends before the model's own first reply, because DB-Bench's text
+    prompts contain a reply.
 
     Raises:
         RowError: its messages cannot be read.
@@ -227,7 +213,7 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
 
 
 def candidates(read: Read, *, seed: int) -> list[list[Candidate]]:
-    """Return the pairs of a right and a wrong rollout of each task that has both, in random order.
+    """Pairs of a right and a wrong rollout of each task that has both, in random order.
 
     Equal conversations count once. A conversation that was judged both ways is left out, and so are tasks with only
     right or only wrong rollouts; `read.left_out` counts them.
@@ -289,7 +275,6 @@ def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Can
 
 
 def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> Iterator[Candidate]:
-    """Yield the pairs whose task may still give one, and count them."""
     for pair in pairs:
         if taken[pair.right.task] < per_task:
             taken[pair.right.task] += 1
@@ -297,7 +282,7 @@ def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> I
 
 
 def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
-    """Return whether a prompt belongs to the held-out file; this depends on the prompt and the fraction alone."""
+    # The prompt and the fraction alone decide, so rollouts that are added later move nothing.
     return int.from_bytes(digest(prompt)[:8], "big") < fraction * 2**64
 
 
@@ -305,7 +290,6 @@ def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
 
 
 def report(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]) -> Iterator[str]:
-    """Describe one of the two files, and the possible pairs before the choice."""
     if pairs:
         summary = Summary()
         for row, pair in enumerate(pairs, 1):
@@ -321,7 +305,6 @@ def report(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]
 
 
 def rules(pairs: Sequence[Candidate]) -> str:
-    """Say how often the side with more of each feature is the right one."""
     features = {
         "characters": lambda rollout: rollout.chars,
         "tool calls": lambda rollout: rollout.shape[1],

@@ -1,4 +1,4 @@
-"""Scores conversations with the reward model: chat template, tokens, one forward pass.
+"""The reward model's scores: chat template, tokens, one forward pass.
 
 Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score means
 the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in TRL's
@@ -31,9 +31,8 @@ DEFAULT_MAX_LENGTH = 1024
 def encode_conversation(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: str | None, max_length: int
 ) -> Encoded:
-    """Render with the model's chat template, without a generation prompt, and keep the last `max_length` tokens.
-
-    The end is kept because the head reads there; vLLM's `truncation_side: left` cuts the same tokens.
+    """The last `max_length` tokens, because the head reads at the end; vLLM's `truncation_side: left` cuts the same
+    tokens.
     """
     template = ChatTemplate.of(tokenizer, json.loads(tools) if tools else None)
     ids = tuple(template.ids([message.to_dict(objects=True) for message in messages]))  # as vLLM's chat endpoints do
@@ -41,7 +40,7 @@ def encode_conversation(
 
 
 class Scorer:
-    """Holds a sequence classifier with one output, its tokenizer and length limit; use it in one thread at a time."""
+    """A sequence classifier with one output, its tokenizer and length limit; use it in one thread at a time."""
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.model, self.tokenizer, self.max_length = model.eval(), tokenizer, max_length
@@ -132,6 +131,6 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
 
 
 def length_limit(record: Mapping[str, Any], config: Any) -> int:
-    """Return the token limit that training recorded, or the number of the model's positions if that is smaller."""
+    """The token limit that training recorded, or the number of the model's positions if that is smaller."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
     return min(record.get("max_length") or DEFAULT_MAX_LENGTH, positions)

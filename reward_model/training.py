@@ -1,8 +1,4 @@
-"""Runs reward-model training: checks everything, then trains with TRL's `RewardTrainer` and saves.
-
-Leaves out the arguments (`reward_model.arguments`), the trainer (`reward_model.pair_trainer`) and the checks of the
-base (`reward_model.base_model`).
-"""
+"""Reward-model training with TRL's `RewardTrainer`; everything is checked before the weights are read."""
 
 from __future__ import annotations
 
@@ -48,11 +44,8 @@ from reward_model.scorer import encode_conversation
 
 
 def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -> None:
-    """Check everything, then train, save and say where.
-
-    Raises:
-        ModelError, NotOursError, PreferenceFileError, UsageError: something is wrong. It is found before the
-            weights are read, except for a loss that is not finite.
+    """Raises ModelError, NotOursError, PreferenceFileError, UsageError: something is wrong. It is found before the
+    weights are read, except for a loss that is not finite.
     """
     datasets.disable_progress_bars()
     disable_progress_bar()
@@ -146,7 +139,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
 def encode_pairs(
     rows: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, max_length: int | None, name: str
 ) -> Dataset:
-    """Return the columns `chosen_ids` and `rejected_ids` that TRL trains on, without pairs that have a too long side.
+    """Columns `chosen_ids` and `rejected_ids` that TRL trains on, without pairs that have a too long side.
 
     TRL leaves out the same pairs. Here the caller can count them, because the result is shorter by their number.
 
@@ -183,7 +176,6 @@ def encode_pairs(
 
 
 def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
-    """Save the model or adapter and the tokenizer, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         trainer.save_model(scratch)
         publish(Path(scratch), output)
@@ -192,7 +184,7 @@ def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
 
 
 def describe_rest(output: Path) -> str:
-    """Remove unfinished checkpoints after a failure, and say from which one the run will continue."""
+    # Unfinished checkpoints of a failed run are removed first.
     newest = remove_torn(output, RECORD)
     return f"the run will continue from {newest}" if newest else "no checkpoint was whole yet"
 
@@ -200,7 +192,7 @@ def describe_rest(output: Path) -> str:
 def checkpoint_to_resume(
     args: TrainingArguments, record: Mapping[str, Any], say: Callable[[str], None] = print
 ) -> Path | None:
-    """Return the checkpoint to continue from, or None to start a new run; incomplete and changed ones are skipped.
+    """None starts a new run; incomplete and changed checkpoints are skipped.
 
     Args:
         say: a function that is told of every skipped checkpoint.

@@ -35,23 +35,16 @@ class Report:
     faulty_rows: int = 0
     faults: int = 0
     listed: list[str] = field(default_factory=list)
-    """The first faults, each with row and field."""
     summary: Summary = field(default_factory=Summary)
-    """The statistics of the rows without a fault."""
 
     def lines(self) -> list[str]:
-        """Return the report for a terminal."""
         verdict = f"{self.faults} faults in {self.faulty_rows} of them" if self.faults else "nothing wrong"
         more = [f"... and {self.faults - len(self.listed)} more"] if self.faults > len(self.listed) else []
         return [f"{self.path}: {self.rows} rows, {verdict}", *self.summary.lines(), *self.listed, *more]
 
 
 def check_file(path: Path) -> Report:
-    """Read a file to its end and collect its faults; row 1 is the first line.
-
-    Raises:
-        PreferenceFileError: the file is missing, or holds no row.
-    """
+    """Raises PreferenceFileError: the file is missing, or holds no row."""
     report = Report(path)
     for number, line in numbered_lines(path):
         report.rows += 1
@@ -63,7 +56,6 @@ def check_file(path: Path) -> Report:
 
 
 def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
-    """Yield everything wrong with a row as `field: reason`; a row without a fault is added to the summary."""
     try:
         preference = Preference.model_validate_json(line)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Writes tools and calls in chat-completions form, and mends the arguments of those that went through a table.
+"""Tools and calls in chat-completions form, and the repair of arguments that went through a table.
 
 Data libraries give every struct of a column the fields of all rows, so that a call of one tool has the parameters of
 the others too, as nulls; and a text of JSON that is encoded once more is a text in quotes. A policy would learn to
@@ -32,21 +32,17 @@ def tool(name: str, description: str, arguments: Mapping[str, str]) -> dict[str,
 
 
 def call(name: str, arguments: str | dict[str, Any], call_id: str = "call_0") -> dict[str, Any]:
-    """Return a tool call of an assistant message; `arguments` that are a text are used unchanged."""
+    """Arguments that are a text are used unchanged."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def calls(*tool_calls: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant message without text that makes these calls."""
     return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
 
 
 def mended_calls(messages: Sequence[Message], tools: str | None, changes: Counter[str]) -> list[Message]:
-    """Return the messages with arguments as their author wrote them.
-
-    A null goes unless the tool's schema allows it or requires its parameter. Arguments that are mended become the text
-    of an object; others keep their text.
+    """Undo what a table did to arguments: a null goes unless the tool's schema allows it or requires its parameter.
 
     Args:
         tools: the schemas as JSON in a text (`agentgrpo.chat.conversations.read_tools`), or None.
@@ -77,7 +73,6 @@ def _mended(asked: ToolCall, schema: Any, changes: Counter[str]) -> ToolCall:
 
 
 def _decoded(text: str) -> tuple[Any, int]:
-    """Return the value of a text of JSON, which may be the text of a text, and how often it was encoded."""
     value: Any = text
     for times in range(1, 4):
         try:
@@ -106,7 +101,7 @@ def _without_nulls(value: Any, schema: Any, left_out: Counter[str]) -> Any:
 
 
 def plain_schemas(value: Any, changes: Counter[str]) -> Any:
-    """Return schemas of tools without nulls, which no schema has but as the default or constant of what may be null."""
+    # A null in a schema comes from a table; only the default or constant of what may be null is one in earnest.
     if isinstance(value, list):
         return [plain_schemas(each, changes) for each in value]
     if not isinstance(value, dict):

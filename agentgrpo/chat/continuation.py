@@ -15,12 +15,12 @@ from typing import Any
 from agentgrpo.chat.calls import call
 from agentgrpo.chat.template import ChatTemplate, Message, for_template
 
+# The text of `another_reply`. A reply with exactly this text is not continued exactly and counts as a break.
 OTHER = "Another reply."
-"""The text of `another_reply`. A reply with exactly this text is not continued exactly and counts as a break."""
 
 
 def another_reply(reply: Mapping[str, Any]) -> Message:
-    """Return a message with other content for the same position; its calls have the same ids and names."""
+    """The calls keep their ids and names, because templates write these beside a call's result."""
     arguments = json.dumps({"other": OTHER})
     calls = [
         {**call, "function": {**call["function"], "arguments": arguments}} for call in reply.get("tool_calls") or []
@@ -32,7 +32,7 @@ def another_reply(reply: Mapping[str, Any]) -> Message:
 def continue_exactly(
     known: Sequence[int], rendered: Sequence[int], otherwise: Sequence[int], ends: Collection[int]
 ) -> list[int] | None:
-    """Return the prompt that continues `known`, or None if the rendered conversation has no place to join at.
+    """Join a prompt to `known`, so that nothing sampled is tokenised again; None if there is no place to join at.
 
     The conversation is rendered twice, the second time with another reply instead of this one. The common suffix of
     both is the text after the reply, and it begins with the token that ends the reply. So it does not matter how a
@@ -45,8 +45,6 @@ def continue_exactly(
         rendered: the template's ids of the whole request.
         otherwise: the same with `another_reply` instead of the reply.
         ends: tokens that may end an assistant turn.
-    Returns:
-        `known`, the template's end of the turn if the reply does not end with it, then everything after it.
     """
     seam = end_of_reply(rendered, otherwise, ends)
     if seam is None:
@@ -56,7 +54,7 @@ def continue_exactly(
 
 
 def end_of_reply(rendered: Sequence[int], otherwise: Sequence[int], ends: Collection[int]) -> int | None:
-    """Return the position in `rendered` of the token that ends the reply; None if there is none."""
+    """Position in `rendered` of the token that ends the reply; None without one."""
     shortest, common = min(len(rendered), len(otherwise)), 0
     while common < shortest and rendered[-1 - common] == otherwise[-1 - common]:
         common += 1
@@ -67,8 +65,6 @@ def end_of_reply(rendered: Sequence[int], otherwise: Sequence[int], ends: Collec
 
 @dataclass(frozen=True)
 class Turn:
-    """Holds a scripted reply and its answer."""
-
     name: str
     sampled: str
     """The sampled text; its calls are in Hermes' form, which templates need not share."""
@@ -79,7 +75,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Continuity:
-    """Holds the result of a scripted conversation. Each field names the first such reply; None: there is none."""
+    """Each field names the first such reply; None: there is none."""
 
     broken: str | None
     """Reply after which the next prompt does not continue from the sampled ids."""
@@ -91,7 +87,7 @@ THOUGHT = "<think>\nprobe_thought\n</think>\n\n"
 
 
 def script(*, tools: bool) -> list[Turn]:
-    """Return replies with a thought, without one and with an empty one; with `tools`, also replies with calls."""
+    """Replies with a thought, without one and with an empty one; with `tools`, also replies with calls."""
     words = [
         ("words after a thought", f"{THOUGHT}probe_words"),
         ("words", "probe_words"),
@@ -142,7 +138,6 @@ def play(
 
 
 def _follows(text: str, turn: Turn) -> bool:
-    """Return whether the text after a reply is its whole answer and repeats no earlier text."""
     return turn.answer["content"] in text and text.count("probe_") == 1
 
 

@@ -1,7 +1,7 @@
-"""Reads conversations of users' files into our records: OpenAI's and ShareGPT's forms, every common tool-call spelling.
+"""Conversations of users' files: OpenAI's and ShareGPT's forms, and every common spelling of tool calls.
 
-`legal` checks a whole conversation and gives its tool calls new ids, so that equal conversations compare equal. Every
-change beyond spelling is counted by name in `changes`. Leaves out images and sound: such a message is refused.
+`legal` gives tool calls new ids, so that equal conversations compare equal. Every change beyond spelling is counted by
+name in `changes`. A message with images or sound is refused.
 """
 
 from __future__ import annotations
@@ -27,35 +27,32 @@ _ROLES = {
 }
 ROLES: dict[str, Any] = {spelling: role for role, spellings in _ROLES.items() for spelling in spellings}
 _READ = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"}
+# OpenAI, Llama, LangChain and Anthropic give these names to a call's arguments.
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-"""OpenAI, Llama, LangChain and Anthropic give these names to a call's arguments."""
+# Columns of a row with the schemas of its tools; `functions` is that of OpenAI's first tool interface.
 TOOL_COLUMNS = ("tools", "functions")
-"""Columns of a row with the schemas of its tools; `functions` is that of OpenAI's first tool interface."""
+# Fields of a message that would be lost, and where their contents are read.
 _ELSEWHERE = {
     "tools": "the row's tools", "functions": "the row's tools", "available_tools": "the row's tools",
     "function_calls": "tool_calls", "tool_call": "tool_calls",
 }  # fmt: skip
-"""Fields of a message that would be lost, and where their contents are read."""
 _CALL_READ = {"id", "type", "name", "function", *_ARGUMENTS}
 _MAX_REPR_CHARS = 60
 
 
 class RowError(ValueError):
-    """Says that a row cannot be used: which field is at fault (dotted), why, and in which form it was read, if any."""
-
     def __init__(self, field: str, reason: str, form: str | None = None) -> None:
         super().__init__(f"{field}: {reason}")
         self.field, self.reason, self.form = field, reason, form
 
 
 def short_repr(value: Any) -> str:
-    """Return the value for an error message, shortened and on one line."""
     text = repr(value)
     return text if len(text) <= _MAX_REPR_CHARS else f"{text[:_MAX_REPR_CHARS]}..."
 
 
 def read_text(value: Any, field: str, changes: Counter[str]) -> str:
-    """Return the value as a text that UTF-8 can encode; half of a surrogate pair (a cut emoji) becomes U+FFFD.
+    """Half of a surrogate pair (a cut emoji) becomes U+FFFD, because UTF-8 cannot encode it.
 
     Raises:
         RowError: the value is not a text.
@@ -71,11 +68,7 @@ def read_text(value: Any, field: str, changes: Counter[str]) -> str:
 
 
 def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Message]:
-    """Read a list of messages, or a single message.
-
-    Raises:
-        RowError: a message cannot be read; the first such message is named.
-    """
+    """Raises RowError: a message cannot be read; the first such message is named."""
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -86,7 +79,7 @@ def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Mes
 
 
 def in_text(text: str, field: str) -> list[Any] | None:
-    """Return the messages that the text holds as JSON, as in exported tables; return None for an ordinary text.
+    """Messages that the text holds as JSON, as in exported tables; None for an ordinary text.
 
     Raises:
         RowError: the messages are in Python's notation instead of JSON.
@@ -154,10 +147,7 @@ def _refuse_lost(name: str, value: Any, field: str) -> None:
 
 
 def message_in_text(text: str, changes: Counter[str]) -> Any:
-    """Return the message that a text holds as JSON; return the text if it is no JSON.
-
-    `datasets` stores messages so (its type `Json`) that have different fields, as with `on_mixed_types="use_json"`.
-    """
+    # `datasets` stores messages with different fields so (its type `Json`), as with `on_mixed_types="use_json"`.
     try:
         raw = parse_json(text)
     except ValueError:
@@ -167,7 +157,7 @@ def message_in_text(text: str, changes: Counter[str]) -> Any:
 
 
 def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
-    """Return the key that has a value. In data sets merged from two schemas the other key exists but is empty."""
+    # In data sets merged from two schemas the other key exists but is empty.
     return next((name for name in (key, other) if raw.get(name)), key if key in raw else other)
 
 
@@ -191,7 +181,6 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
 
 
 def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolCall]:
-    """Read `tool_calls`, or the single `function_call` of OpenAI's first tool interface."""
     calls = raw.get("tool_calls") or []
     if raw.get("function_call"):
         if calls:
@@ -203,7 +192,7 @@ def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolC
 
 
 def _calls_in_text(content: Any, field: str, changes: Counter[str]) -> list[ToolCall]:
-    """Read a ShareGPT `function_call` message: its text is one call or a list of calls as JSON."""
+    # The text of ShareGPT's `function_call` message is one call or a list of calls.
     try:
         calls = json.loads(content) if isinstance(content, str) else content
     except (ValueError, RecursionError):
@@ -246,7 +235,7 @@ def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, change
 
 
 def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
-    """Return the tools' schemas as the text of a JSON list, each in OpenAI's wrapping; return None if there are none.
+    """The text of a JSON list, each schema in OpenAI's wrapping; None if there are none.
 
     Raises:
         RowError: the value is neither a list of objects nor the JSON text of one.
@@ -266,11 +255,7 @@ def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
 
 
 def tools_of(row: dict[str, Any], changes: Counter[str]) -> str | None:
-    """Return what `read_tools` makes of the row's column of tools.
-
-    Raises:
-        RowError: the column cannot be read, or there are two that differ.
-    """
+    """Raises RowError: the column cannot be read, or there are two that differ."""
     found = {name: tools for name in TOOL_COLUMNS if (tools := read_tools(row.get(name), name, changes)) is not None}
     if len(set(found.values())) > 1:
         raise RowError("functions", "differ from tools; keep one of them")
@@ -281,9 +266,7 @@ def tools_of(row: dict[str, Any], changes: Counter[str]) -> str | None:
 
 
 def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -> list[Message]:
-    """Return the conversation with tool calls numbered from 1, and with each tool result under the number of its call.
-
-    A result without an id answers the oldest open call of the reply before it.
+    """Number the tool calls from 1. A result without an id answers the oldest open call of the reply before it.
 
     Args:
         field: the name of the conversation in error messages.

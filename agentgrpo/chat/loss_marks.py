@@ -17,42 +17,42 @@ from typing import Any
 from agentgrpo.chat.conversations import ROLES, RowError, short_repr
 from agentgrpo.column_names import plain_name, words
 
+# Names of which 1 says that a message or row is learnt; case and separators do not count.
 LEARNT = frozenset(map(plain_name, (
     "weight", "loss", "train", "training", "trainable", "is_trainable", "train_on", "train_on_turn", "should_train",
     "loss_mask", "loss_scale", "loss_weight", "step_loss_mask", "compute_loss", "calculate_loss", "calc_loss",
     "has_loss", "use_loss", "learn", "learnable", "supervised", "sample_weight", "training_weight",
 )))  # fmt: skip
-"""Names of which 1 says that a message or row is learnt; case and separators do not count."""
+# Names of which 1 says that a message or row is not learnt.
 NOT_LEARNT = frozenset(map(plain_name, (
     "masked", "is_masked", "loss_masked", "mask_loss", "no_loss", "ignore_loss", "skip_loss", "exclude_loss",
     "exclude_from_loss", "ignore", "ignored", "skip", "skipped", "exclude", "excluded", "no_train", "untrained",
     "frozen",
 )))  # fmt: skip
-"""Names of which 1 says that a message or row is not learnt."""
+# Names of which `true` says that a reply is good, as in rows for KTO; other values may be those of a class.
 GOOD = frozenset(map(plain_name, ("label", "kto_tag", "kto_label", "desirable", "is_desirable")))
-"""Names of which `true` says that a reply is good, as in rows for KTO; other values may be those of a class."""
 BAD = frozenset(map(plain_name, ("undesirable", "is_undesirable")))
+# Values under these names that may say that a reply is bad.
 MAYBE_BAD = (0, -1, "0", "-1", "false", "bad", "undesirable", "rejected", "dispreferred")
-"""Values under these names that may say that a reply is bad."""
+# Names of which `false` says that a reply is bad, though perhaps not that it is to be left out.
 APPROVED = frozenset(map(plain_name, (
     "accepted", "is_accepted", "approved", "is_approved", "preferred", "is_preferred", "good", "is_good", "correct",
     "is_correct", "thumbs_up", "chosen", "is_chosen",
 )))  # fmt: skip
-"""Names of which `false` says that a reply is bad, though perhaps not that it is to be left out."""
 DISAPPROVED = frozenset(map(plain_name, (
     "rejected", "is_rejected", "bad", "is_bad", "incorrect", "is_incorrect", "wrong", "is_wrong", "thumbs_down",
 )))  # fmt: skip
+# A message's field whose name has one of these words looks like a mark, whatever else the name says.
 MARK_WORDS = frozenset((
     "loss", "losses", "mask", "masks", "masked", "masking", "train", "trained", "training", "trainable", "weight",
     "weights", "learn", "learned", "learnt", "learnable", "supervise", "supervised", "supervision", "grad",
     "gradient", "backprop",
 ))  # fmt: skip
-"""A message's field whose name has one of these words looks like a mark, whatever else the name says."""
+# Names of switches of a whole row; a list of numbers under a name with a word of a mark is refused as well.
 OF_ROWS = frozenset(map(plain_name, (
     "mask", "train_detail", "train_on_input", "train_on_inputs", "train_on_prompt", "mask_history", "mask_prompt",
     "mask_input", "mask_inputs", "roles_to_train",
 )))  # fmt: skip
-"""Names of switches of a whole row; a list of numbers under a name with a word of a mark is refused as well."""
 _WRITE_WEIGHT = "write `weight` 0 or 1 into the assistant's messages instead, or remove it"
 
 
@@ -63,7 +63,7 @@ class Mark:
 
 
 def take_mark(raw: Any, field: str) -> tuple[Any, Mark | None]:
-    """Return a message of a file without its marks, and what they say.
+    """Split a message into what is rendered and what its marks say.
 
     Raises:
         RowError: a mark's meaning is not certain, or two of them disagree.
@@ -82,7 +82,7 @@ def take_mark(raw: Any, field: str) -> tuple[Any, Mark | None]:
 
 
 def _marked_part(raw: dict[str, Any]) -> str | None:
-    """Return the place of the first mark inside a content in parts, `content.1.train`."""
+    """Place of the first mark inside a content in parts, `content.1.train`."""
     for key in ("content", "value"):
         parts: Any = raw.get(key)
         for number, part in enumerate(parts if isinstance(parts, list) else []):
@@ -93,7 +93,7 @@ def _marked_part(raw: dict[str, Any]) -> str | None:
 
 
 def is_context(mark: Mark | None, role: str, field: str, changes: Counter[str]) -> bool:
-    """Return whether a message is a reply that is marked as not to be learnt.
+    """Whether the message is a reply that is not learnt.
 
     Raises:
         RowError: another message than a reply is marked as learnt.
@@ -109,7 +109,7 @@ def is_context(mark: Mark | None, role: str, field: str, changes: Counter[str]) 
 
 
 def left_out_by(row: dict[str, Any]) -> str | None:
-    """Return the name of the field by which a row says that nothing of it is learnt, if there is one.
+    """Name of the field by which a row says that nothing of it is learnt.
 
     Raises:
         RowError: a field of the row looks like a mark, and its meaning is not certain.
@@ -128,7 +128,7 @@ def left_out_by(row: dict[str, Any]) -> str | None:
 
 
 def class_labels(rows: Iterable[Any]) -> frozenset[str]:
-    """Return the columns of a file in which 0 and 1, both, are the only values: a class label of KTO's two classes.
+    """Columns of which all values are 0 or 1, and both occur: a class label of KTO's two classes.
 
     Args:
         rows: all rows of the file; those without `prompt` and `completion` are no rows for KTO.
@@ -141,12 +141,11 @@ def class_labels(rows: Iterable[Any]) -> frozenset[str]:
 
 
 def numbers_a_reply(row: Any) -> bool:
-    """Return whether a row for KTO has 0 or 1 where true or false is expected."""
     return any(type(row[name]) is int and row[name] in (0, 1) for name in _class_columns(row))
 
 
 def with_labels(row: Any, names: Collection[str], changes: Counter[str]) -> Any:
-    """Return a row for KTO with 0 and 1 under these names as false and true.
+    """Read 0 and 1 under these names as false and true.
 
     Raises:
         RowError: another integer is under a name of KTO's.
@@ -169,18 +168,13 @@ def _class_columns(row: Any) -> list[str]:
 
 
 def rates_a_reply(row: dict[str, Any]) -> str | None:
-    """Return the name of the field by which a row says whether its reply is good, as rows for KTO do."""
     numbered = _class_columns(row) if numbers_a_reply(row) else ()
     rated = (name for name, value in row.items() if plain_name(name) in GOOD and isinstance(value, bool))
     return next(rated, next(iter(numbered), None))
 
 
 def _verdict(name: Any, value: Any, field: str) -> Mark | None:
-    """Return what a field says that calls a reply good or bad; None if it says nothing.
-
-    Raises:
-        RowError: it may call the reply bad, and that may mean something else.
-    """
+    """Raises RowError: it may call the reply bad, and that may mean something else."""
     plain = plain_name(name) if isinstance(name, str) else ""
     if plain in GOOD | BAD and isinstance(value, bool):
         return Mark(name, value == (plain in GOOD))

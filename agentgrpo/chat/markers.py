@@ -1,10 +1,9 @@
-"""Finds the marks that a chat template writes, inside a text that is to be one message.
+"""The marks of chat templates inside a text that is to be one message.
 
 Such a text has been rendered already. A template would render it once more, as one message that holds a whole
 conversation, and the tokenizer of its family makes control tokens of it: a reply with `<|im_end|>` in it teaches to end
 there. So a message with one is refused. Tags that a model writes itself, as in `<think>` or `<tool_call>`, are text.
-Anthropic's transcripts (`\\n\\nHuman:`) have a reader of their own among the forms of pairs; what is refused here is a
-transcript inside a message.
+Anthropic's transcripts (`\n\nHuman:`) have a reader of their own among the forms of pairs.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ _MARKERS = (
     r"(?:\A|\s)USER: (?=.*\sASSISTANT:)",  # Vicuna
 )
 _MARKER = re.compile("|".join(_MARKERS), re.DOTALL)
+# The end token of Llama 2 and Mistral; with `<s>` before it, it is HTML.
 _LAST = re.compile(r"</s>\s*\Z")
-"""The end token of Llama 2 and Mistral; with `<s>` before it, it is HTML."""
 _TAG = r"<(image|video|audio)>"
+# Where a processor of LLaVA, LLaMA-Factory, ms-swift or Gemma 3 puts an image; elsewhere it is HTML.
 _MEDIUM = re.compile(
     r"<(image|video|audio)[ _]?\d+>|<(start_of_image)>"
     # before a text, as LLaVA, LLaMA-Factory and Qwen-VL have it; but not "<video> is", "<video>," and "<video><source>"
@@ -35,24 +35,21 @@ _MEDIUM = re.compile(
     # alone on a line between texts, as rows with several images have it; the other two are elements of HTML
     r"|\n[ \t]*<(image)>[ \t]*(?=\n)"
 )
-"""Where a processor of LLaVA, LLaMA-Factory, ms-swift or Gemma 3 puts an image; elsewhere it is HTML."""
 
 
 def marker_in(text: str) -> str | None:
-    """Return the first mark of a chat format in a text, or None."""
     found = _MARKER.search(text) or (None if "<s>" in text.removeprefix("<s>") else _LAST.search(text))
     return found and found.group().strip()
 
 
 def medium_in(text: str) -> str | None:
-    """Return the first mark of the place of an image or of sound in a text, or None; an element of HTML is closed."""
     found = _MEDIUM.search(text)
     name = found and next(filter(None, found.groups()))
     return None if found is None or f"</{name}>" in text else found.group().strip()
 
 
 def why_rendered(message: Message) -> str | None:
-    """Return what is wrong with a message that holds such a mark, and what to do. A tool may say anything."""
+    # A tool's result is left alone: it may hold any text.
     if message.role == "tool":
         return None
     if (medium := medium_in(message.content)) is not None:

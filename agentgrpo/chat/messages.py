@@ -1,4 +1,4 @@
-"""Holds the records of a conversation in chat-completions form. Importing this module is instant."""
+"""The records of a conversation in chat-completions form. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ class FunctionCall(Record):
 
     @property
     def as_object(self) -> dict[str, Any] | str:
-        """Return the arguments as chat templates read them; a text that is no JSON object stays a text.
-
-        So does one with NaN, or with half a surrogate pair, which no JSON file can hold.
-        """
+        # A text with NaN or with half a surrogate pair, which no JSON file can hold, stays a text too. For a rollout's
+        # prompt `template.for_template` makes an object of it, as vLLM's chat endpoints do.
         try:
             value = parse_json(self.arguments, parse_constant=_refuse)
             json.dumps(value, ensure_ascii=False).encode()
@@ -50,8 +48,6 @@ class ToolCall(Record):
 
 
 class Message(Record):
-    """Holds one message of a conversation."""
-
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = Field(default=(), strict=False, fail_fast=True)
@@ -70,11 +66,11 @@ class Message(Record):
         return not self.content.strip() and not self.tool_calls
 
     def to_dict(self, *, objects: bool = False) -> dict[str, Any]:
-        """Return plain JSON values without empty fields; `content` is always there.
+        """Empty fields are left away; `content` is always there.
 
         Args:
             objects: whether arguments of calls are objects, as chat templates read them, instead of texts, as in
-                OpenAI's chat completions.
+            OpenAI's chat completions.
         """
         plain = self.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         for call, own in zip(plain.get("tool_calls", ()), self.tool_calls, strict=True):
@@ -85,7 +81,7 @@ class Message(Record):
 
 
 def num_chars(messages: Sequence[Message]) -> int:
-    """Count the characters of contents, tool names and arguments: the length without a template's additions."""
+    """Length without a template's additions: contents, tool names and arguments."""
     calls = (call.function for message in messages for call in message.tool_calls)
     return sum(len(m.content) for m in messages) + sum(len(call.name) + len(call.arguments) for call in calls)
 

@@ -1,9 +1,9 @@
-"""Knows where replies begin and end in token ids: those of a rollout, and those that fine-tuning imitates.
+"""Where replies begin and end in token ids: those of a rollout, and those that fine-tuning imitates.
 
 A reply that was sampled keeps its ids. The text after it (tool results, the next generation prompt) is cut out of the
 rendered template and appended, so a rollout of many turns is one sequence and nothing sampled is tokenised again. A
-reply to imitate is cut where generation would begin and end, so the trained tokens are those that will be sampled.
-Both ask for a template that does not rewrite what it wrote; `agentgrpo.chat.continuation` works without.
+reply to imitate is cut where generation would begin and end, so the trained tokens are those that will be sampled. Both
+ask for a template that does not rewrite what it wrote; `agentgrpo.chat.continuation` works without.
 
 TRL's own `assistant_only_loss` is not used: it needs `{% generation %}` marks, which it can add to the templates of
 only some families; it tokenises the whole text at once, so that a token may span prompt and reply; and it has no
@@ -37,15 +37,13 @@ OTHER_TEMPLATE = "leave such rows out or give another --chat-template-path"
 
 
 def ids_behind(template: ChatTemplate, written: str, end: str, text: str) -> list[int] | None:
-    """Return the ids of the part of a rendered text behind what was written earlier.
+    """Ids of what `text` adds to `written`; None if the template now writes the earlier part otherwise.
 
-    They are encoded together with the token that ends the written part, as the engine does.
+    They are encoded together with the token that ends the written part, as the engine does, and returned without it.
 
     Args:
         written: the text up to that token; empty at the beginning of a conversation.
         end: that token.
-    Returns:
-        The ids without that token; None if the template now writes the earlier part otherwise.
     """
     if not text.startswith(written):
         return None
@@ -57,13 +55,12 @@ def ids_behind(template: ChatTemplate, written: str, end: str, text: str) -> lis
 
 
 class Conversation:
-    """Writes prompts and reads replies with a tokenizer's chat template.
-
+    """
     Args:
         tools: tools of each prompt, in chat-completions form; none for plain-text protocols.
     Raises:
         ChatTemplateError: there is no template; or it renders earlier messages differently once later ones follow, and
-            TRL has no prefix-preserving version of it; or it writes tool calls in a form that cannot be parsed.
+        TRL has no prefix-preserving version of it; or it writes tool calls in a form that cannot be parsed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
@@ -108,10 +105,9 @@ class Conversation:
         return self._template.first_prompt(messages)
 
     def after_reply(self, first: Sequence[Message], reply: Message, answers: Sequence[Message]) -> list[int]:
-        """Return the ids between a reply's end token and the next reply.
+        """Ids between a reply's end token and the next reply.
 
         Args:
-            first: the messages of the first prompt.
             reply: the result of `read_reply`; only the names and arguments of its calls matter.
             answers: the episode's answers.
         """
@@ -130,12 +126,7 @@ class Conversation:
         return ids
 
     def read_reply(self, ids: Sequence[int]) -> Message:
-        """Return the assistant message of a reply; unparsable calls stay text, as with vLLM's Hermes parser.
-
-        Returns:
-            `content` as it was sampled, without the end token; and `tool_calls` with arguments as JSON text, if there
-            are calls and tools were offered.
-        """
+        """Calls that cannot be parsed stay text, as with vLLM's Hermes parser. `content` is without the end token."""
         ids = [*ids]
         text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] == self.eos_id else ids)
         found = self._calls(ids) if self._tools and ids else None
@@ -171,15 +162,13 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Holds a conversation in tokens, up to the end of its last reply."""
-
     ids: list[int]
     mask: list[int]
     """1 on the tokens of replies, their end tokens included; as long as `ids`."""
 
     @property
     def labels(self) -> list[int]:
-        """Return the labels for transformers and TRL, -100 on tokens that are not trained."""
+        """Labels for transformers and TRL: -100 on tokens that are not trained."""
         return [token if said else -100 for token, said in zip(self.ids, self.mask, strict=True)]
 
 

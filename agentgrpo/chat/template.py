@@ -1,4 +1,4 @@
-"""Renders conversations with a model's chat template, and reads the text with its tokenizer.
+"""The chat template of a model, and its tokenizer.
 
 Rollouts, local training, fine-tuning and the reward model all render here, so that a conversation has the same tokens
 in each of them. vLLM's chat server renders by itself, with the same renderer of transformers. Importing this module is
@@ -18,15 +18,15 @@ from agentgrpo.json_text import parse_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# A message in chat-completions form.
 Message = dict[str, Any]
-"""A message in chat-completions form."""
+# A message's field, OpenAI's name in fine-tuning files; 0 on assistant messages that belong to a prompt.
 NOT_TRAINED = "weight"
-"""A message's field, OpenAI's name in fine-tuning files; 0 on assistant messages that belong to a prompt."""
 REMEDY = "write one that can into chat_template.jinja of its folder"
 
 
 class ChatTemplateError(ValueError):
-    """Says that the model's chat template cannot be used for training, with the reason and what to do."""
+    """The model's chat template cannot be used for training, with the reason and what to do."""
 
 
 def render(
@@ -59,7 +59,7 @@ class ChatTemplate:
     """Tools of each prompt, in chat-completions form; None where none are offered."""
     special: Mapping[str, Any]
     encode: Callable[[str], list[int]]
-    """Returns the ids of a rendered text, without special tokens of the tokenizer's own."""
+    """The ids of a rendered text, without special tokens of the tokenizer's own."""
     name: str
     """The model's folder, for error messages."""
 
@@ -85,11 +85,7 @@ class ChatTemplate:
         return self.encode(self.render(messages, prompt=prompt))
 
     def write(self, messages: Sequence[Message], *, prompt: bool = False, remedy: str = REMEDY) -> str:
-        """Render, with one kind of error.
-
-        Raises:
-            ChatTemplateError: the template raised an error; the message ends with `remedy`.
-        """
+        """Raises ChatTemplateError: the template raised an error; the message ends with `remedy`."""
         try:
             return self.render(messages, prompt=prompt)
         except Exception as error:  # a template is a program: it may raise anything
@@ -98,7 +94,7 @@ class ChatTemplate:
             ) from error
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a first prompt, up to where the first reply begins.
+        """The ids of a first prompt, up to where the first reply begins.
 
         Raises:
             ChatTemplateError: see `write`.
@@ -107,10 +103,7 @@ class ChatTemplate:
 
 
 def for_template(message: Message) -> Message:
-    """Return the message as templates read it: a text for missing content, and arguments of calls as objects.
-
-    vLLM's chat endpoints do the same. Arguments that are no JSON object stay text.
-    """
+    # A missing content becomes a text and arguments become objects, as vLLM's chat endpoints do it.
     said = {name: value for name, value in message.items() if name != NOT_TRAINED}
     said["content"] = said.get("content") or ""
     if calls := said.get("tool_calls"):
@@ -128,10 +121,9 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_template(template: str) -> str | None:
-    """Return TRL's version of a chat template for training, which does not rewrite earlier turns; None if it has none.
+    """TRL's version of a chat template, which does not rewrite earlier turns; None if it has none.
 
-    It does the same as `trl.chat_template_utils.get_training_chat_template`, without the import of TRL, which takes
-    seconds.
+    The same as `trl.chat_template_utils.get_training_chat_template`, whose import takes seconds.
     """
     spec = importlib.util.find_spec("trl")
     folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()

@@ -19,7 +19,7 @@ UNUSED_TOKEN = re.compile(r"pad|reserved|unused|extra|placeholder", re.IGNORECAS
 
 
 def load_tokenizer(path: Path, chat_template_path: Path | None = None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model, with a chat template and with a padding token that no conversation ends with.
+    """The padding token is one that no conversation ends with.
 
     Args:
         chat_template_path: a Jinja file, or a folder whose tokenizer has the template; replaces the model's own.
@@ -43,11 +43,7 @@ def load_tokenizer(path: Path, chat_template_path: Path | None = None) -> PreTra
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder.
-
-    Raises:
-        OSError, ValueError: the folder has no tokenizer, or only a config.json, which has no vocabulary.
-    """
+    """Raises OSError, ValueError: the folder has no tokenizer, or only a config.json, which has no vocabulary."""
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if set(tokenizer("a").input_ids) <= set(tokenizer.all_special_ids):
         raise ValueError("none of its files holds a vocabulary")
@@ -76,9 +72,8 @@ def _template(path: Path) -> Any:
 
 
 def endless_template(tokenizer: Any) -> str | None:
-    """Return what is wrong with a chat template that does not end on a short conversation, or that kills the process.
-
-    Return None if the template ends. An error counts as an end; it is reported where the template is used.
+    """What is wrong with a template that does not end on a short conversation, or that kills the process; None if it
+    ends. An error counts as an end; it is reported where the template is used.
     """
     conversation = [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "42."}]
 
@@ -95,7 +90,7 @@ def endless_template(tokenizer: Any) -> str | None:
 
 
 def choose_pad_token(tokenizer: Any) -> str:
-    """Return the tokenizer's own padding token, otherwise an unused token, otherwise the end-of-sequence token.
+    """The tokenizer's own padding token, otherwise an unused token, otherwise the end-of-sequence token.
 
     transformers' head reads the last token that is not padding, and vLLM's reads the last token. They agree only if no
     conversation ends with the padding token, so a token that ends one is not chosen.
@@ -131,6 +126,5 @@ def choose_pad_token(tokenizer: Any) -> str:
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """Return a digest of everything that tokenises a conversation: vocabulary, rules, chat template, padding token."""
     read = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}\0{tokenizer.pad_token}"
     return hashlib.sha256(read.encode()).hexdigest()

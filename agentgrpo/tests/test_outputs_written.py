@@ -1,14 +1,13 @@
 """What cannot be written whole is not written at all, and is said in a line."""
 
 import errno
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from agentgrpo.disk_errors import OutputError, failures_of_the_disk, in_words
+from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.outputs import append_line, written
 
 ROOT = Path(__file__).parents[2]
@@ -91,14 +90,6 @@ except OutputError as error:
         f"{file} could not be written: File too large; make room on its disk, then start the same command again\n"
     ), done.stderr
     assert file.read_text() == "é\nb\n"
-
-
-def test_what_comes_next_is_said_too(tmp_path):
-    with (
-        pytest.raises(OutputError, match=r"same command again; it goes on from step 3$"),
-        failures_of_the_disk(tmp_path, "it goes on from step 3"),
-    ):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,6 @@ class Chain(agl.Algorithm):
         return metrics
 
     def processes(self) -> dict[str, list[int]]:
-        """Return the pids of each part of the run that has any."""
         proxies = [self.proxy.pid] if self.proxy else []
         keepers = [child for child in psutil.Process().children() if child.pid not in proxies]
         parts = {"runners": [runner.pid for keeper in keepers for runner in keeper.children()], "LLM proxy": proxies}
@@ -125,13 +124,11 @@ class Throughput(Chain):
         self.events.emit(load)
 
     def _cpu_s(self) -> dict[str, float]:
-        """Return the CPU seconds so far of each part of the run."""
         parts = self.processes() | {"store": [self.order["store_pid"]], "rollout manager": [os.getpid()]}
         return {name: sum(map(cpu_s, pids)) for name, pids in parts.items()}
 
 
 async def _claim_to_end_s(store: Any, since: float) -> float:
-    """Return the mean time from claim to end of the rollouts that were asked for since then."""
     rollouts = [r for r in await store.query_rollouts(limit=-1) if r.start_time >= since]
     return statistics.fmean(r.end_time - r.attempt.start_time for r in rollouts)
 

@@ -22,8 +22,8 @@ import psutil
 from agentgrpo.machine import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+# A server may take at most this long to answer.
 START_S = 180.0
-"""A server may take at most this long to answer."""
 AGL_STORE = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127.0.0.1"]
 
 
@@ -65,11 +65,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 def answer(process: subprocess.Popen[str], log: Path) -> Any:
-    """Return the next line of JSON that the child writes.
-
-    Raises:
-        RuntimeError: the child ended instead.
-    """
+    """Raises RuntimeError: the child ended instead."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -127,6 +123,5 @@ def oracle(tasks: Path, log: Path, latency_ms: int) -> Iterator[Server]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process so far, with its threads."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system

@@ -18,6 +18,7 @@ from bench.parts.report import Row
 from sql_agent.local.memory import Estimate, estimate, give_back_freed_memory, shape_of
 from sql_agent.settings.local import AdapterConfig, LossConfig, OptimConfig
 
+# Names are approximate numbers of parameters. The output layer is tied to the embedding. 135M is SmolLM2's shape.
 SIZES: dict[str, dict[str, Any]] = {
     "1M": {"model_type": "qwen3", "hidden_size": 128, "layers": 4, "heads": 4, "kv_heads": 2, "vocab_size": 1024},
     "60M": {"model_type": "qwen2", "hidden_size": 512, "layers": 16, "heads": 8, "kv_heads": 2, "vocab_size": 32000},
@@ -25,16 +26,15 @@ SIZES: dict[str, dict[str, Any]] = {
              "kv_heads": 3, "vocab_size": 49152},
     "250M": {"model_type": "qwen3", "hidden_size": 1024, "layers": 16, "heads": 16, "kv_heads": 8, "vocab_size": 32000},
 }  # fmt: skip
-"""Names are approximate numbers of parameters. The output layer is tied to the embedding. 135M is SmolLM2's shape."""
 
+# All logits are multiplied by this; their standard deviation is 0.3 to 0.6 without it. The guesses are then as sure as
+# a trained model's: a flat distribution over all tokens would make top-p work harder.
 SURENESS = 12.0
-"""All logits are multiplied by this; their standard deviation is 0.3 to 0.6 without it. The guesses are then as sure as
-a trained model's: a flat distribution over all tokens would make top-p work harder."""
 GROUP = 8
+# Tokens sampled in one reply; the prompt before it fills the rest of the sequence.
 NEW_TOKENS = 16
-"""Tokens sampled in one reply; the prompt before it fills the rest of the sequence."""
+# The estimate may be off by this share.
 TOLERANCE = 0.15
-"""The estimate may be off by this share."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class Point:
 
     @property
     def sampled(self) -> int:
-        """Return the tokens of a trajectory that are trained."""
         return self.sequence - (self.shared or self.sequence // 2)
 
     @property
@@ -104,7 +103,6 @@ def measure(model: Path, folder: Path) -> list[Row]:
 
 
 def config_of(size: str) -> dict[str, Any]:
-    """Return the contents of the model's config.json."""
     own = SIZES[size]
     return {
         "model_type": own["model_type"],

@@ -11,12 +11,12 @@ from bench.parts.local_memory import save_random_model
 from bench.parts.report import Row
 
 GROUP = 8
+# The number of groups of real episodes.
 TASKS = 12
-"""The number of groups of real episodes."""
+# The most tokens of a reply in them. A reply of 512 keeps its group waiting, and few groups would tell little.
 LONGEST = 128
-"""The most tokens of a reply in them. A reply of 512 keeps its group waiting, and few groups would tell little."""
+# Tokens of a prompt and of a reply if their lengths are fixed.
 PROMPT_TOKENS, REPLY_TOKENS = 256, 64
-"""Tokens of a prompt and of a reply if their lengths are fixed."""
 REPEATS = 3
 TARGET = 4.0
 LARGER = "60M"
@@ -81,8 +81,8 @@ def fixed_replies(policy: Any, name: str) -> list[Row]:
 
 
 def in_turns(work: Callable[[Any, int], int], inputs: Sequence[Any]) -> dict[int, tuple[float, float]]:
-    """Return tokens per second and per second of CPU, by batch size. The first input warms up, and every other one is
-    run in both sizes, so that a change of the machine's speed affects both.
+    """Tokens per second and per second of CPU, by batch size. The first input warms up, and every other one is run in
+    both sizes, so that a change of the machine's speed affects both.
 
     Args:
         work: a function that samples a group for an input in batches of this size and returns the tokens.

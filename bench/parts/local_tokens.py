@@ -72,7 +72,7 @@ def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, tur
 
 
 def per_turn(row: TrainedRow) -> list[TrainedRow]:
-    """Return the same rollout as one sample per turn: each sampled part follows everything that came before it."""
+    """The same rollout as one sample per turn: each sampled part follows everything that came before it."""
     samples, end = [], 0
     for sampled, stretch in groupby(row.sampled):
         begin, end = end, end + len(list(stretch))
@@ -83,7 +83,6 @@ def per_turn(row: TrainedRow) -> list[TrainedRow]:
 
 
 def _with_log_probs(policy: Any, rows: Sequence[TrainedRow]) -> list[TrainedRow]:
-    """Replace the recorded log-probs by the policy's own."""
     import torch
 
     from sql_agent.local.policy import Rows
@@ -136,7 +135,7 @@ def compare(policy: Any, turns: int, *, repeats: int = REPEATS) -> list[Row]:
 
 
 def _update(policy: Any, rows: Sequence[TrainedRow]) -> tuple[float, Any]:
-    """Return the seconds of one backward pass over all of them, and its gradient, shape (parameters,)."""
+    """The seconds of one backward pass over all of them, and its gradient, shape (parameters,)."""
     import torch
 
     from sql_agent.local.learner import Learner

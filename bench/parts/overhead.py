@@ -32,8 +32,8 @@ from sql_agent.verl_side.config import worker_environment
 AT_ONCE = 16
 PROCESSES = 2
 LATENCY_MS = 300
+# All episodes are asked for at once, as in a train step of 64 rows; a longer queue slows down the manager's polls.
 EPISODES = 64
-"""All episodes are asked for at once, as in a train step of 64 rows; a longer queue slows down the manager's polls."""
 ROUNDS = 3
 CHAIN_SETTINGS = [
     f"rollout.n_runners={PROCESSES}",
@@ -45,7 +45,7 @@ CHAIN_SETTINGS = [
 
 @dataclass(frozen=True)
 class Load:
-    """Holds the measurements of `EPISODES` played with `AT_ONCE` in flight."""
+    """The measurements of `EPISODES` played with `AT_ONCE` in flight."""
 
     wall_s: float
     rollout_s: float
@@ -84,7 +84,7 @@ def _compare(url: str, model: str, tasks: Path, log: Path, server: str, target: 
 
 
 def overhead_rows(name: str, direct: Load, load: Load, target: float) -> list[Row]:
-    """Return the ratio of episodes/s, and where the difference goes, in milliseconds per model call."""
+    """The ratio of episodes/s, and where the difference goes, in milliseconds per model call."""
     inside_ms, around_ms = (1000 * s / load.turns for s in (load.rollout_s - direct.rollout_s, load.around_s))
     ratio, batch = load.episodes_per_s / direct.episodes_per_s, direct.batch_s / load.batch_s
     calls = EPISODES * load.turns
@@ -104,7 +104,7 @@ def _direct(url: str, model: str, tasks: Path) -> Load:
         pools = [stack.enter_context(ProcessPoolExecutor(1, mp_context=spawn)) for _ in range(PROCESSES)]
 
         def play(episodes: int) -> tuple[float, list[tuple[float, int]], float]:
-            """Return the wall clock of `episodes`, spread over the processes; (seconds, turns) of each; CPU seconds."""
+            """The wall clock of `episodes`, spread over the processes; (seconds, turns) of each; CPU seconds."""
             at = time.perf_counter()
             playing = [
                 pool.submit(play_straight, f"{url}/v1", model, tasks, slice(part, episodes, PROCESSES))
@@ -173,7 +173,7 @@ _VLLM = "import verl; from vllm.entrypoints.cli.main import main; main()"
 
 @contextmanager
 def _vllm(model: Path, log: Path) -> Iterator[Server]:
-    """Start vLLM as verl starts it in a run on a CPU (`sql_agent.verl_side.config`)."""
+    # Start vLLM as verl starts it in a run on a CPU (`sql_agent.verl_side.config`).
     cfg = load_config(None)
     context = cfg.data.prompt_tokens + cfg.data.max_response_tokens
     flags = {

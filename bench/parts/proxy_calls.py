@@ -32,7 +32,7 @@ class Order:
 
 
 def call_all(order: Order, store_url: str) -> tuple[list[float], float]:
-    """Return the milliseconds of each call, and the seconds until the last one ended and the store had all spans."""
+    """The milliseconds of each call, and the seconds until the last one ended and the store had all spans."""
     return asyncio.run(_call_all(order, store_url))
 
 

@@ -24,24 +24,24 @@ from sql_agent.model_address.request_guard import give_token
 
 AT_ONCE = 16
 LATENCY_MS = 100
+# The number of calls to the slow server, by calls in flight.
 CALLS = {1: 40, AT_ONCE: 320}
-"""The number of calls to the slow server, by calls in flight."""
 FULL_SPEED_CALLS = 480
 DIRECT = "direct"
+# agent-lightning's own callbacks leave this many spans in the store for a call; ours leave one.
 DEFAULT_SPANS = 7
-"""agent-lightning's own callbacks leave this many spans in the store for a call; ours leave one."""
+# The ways of a call, each with its largest cost.
 TRACING, OURS, LITELLM, DEFAULT = WAYS = {
     "runner tracing, no proxy": "the caller writes the span, beside the next call",
     "our proxy": "reading and writing the answer twice; its span",
     "our proxy, through LiteLLM": "LiteLLM's translation; no span, the call belongs to no rollout",
     "agent-lightning's proxy as it comes": "LiteLLM, a sequence id asked of the store, seven spans",
 }
-"""The ways of a call, each with its largest cost."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Holds the calls of one way. Milliseconds are medians."""
+    """The calls of one way. Milliseconds are medians."""
 
     alone_ms: float
     crowd_ms: float
@@ -94,7 +94,7 @@ def measure(_model: Path, folder: Path) -> list[Row]:
 
 
 def proxy_rows(costs: Mapping[str, Cost]) -> list[Row]:
-    """Return what each of `WAYS` adds to a direct call, and its share of the direct calls per second."""
+    """What each of `WAYS` adds to a direct call, and its share of the direct calls per second."""
     direct = costs[DIRECT]
     at_once = f"... of one that answers at once, {AT_ONCE} at once"
     rows = [

@@ -26,7 +26,7 @@ PACKAGES = ("torch", "vllm", "verl", "agentlightning", "openai-agents", "transfo
 
 @dataclass(frozen=True)
 class Row:
-    """Holds one measurement. Without a target it explains rows that have one."""
+    """One measurement. Without a target it explains rows that have one."""
 
     what: str
     value: float | None
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Return whether the target is met; return None without a target or a value."""
+        """Whether the target is met; None without a target or a value."""
         if self.value is None or self.target is None:
             return None
         return self.value <= self.target if self.bound == "at most" else self.value >= self.target
@@ -80,7 +80,7 @@ def as_json(row: Row) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a markdown table; `ratio` is measured / target."""
+    """A markdown table; `ratio` is measured / target."""
     head = "| what | measured | target | ratio | met | what limits |\n|---|---:|---:|---:|---|---|"
     return "\n".join([head, *map(_line, rows)])
 
@@ -94,12 +94,12 @@ def _line(row: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Return three significant digits, never in powers of ten."""
+    """Three significant digits, never in powers of ten."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> str:
-    """Return the figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
+    """The figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     where = (
         f"Commit {found['commit']}, {found['date']}: {found['cores']} cores of {found['cpu']}, "
@@ -109,7 +109,7 @@ def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> st
 
 
 def replace_figures(text: str, figures: str) -> str:
-    """Return `text` with everything between the two marks replaced.
+    """`text` with everything between the two marks replaced.
 
     Raises:
         ValueError: a mark is missing.
@@ -122,7 +122,7 @@ def replace_figures(text: str, figures: str) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Return place and time of the measurement: commit, date, CPU, cores, load, versions."""
+    """Place and time of the measurement: commit, date, CPU, cores, load, versions."""
     cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "commit": git_commit() or "unknown",

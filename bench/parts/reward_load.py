@@ -21,7 +21,7 @@ PROBE_EVERY_S = 0.02
 
 @dataclass(frozen=True)
 class Job:
-    """Says what to ask of the server on a port, and for how long."""
+    """What to ask of the server on a port, and for how long."""
 
     port: int
     seconds: float
@@ -47,14 +47,14 @@ class Found:
 
 
 class Connection:
-    """Holds one kept-alive connection; it is opened again after the server closed it."""
+    """One kept-alive connection; it is opened again after the server closed it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, head: str, body: bytes) -> tuple[str, bytes]:
-        """Return status and body; the status is "lost" if the connection broke."""
+        """Status and body; the status is "lost" if the connection broke."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection("127.0.0.1", self._port)
@@ -148,7 +148,7 @@ async def slow(port: int, until: float) -> None:
 
 
 def play(job: Job) -> dict[str, Any]:
-    """Return statuses and latencies of legal requests (`asked`), probes (`probed`), malformed bodies (`refused`)."""
+    """Statuses and latencies of legal requests (`asked`), probes (`probed`), malformed bodies (`refused`)."""
     return asyncio.run(play_here(job))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 LAYERS, HIDDEN, HEAD_DIM = 6, 256, 64
 MAX_POSITIONS = 4096
 VOCAB_SIZE = 2000
+# The number of answers to one task, as in a group of GRPO.
 GROUP = 8
-"""The number of answers to one task, as in a group of GRPO."""
 
 
 def make_reward_model(folder: Path, *, layers: int = LAYERS, hidden: int = HIDDEN, seed: int = 0) -> Path:
@@ -40,10 +40,8 @@ def make_reward_model(folder: Path, *, layers: int = LAYERS, hidden: int = HIDDE
 
 
 def _tokenizer(seed: int) -> Any:
-    """Train a byte-level BPE on tasks and their rules: 3 to 4 characters per token, as with large models.
-
-    The small policy's tokenizer would not do, because whole sentences of the rules are single tokens in it.
-    """
+    # Train a byte-level BPE on tasks and their rules: 3 to 4 characters per token, as with large models. The small
+    # policy's tokenizer would not do, because whole sentences of the rules are single tokens in it.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -25,10 +25,10 @@ from bench.parts.report import Row
 
 TIMEOUT_S = 1800.0
 SAMPLE_S = 2.0
+# A step has 32 rollouts, the batch for which `time/batch_ready_s` has its target.
 ROLLOUTS = ("data.train_batch_size=8", "rollout.group_size=4", "rollout.redraws=0")
-"""A step has 32 rollouts, the batch for which `time/batch_ready_s` has its target."""
+# Steps of the run with the LLM proxy. The first step is warm by then, and only the last one writes a checkpoint.
 STEPS = 4
-"""Steps of the run with the LLM proxy. The first step is warm by then, and only the last one writes a checkpoint."""
 PHASES = {
     "time/gen_s": ("rollouts", "the longest one; agents, store and proxy beside the sampler on the same cores"),
     "time/log_prob_s": ("old log-probs", ""),
@@ -37,12 +37,12 @@ PHASES = {
 }
 MEMORY_SETTINGS = ("trainer.steps=2", "trainer.save_every=2", "trainer.val_before_train=false", "trainer.val_every=0",
                    "data.train_batch_size=2", "rollout.redraws=0")  # fmt: skip
+# Words of a process's title or command line, by the name of its part; the rest is driver, command, store and Ray.
 ROLES = {
     "training worker": ("WorkerDict", "ActorRollout"),
     "model server": ("vLLM", "EngineCore", "VLLM"),
     "runners": ("multiprocessing",),
 }
-"""Words of a process's title or command line, by the name of its part; the rest is driver, command, store and Ray."""
 _LINE = re.compile(r"\[ *([\d.]+) s\] (.*)")
 
 
@@ -58,7 +58,7 @@ def measure(model: Path, folder: Path) -> list[Row]:
 
 
 def measure_memory(model: Path, folder: Path) -> list[Row]:
-    """Return the highest PSS of two steps of `configs/pretrained.yaml` on generated tasks; the second one saves."""
+    """The highest PSS of two steps of `configs/pretrained.yaml` on generated tasks; the second one saves."""
     highest: Counter[str] = Counter()
 
     def watch(pid: int) -> None:
@@ -83,7 +83,7 @@ def train(
     flags: Sequence[str],
     watch: Callable[[int], None] = lambda pid: None,
 ) -> list[str]:
-    """Return the lines that the training command prints; `watch` gets its pid every two seconds.
+    """The lines that the training command prints; `watch` gets its pid every two seconds.
 
     Raises:
         RuntimeError: the command failed, or did not end in time.
@@ -105,13 +105,13 @@ def train(
 
 
 def timeline(lines: Sequence[str]) -> list[tuple[float, str]]:
-    """Return (seconds since the command, what began) of each progress line; a step line marks its end."""
+    """(seconds since the command, what began) of each progress line; a step line marks its end."""
     found = [_LINE.fullmatch(line.strip()) for line in lines]
     return [(float(match[1]), match[2]) for match in found if match]
 
 
 def startup_rows(name: str, events: Sequence[tuple[float, str]], metrics: dict[str, Any]) -> list[Row]:
-    """Return one row up to the first step's end, one per phase before it, one for the idle time after the last rollout.
+    """One row up to the first step's end, one per phase before it, one for the idle time after the last rollout.
 
     Args:
         name: the name of the run, which begins each row with a target.
@@ -130,7 +130,7 @@ def startup_rows(name: str, events: Sequence[tuple[float, str]], metrics: dict[s
 
 
 def step_rows(steps: Sequence[Mapping[str, float]]) -> list[Row]:
-    """Return the seconds of a train step by phase, the median of these steps.
+    """The seconds of a train step by phase, the median of these steps.
 
     Args:
         steps: lines of metrics.jsonl, none of which wrote a checkpoint.
@@ -148,7 +148,7 @@ def step_rows(steps: Sequence[Mapping[str, float]]) -> list[Row]:
 
 
 def sample(pid: int) -> Counter[str]:
-    """Return the bytes of PSS by role, of a process and everything below it."""
+    """The bytes of PSS by role, of a process and everything below it."""
     found: Counter[str] = Counter()
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]

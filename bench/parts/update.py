@@ -24,8 +24,9 @@ from bench.parts.report import Row
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
 
+# The most tokens of prompt and response in the prototype's runs; the rows fit into it.
 MAX_TOKENS = 384
-"""The most tokens of prompt and response in the prototype's runs; the rows fit into it."""
+# The prototype's command line, as far as it differs from `to_verl`.
 PADDED_MICRO_BATCHES = {
     "actor_rollout_ref.actor.use_dynamic_bsz": False,
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
@@ -34,13 +35,12 @@ PADDED_MICRO_BATCHES = {
     "actor_rollout_ref.model.use_remove_padding": False,
     "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
 }
-"""The prototype's command line, as far as it differs from `to_verl`."""
 GROUPS, GROUP_SIZE = 8, 4
 ONE, PER_TURN = "one row", "a sample per turn"
+# Lengths of LifelongAgentBench's tasks under a pretrained policy; a small model shows no difference.
 SHARED_GROUPS, SHARED_GROUP_SIZE, SHARED_PROMPT, SHARED_RESPONSE = 2, 8, 440, 310
-"""Lengths of LifelongAgentBench's tasks under a pretrained policy; a small model shows no difference."""
+# Ids of the prompt, ids of the response, and its mask.
 UpdateRow = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""Ids of the prompt, ids of the response, and its mask."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,9 @@ class Setting:
     """More settings of ours."""
 
 
+# The prototype has one OpenMP thread, as Ray sets it, micro-batches of 8 rows of 384 tokens, and verl's functions.
 PROTOTYPE = {"upstream": True, "verl": PADDED_MICRO_BATCHES}
-"""The prototype has one OpenMP thread, as Ray sets it, micro-batches of 8 rows of 384 tokens, and verl's functions."""
+# These settings are added one by one; the first and the last are compared.
 SETTINGS = (
     Setting("prototype's settings", 1, MAX_TOKENS, **PROTOTYPE),
     Setting("+ threads = cores", pad_to=MAX_TOKENS, **PROTOTYPE),
@@ -65,7 +66,6 @@ SETTINGS = (
     Setting("our settings on one thread", 1),
     Setting("our settings"),
 )
-"""These settings are added one by one; the first and the last are compared."""
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
@@ -116,8 +116,9 @@ def measure_shared(model: Path, folder: Path) -> list[Row]:
 
 
 def row_lengths() -> list[tuple[int, int]]:
-    """Return (prompt, response) tokens of 32 rollouts, spread as in a first step of the small policy: most end after
-    two short turns, one in eight runs on until a limit cuts it (here the prototype's limit)."""
+    """(prompt, response) tokens of 32 rollouts, spread as in a first step of the small policy: most end after two short
+    turns, one in eight runs on until a limit cuts it (here the prototype's limit).
+    """
     size = GROUPS * GROUP_SIZE
     prompts = [56 + 50 * (i // GROUP_SIZE) // (GROUPS - 1) for i in range(size)]  # each group has one task
     longest = MAX_TOKENS - max(prompts)
@@ -127,7 +128,7 @@ def row_lengths() -> list[tuple[int, int]]:
 
 
 def random_rows(lengths: Sequence[tuple[int, int]]) -> list[UpdateRow]:
-    """Return rows of random ids, with every response token trained."""
+    """Every response token is trained."""
     draw = random.Random(0)
     rows = []
     for prompt, response in lengths:
@@ -137,8 +138,9 @@ def random_rows(lengths: Sequence[tuple[int, int]]) -> list[UpdateRow]:
 
 
 def random_groups(*, shared: bool) -> list[UpdateRow]:
-    """Return rows of random ids, in which every third of a response is a tool's. The prompts of a group are equal, or
-    differ from their first token on."""
+    """Rows of random ids, in which every third of a response is a tool's. The prompts of a group are equal, or differ
+    from their first token on.
+    """
     draw = random.Random(0)
     mask = [int(i % 3 != 2) for i in range(SHARED_RESPONSE)]
     rows: list[UpdateRow] = []
@@ -153,7 +155,7 @@ def random_groups(*, shared: bool) -> list[UpdateRow]:
 def run_worker(
     batches: Mapping[str, Sequence[UpdateRow]], model: Path, log: Path, setting: Setting, *, repeats: int
 ) -> dict[str, Any]:
-    """Return what `bench.parts.update_worker` measured on each batch; the group size divides its number of rows."""
+    """What `bench.parts.update_worker` measured on each batch; the group size divides its number of rows."""
     overrides = [f"data.train_batch_size={GROUPS}", f"rollout.group_size={GROUP_SIZE}"]
     overrides += [f"engine.train_threads={setting.threads}", f"model={model}", *setting.more]
     spec = {
@@ -175,18 +177,14 @@ def run_worker(
 
 
 def check_same_log_probs(sums: Mapping[str, float]) -> None:
-    """Check that the settings differ in speed only.
-
-    Raises:
-        RuntimeError: two settings computed different log-probs from the same weights and rows.
-    """
+    """Raises RuntimeError: two settings computed different log-probs from the same weights and rows."""
     values = list(sums.values())
     if max(values) - min(values) > 1e-4 * abs(values[0]):
         raise RuntimeError(f"the settings disagree on the sum of all log-probs, so their times mean nothing: {sums}")
 
 
 def update_rows(tokens: int, results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Return the tokens/s of each setting and the ratio of the last to the first.
+    """The tokens/s of each setting and the ratio of the last to the first.
 
     Args:
         tokens: the tokens in the rows, without padding.
@@ -202,7 +200,7 @@ def update_rows(tokens: int, results: Mapping[str, Mapping[str, Any]]) -> list[R
 
 
 def token_rows(turns: int, tokens: Mapping[str, int], results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Return the two ratios, and the numbers behind them.
+    """The two ratios, and the numbers behind them.
 
     Args:
         tokens: the tokens of each way, prompts included.

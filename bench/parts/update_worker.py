@@ -47,7 +47,6 @@ def main() -> None:
 
 
 def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, repeats: int) -> dict[str, Any]:
-    """Return the seconds of each repetition, and the sum of the trained tokens' log-probs before the first update."""
     import numpy as np
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -74,8 +73,9 @@ def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, re
 
 
 def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
-    """Return rows of (prompt ids, response ids, response mask) in verl's layout with advantages 1 and -1, each row
-    `pad_to` tokens wide or as wide as the longest."""
+    """Rows of (prompt ids, response ids, response mask) in verl's layout with advantages 1 and -1, each row `pad_to`
+    tokens wide or as wide as the longest.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -94,7 +94,6 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
 
 
 def _restore_upstream() -> None:
-    """Restore transformers' attention, which the plugin replaces."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

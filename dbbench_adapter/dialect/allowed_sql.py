@@ -1,4 +1,4 @@
-"""Decides which statements run on SQLite, and what CREATE and ALTER may define: stored columns, keys, plain CHECKs.
+"""Which statements run on SQLite, and what CREATE and ALTER may define: stored columns, keys, plain CHECKs.
 
 The authorizer (`sqlite.sandbox`) decides what an allowed statement may touch. SQLite evaluates a schema whenever a
 table is read or changed, also for the judge, and does not ask the authorizer then. Therefore a definition may hold only
@@ -13,8 +13,8 @@ from sqlglot import exp
 from dbbench_adapter.dialect.syntax import syntax_error, unsupported
 
 _RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
+# Statements of MySQL or another engine that are refused; a tree of any other type is no statement at all.
 _LEFT_OUT = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
-"""Statements of MySQL or another engine that are refused; a tree of any other type is no statement at all."""
 _CONSTRAINTS = (
     *(exp.NotNullColumnConstraint, exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint, exp.ColumnConstraint),
     *(exp.AutoIncrementColumnConstraint, exp.CommentColumnConstraint, exp.CharacterSetColumnConstraint),
@@ -37,7 +37,7 @@ _CHECKED = (
 
 
 def refuse_other_kinds(tree: exp.Expr, sql: str) -> None:
-    """Refuse every kind of statement that is not listed above; SHOW, SET, USE and transactions never get here.
+    """SHOW, SET, USE and transactions never get here.
 
     Raises:
         StatementError: the kind is not supported, or `sql` is no statement.
@@ -47,7 +47,7 @@ def refuse_other_kinds(tree: exp.Expr, sql: str) -> None:
 
 
 def refuse_definitions(tree: exp.Create | exp.Alter) -> None:
-    """Refuse a definition with any other node. The query of CREATE TABLE ... AS is not checked.
+    """The query of CREATE TABLE ... AS is not checked.
 
     Raises:
         StatementError: the message names what is not supported.
@@ -76,7 +76,6 @@ _WITH_VALUES = (
 
 
 def _is_constant(value: exp.Expr) -> bool:
-    """Return whether a value is a constant (negative, parenthesised, collated) or the time of the change."""
     value = value.unnest()
     if isinstance(value, exp.Neg | exp.Collate):
         return isinstance(value.this.unnest(), _CONSTANTS)
@@ -84,7 +83,6 @@ def _is_constant(value: exp.Expr) -> bool:
 
 
 def _is_prefix(call: exp.Expr) -> bool:
-    """Return whether a call is a prefix of a column, like `a(10)` in CREATE INDEX i ON t (a(10))."""
     return isinstance(call, exp.Anonymous) and all(
         isinstance(length, exp.Literal) and length.is_int for length in call.expressions
     )

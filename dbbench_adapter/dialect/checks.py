@@ -16,8 +16,8 @@ from dbbench_adapter.dialect.syntax import StatementError, syntax_error
 
 _RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # sqlglot also takes these two for names
 _OPAQUE = (exp.AggFunc, exp.Query, exp.Subquery, exp.Window, exp.GroupConcat)
+# sqlglot reads these aggregates as unknown functions.
 _AGGREGATES = frozenset(["std", "json_arrayagg", "json_objectagg"])
-"""sqlglot reads these aggregates as unknown functions."""
 
 
 def refuse(selects: Iterable[exp.Select], columns: Columns) -> None:
@@ -80,7 +80,6 @@ def _refuse_aliases_in_where(select: exp.Select, known: set[str]) -> None:
 
 
 def _refuse_into(select: exp.Select) -> None:
-    """Refuse SELECT ... INTO a name. MySQL stores the row in a variable of a procedure; sqlglot would make a table."""
     into = select.args.get("into")
     if into is None or not isinstance(into.this.this, exp.Identifier):  # a user variable is refused elsewhere
         return
@@ -90,7 +89,6 @@ def _refuse_into(select: exp.Select) -> None:
 
 
 def _refuse_bare_columns(select: exp.Select) -> None:
-    """Apply ONLY_FULL_GROUP_BY to the select list."""
     group = select.args.get("group")
     groups = list(group.expressions) if group is not None else []
     if group is not None and not groups:
@@ -121,7 +119,7 @@ def _bare(column: exp.Column, number: int, *, grouped: bool) -> StatementError:
 
 
 def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
-    """Return the expression of a GROUP BY item; the item may be a position or an alias."""
+    # A GROUP BY item may be a position or an alias.
     if isinstance(key, exp.Literal) and key.is_int and 1 <= int(key.name) <= len(select.expressions):
         return select.expressions[int(key.name) - 1].unalias()
     if isinstance(key, exp.Column) and not key.table:
@@ -132,7 +130,7 @@ def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
 
 
 def _equated(select: exp.Select) -> Iterator[exp.Column]:
-    """Yield the columns that WHERE or an inner JOIN compares with `=`; the group may determine them."""
+    # The group may determine columns that WHERE or an inner JOIN compares with `=`.
     joins = [join for join in select.args.get("joins") or [] if not join.side]
     for clause in filter(None, [select.args.get("where"), *(join.args.get("on") for join in joins)]):
         for equality in clause.find_all(exp.EQ):
@@ -140,7 +138,7 @@ def _equated(select: exp.Select) -> Iterator[exp.Column]:
 
 
 def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp.Column]:
-    """Yield the columns in an expression, except in aggregates, windows, sub-queries and grouped expressions."""
+    """Columns in an expression, except in aggregates, windows, sub-queries and grouped expressions."""
     stack = [node]
     while stack:
         part = stack.pop()
@@ -156,7 +154,6 @@ def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp
 
 
 def aggregates(item: exp.Expr) -> bool:
-    """Return whether an item has an aggregate of this query, outside its sub-queries and windows."""
     stack = [item]
     while stack:
         part = stack.pop()

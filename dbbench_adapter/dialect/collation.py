@@ -12,13 +12,12 @@ from dbbench_adapter.dialect.kind_finder import KindFinder
 from dbbench_adapter.dialect.kinds import BINARY
 from dbbench_adapter.dialect.syntax import COLLATION
 
+# The nodes that `collate_computed` accepts.
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)
-"""The nodes that `collate_computed` accepts."""
 _HAVE_THEIR_OWN = (exp.Column, exp.Collate, exp.Star, exp.Null, exp.Boolean, exp.Tuple, exp.Subquery, exp.Query)
 
 
 def collate_computed(node: exp.Expr, finder: KindFinder) -> None:
-    """Add the collation to the computed texts that this node compares or returns, in place."""
     if isinstance(node, exp.Select):
         if node.parent is not None or node.args.get("distinct") or node.args.get("group") or node.args.get("order"):
             for item in node.expressions:

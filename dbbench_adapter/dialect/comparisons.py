@@ -20,8 +20,8 @@ from dbbench_adapter.dialect.syntax import COLLATION, StatementError, unsupporte
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div)
+# SQLite gives these the precedence of a comparison, MySQL a higher one.
 _PREDICATES = (exp.In, exp.Between, exp.Like, exp.RegexpLike, exp.Escape, exp.Is, exp.Not)
-"""SQLite gives these the precedence of a comparison, MySQL a higher one."""
 _SHIFTS = (exp.DateAdd, exp.DateSub, exp.TimestampAdd)
 _ROWS = (exp.Tuple, exp.Any, exp.All)
 
@@ -50,7 +50,7 @@ def compare(node: exp.Expr, finder: KindFinder) -> None:
 
 
 def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
-    """Give a call its arguments as MySQL does: decimals as texts with all digits, dates as numbers; in place."""
+    # MySQL takes decimals as texts with all digits, and dates as numbers.
     for condition in _conditions(node):
         _take(condition, "n", finder)
     found = called(node)
@@ -109,7 +109,6 @@ def _same_kinds(union: exp.SetOperation, finder: KindFinder) -> None:
 
 
 def _conditions(node: exp.Expr) -> list[exp.Expr]:
-    """Return what a node asks to be true."""
     if isinstance(node, exp.If):
         compared = isinstance(node.parent, exp.Case) and node.parent.this is not None
         return [] if compared else [node.this]
@@ -154,7 +153,7 @@ def _take(value: exp.Expr, context: str, finder: KindFinder) -> None:
 
 
 def _how(left: Kind | None, right: Kind | None) -> str:
-    """Return how MySQL compares two kinds: `t` texts, `n` numbers, `d` dates, `s` times, `?` as the values turn out.
+    """How MySQL compares two kinds: `t` texts, `n` numbers, `d` dates, `s` times, `?` as the values turn out.
 
     Raises:
         StatementError: a time is compared with a date or a number.
@@ -178,7 +177,6 @@ def _how(left: Kind | None, right: Kind | None) -> str:
 
 
 def _as(how: str, value: exp.Expr, kind: Kind | None) -> exp.Expr:
-    """Return a value such that SQLite compares it in this way."""
     if kind == NULL or how in "t?":
         return value
     if how == "n":
@@ -223,7 +221,6 @@ def _compare_two(node: exp.Expr, finder: KindFinder) -> None:
 
 
 def _compare_values(node: exp.Expr) -> None:
-    """Compare by the values that SQLite finds."""
     left, right = node.this, node.expression
     if isinstance(node, exp.NullSafeEQ | exp.NullSafeNEQ):
         node.set("this", _call("same_or_null", left, right))
@@ -292,7 +289,7 @@ def _compare_list(node: exp.In, finder: KindFinder) -> None:
 
 
 def _compare_row_list(node: exp.In, finder: KindFinder) -> None:
-    """Compare a row with a list of rows; every row has to compare in one way, since the left side is written once."""
+    # Every row has to compare in one way, since the left side is written once.
     width = len(node.this.expressions)
     if not all(isinstance(item, exp.Tuple) and len(item.expressions) == width for item in node.expressions):
         raise StatementError(f"1241 (21000): Operand should contain {width} column(s)")
@@ -376,7 +373,7 @@ def quantified(node: exp.Binary, finder: KindFinder) -> exp.Expr:
 
 
 def _match_bytes(node: exp.Expr) -> None:
-    """Call our own LIKE or REGEXP where one side is binary: SQLite's operators do not see the collation."""
+    # SQLite's operators LIKE and REGEXP do not see the collation.
     if not any(is_binary(side) for side in (node.this, node.expression)):
         return
     outer = node.parent if isinstance(node.parent, exp.Escape) else node
@@ -388,7 +385,7 @@ def _match_bytes(node: exp.Expr) -> None:
 
 
 def is_binary(value: exp.Expr) -> bool:
-    """Return whether a value is compared byte by byte: BINARY x, or x COLLATE with a binary collation."""
+    """Whether a value is compared byte by byte: BINARY x, or x COLLATE with a binary collation."""
     value = value.unnest()
     if isinstance(value, exp.Cast):
         return value.to.this == exp.DType.BINARY
@@ -411,7 +408,7 @@ def _call(name: str, *values: Any) -> exp.Anonymous:
 
 
 def put(value: exp.Expr, made_of: Callable[[exp.Expr], exp.Expr]) -> None:
-    """Replace a node by one that contains it; other nodes keep their references to it."""
+    # Other nodes keep their references to the node.
     parent, key, index = value.parent, value.arg_key, value.index
     assert parent is not None and key is not None
     parent.set(key, made_of(value), index=index)

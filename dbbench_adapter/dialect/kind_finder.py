@@ -32,8 +32,6 @@ _MAX_ALIAS_DEPTH = 20
 
 
 class KindFinder:
-    """Finds the kinds of the expressions in one statement, given all its nodes; it follows the statement's aliases."""
-
     def __init__(self, nodes: Iterable[exp.Expr], columns: Columns) -> None:
         self._by_table = {(column.table, column.name): column for column in columns}
         self._aliases: dict[str, list[exp.Expr]] = {}
@@ -56,7 +54,6 @@ class KindFinder:
         self._depth = 0
 
     def kind(self, node: exp.Expr | None) -> Kind | None:
-        """Return the kind of an expression, or None if it is unknown."""
         if node is None or self._depth > _MAX_ALIAS_DEPTH:
             return None
         self._depth += 1
@@ -66,18 +63,17 @@ class KindFinder:
             self._depth -= 1
 
     def is_computed(self, column: exp.Column) -> bool:
-        """Return whether a column may be one of a sub-query, which has no collation; one of a table has its own."""
+        # A column of a sub-query has no collation, one of a table has its own.
         return column.name.lower() in self._aliases and column.table.lower() not in self._tables
 
     def is_foreign(self, column: exp.Column) -> bool:
-        """Return whether a column belongs to no table of the task and to no sub-query, but to the catalogue."""
+        """Whether a column belongs to no table of the task and to no sub-query, but to the catalogue."""
         return column.name.lower() not in self._by_name and column.name.lower() not in self._aliases
 
     def columns_of(self, table: str) -> list[TableColumn]:
         return [column for column in self._by_table.values() if column.table == table.lower()]
 
     def declared(self, node: exp.Column) -> set[str]:
-        """Return the declared types of the columns of tables that a name may mean."""
         named = self._tables.get(node.table.lower()) if node.table else set[str]().union(*self._tables.values())
         keys = [(table, node.name.lower()) for table in named or ()]
         return {self._by_table[key].declared for key in keys if key in self._by_table}
@@ -112,7 +108,7 @@ class KindFinder:
         return found[0].kind(self, found[1]) if found else None
 
     def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
-        """Return the kinds of a query's columns; return () if a star leaves them open."""
+        """The kinds of a query's columns; return () if a star leaves them open."""
         if isinstance(query, exp.SetOperation):
             sides = self.kinds_of(query.left.unnest()), self.kinds_of(query.right.unnest())
             same = len(sides[0]) == len(sides[1])
@@ -156,7 +152,6 @@ class KindFinder:
 
 
 def branches(value: exp.Expr) -> list[exp.Expr]:
-    """Return the expressions that IF, CASE, IFNULL and COALESCE choose from; return [] for anything else."""
     if isinstance(value, exp.Coalesce):
         return [value.this, *value.expressions]
     if isinstance(value, exp.If):

@@ -1,4 +1,4 @@
-"""Holds MySQL's types as far as they decide how values compare and print, and converts values between the engines.
+"""MySQL's types as far as they decide how values compare and print.
 
 `signatures` says which function returns which kind, and `kind_finder` finds the kind of an expression.
 """
@@ -46,10 +46,10 @@ class Kind:
 
 TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
 DATE, DATETIME, TIME = Kind("date"), Kind("datetime"), Kind("time")
+# The kind of `0x41` and `b'101'`, which are bytes, and whole numbers in sums.
 BINARY = Kind("binary")
-"""The kind of `0x41` and `b'101'`, which are bytes, and whole numbers in sums."""
+# The kind of the word NULL, which compares with everything.
 NULL = Kind("null")
-"""The kind of the word NULL, which compares with everything."""
 
 
 class TableColumn(NamedTuple):
@@ -61,22 +61,22 @@ class TableColumn(NamedTuple):
     """MySQL's type, such as `VARCHAR(5)`; empty where it is unknown."""
 
 
+# The columns of all tables, those of a table in their order.
 Columns = tuple[TableColumn, ...]
-"""The columns of all tables, those of a table in their order."""
+# MySQL's div_precision_increment: AVG and `/` of exact numbers return four more digits.
 _AVG_DIGITS = 4
-"""MySQL's div_precision_increment: AVG and `/` of exact numbers return four more digits."""
+# This precision has room for every double with all of MySQL's digits.
 _DECIMALS = Context(prec=400)
-"""This precision has room for every double with all of MySQL's digits."""
+# Up to here a double holds every whole number.
 _DOUBLE_INTEGERS = 2.0**53
-"""Up to here a double holds every whole number."""
+# A double holds every decimal of so many digits.
 _DOUBLE_DIGITS = 15
-"""A double holds every decimal of so many digits."""
+# The most digits before or after the point; no column holds a number with more.
 _MAX_WRITTEN_DIGITS = 400
-"""The most digits before or after the point; no column holds a number with more."""
 
 
 class ColumnType(NamedTuple):
-    """Holds a declared type, of which other words (`NOT NULL`, `CHARACTER SET utf8mb4`) are left out."""
+    """Other words of a declaration (`NOT NULL`, `CHARACTER SET utf8mb4`) are left out."""
 
     name: str
     """In capitals, such as `DECIMAL`."""
@@ -85,12 +85,12 @@ class ColumnType(NamedTuple):
     unsigned: bool
 
 
+# SQLite takes the words before the parentheses, MySQL after them.
 _DECLARED = re.compile(
     r"\s*(?P<name>\w*)(?P<sign>(?:\s+(?:UNSIGNED|ZEROFILL|SIGNED|PRECISION)\b)*)\s*"
     r"(?:\((?P<sizes>[\d\s,]*)\))?(?P<rest>.*)",
     re.DOTALL,
 )
-"""SQLite takes the words before the parentheses, MySQL after them."""
 
 
 @lru_cache(maxsize=1024)
@@ -103,7 +103,7 @@ def column_type(declared: str) -> ColumnType:
 
 
 def declared_kind(declared: str) -> Kind:
-    """Return the kind of a column by its declared type, such as `DECIMAL(10,2)`; return TEXT for every unknown type."""
+    """The kind of a column by its declared type, such as `DECIMAL(10,2)`; return TEXT for every unknown type."""
     name, sizes, _ = column_type(declared)
     if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
         return INT
@@ -119,7 +119,7 @@ _INTEGER_BITS = {"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMI
 
 
 def integer_range(declared: str) -> tuple[int, int] | None:
-    """Return the smallest and largest value that a declared type takes; return None unless it is an integer type."""
+    """The smallest and largest value that a declared type takes; None unless it is an integer type."""
     if declared_kind(declared) != INT:
         return None
     name, _, unsigned = column_type(declared)
@@ -130,7 +130,7 @@ def integer_range(declared: str) -> tuple[int, int] | None:
 
 
 def sqlite_type(declared: str) -> str | None:
-    """Return the type by which SQLite declares a column such that `mysql_type` finds MySQL's; None if it is not known.
+    """Type by which SQLite declares a column such that `mysql_type` finds MySQL's; None if it is not known.
 
     Dates are texts for SQLite. Its CREATE TABLE ... AS declares INT, REAL and TEXT, so the first two are not used here.
     """
@@ -151,7 +151,6 @@ def sqlite_type(declared: str) -> str | None:
 
 
 def mysql_type(declared: str) -> str:
-    """Return MySQL's type of a column that SQLite declares by `sqlite_type`."""
     word, _, rest = declared.partition(" ")
     if word == "TEXT" and rest:
         return rest
@@ -163,12 +162,12 @@ def mysql_type(declared: str) -> str:
 
 
 SIZED_TEXTS = frozenset(["CHAR", "VARCHAR", "NCHAR", "NVARCHAR"])
+# The bytes that a text of these types may have.
 TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
-"""The bytes that a text of these types may have."""
 
 
 def as_written(value: str | float) -> Decimal | None:
-    """Return the exact value of a number, or of a text that is one; return None for other texts, nan, infinity."""
+    """The exact value of a number, or of a text that is one; None for other texts, nan, infinity."""
     try:
         found = Decimal(value.strip() if isinstance(value, str) else repr(value))
     except (InvalidOperation, ValueError):
@@ -177,7 +176,7 @@ def as_written(value: str | float) -> Decimal | None:
 
 
 def as_driver_shows(value: Any, kind: Kind | None) -> Any:
-    """Convert a value of SQLite to what MySQL's driver returns: decimals with their scale, doubles as float, dates.
+    """What MySQL's driver returns: decimals with their scale, doubles as float, dates.
 
     Raises:
         Refused: SQLite cannot hold MySQL's number, or MySQL ends the statement over it.
@@ -200,11 +199,7 @@ def as_driver_shows(value: Any, kind: Kind | None) -> Any:
 
 
 def digits_of(value: int | float, scale: int) -> Decimal:
-    """Return a decimal with so many digits after the point.
-
-    Raises:
-        Refused: SQLite holds it as a double, which has too few digits.
-    """
+    """Raises Refused: SQLite holds the number as a double, which has too few digits."""
     exact = Decimal(repr(value))
     inexact = isinstance(value, float) and abs(value) * 10.0**scale >= _DOUBLE_INTEGERS
     if inexact and len(exact.normalize().as_tuple().digits) > _DOUBLE_DIGITS:
@@ -213,7 +208,7 @@ def digits_of(value: int | float, scale: int) -> Decimal:
 
 
 def _as_moment(text: str, kind: Kind) -> datetime.date | datetime.timedelta | str:
-    """Return a date or time as the driver's object; return the text if it is none."""
+    # A date or time as the driver's object; the text if it is none.
     try:
         if kind == DATE:
             return datetime.date.fromisoformat(text)
@@ -227,7 +222,7 @@ def _as_moment(text: str, kind: Kind) -> datetime.date | datetime.timedelta | st
 
 
 def plain(value: Any) -> str | int | float | None:
-    """Convert a driver's value to a cell: decimals to int or float, dates to ISO text, bytes to text."""
+    """A driver's value as a cell: decimals to int or float, dates to ISO text, bytes to text."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
     if isinstance(value, datetime.datetime):
@@ -238,7 +233,7 @@ def plain(value: Any) -> str | int | float | None:
 
 
 def common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
-    """Return the kind of a value that is one of several, as of IF and UNION; return None if one of them is unknown."""
+    """The kind of a value that is one of several, as of IF and UNION; None if one of them is unknown."""
     if None in kinds:
         return None
     known = [kind for kind in kinds if kind is not None and kind != NULL]
@@ -255,28 +250,25 @@ def common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
 
 
 def number_kind(text: str) -> Kind:
-    """Return the kind of a number as it is written in a statement."""
     if "e" in text.lower():
         return DOUBLE
     return Kind("decimal", len(text.partition(".")[2])) if "." in text else INT
 
 
 def as_number(inner: Kind | None) -> Kind | None:
-    """Return the kind of a value in a numeric context: a double of a text, a whole number of a date or time."""
+    """The kind of a value in a numeric context: a double of a text, a whole number of a date or time."""
     if inner is None or inner.is_number:
         return inner
     return INT if inner.is_temporal or inner == BINARY else DOUBLE
 
 
 def quotient(left: Kind, right: Kind) -> Kind:
-    """Return the kind of a division, and of AVG."""
     if not (left.is_exact and right.is_exact):
         return DOUBLE
     return Kind("decimal", left.scale + _AVG_DIGITS)
 
 
 def cast_kind(target: exp.DataType) -> Kind | None:
-    """Return the kind of CAST(... AS target)."""
     if target.is_type(*exp.DataType.INTEGER_TYPES):
         return INT
     if target.this == exp.DType.DECIMAL:

@@ -33,7 +33,7 @@ TokenKind = Literal["executable", "blank", "name", "text", "word", "unclosed", "
 
 
 class Token(NamedTuple):
-    """Holds a part of a text as the server's lexer sees it.
+    """Part of a text as the server's lexer sees it.
 
     `word` is unquoted, `name` is in backquotes, `text` is in quotes, and `blank` is a comment or blanks. `executable`
     opens a comment that some servers read as code or a hint. `unclosed` is the rest of the text after a quote or
@@ -47,7 +47,6 @@ class Token(NamedTuple):
 
     @property
     def identifier(self) -> str | None:
-        """Return the identifier in lower case; return None for a token that is neither a word nor a name."""
         if self.kind == "word":
             return self.text.lower()
         return self.text[1:-1].replace("``", "`").lower() if self.kind == "name" else None
@@ -61,12 +60,11 @@ def tokens(sql: str, *, blanks: bool = True) -> Iterator[Token]:
 
 
 def leading_words(sql: str, count: int) -> list[str]:
-    """Return the first tokens that are no blanks, in lower case."""
     return [token.text.lower() for token in islice(tokens(sql, blanks=False), count)]
 
 
 def end_of_empty_call(sql: str, place: int) -> int | None:
-    """Return where the empty parentheses at a place end; return None if they are not empty, or if there are none."""
+    """Where the empty parentheses at a place end; None if they are not empty, or if there are none."""
     match = _EMPTY_CALL.match(sql, place)
     return match and match.end()
 

@@ -10,20 +10,16 @@ from sqlglot import exp
 
 from dbbench_adapter.clock import check
 
+# One statement may have at most this many tables; each use of a CTE counts the tables inside it.
 MAX_TABLES = 200
-"""One statement may have at most this many tables; each use of a CTE counts the tables inside it."""
+# One expression may contain its innermost column this often once all sub-queries are expanded.
 MAX_EXPANSION = 20_000
-"""One expression may contain its innermost column this often once all sub-queries are expanded."""
+# All expressions of a SELECT together may contain this many, including those of WHERE and ORDER BY.
 MAX_WRITTEN = 200_000
-"""All expressions of a SELECT together may contain this many, including those of WHERE and ORDER BY."""
 
 
 def blows_up(tree: exp.Expr) -> bool:
-    """Return whether the tree exceeds one of the limits above once its sub-queries are expanded.
-
-    Raises:
-        StatementTimeout: the statement's time is up.
-    """
+    """Raises StatementTimeout: the statement's time is up."""
     if not tree.find(exp.Subquery, exp.CTE):
         return False
     sizes = _Sizes(tree)
@@ -36,8 +32,6 @@ def blows_up(tree: exp.Expr) -> bool:
 
 
 class _Sizes:
-    """Measures the parts of one statement. Sizes are cached, so that each part is counted once."""
-
     def __init__(self, tree: exp.Expr) -> None:
         self._ctes: dict[str, list[exp.Expr]] = {}  # a name counts as everything that it means in any scope
         for cte in tree.find_all(exp.CTE):
@@ -53,7 +47,6 @@ class _Sizes:
         self._note_widest(tree)
 
     def tables(self, node: exp.Expr) -> int:
-        """Count the tables below a node; inside itself a recursive CTE counts once."""
         if id(node) not in self._tables:
             check()
             self._tables[id(node)] = 1
@@ -64,12 +57,12 @@ class _Sizes:
         return self._tables[id(node)]
 
     def width(self, select: exp.Select) -> int:
-        """Return the columns in the widest expression of a SELECT, times the width of its tables and sub-queries."""
+        """The columns in the widest expression of a SELECT, times the width of its tables and sub-queries."""
         own = max((self._columns[id(item)] for item in select.expressions), default=1)
         return max(own, 1) * self._inner_width(select)
 
     def written(self, select: exp.Select) -> int:
-        """Return all columns of a SELECT, times the width of its tables and sub-queries."""
+        """All columns of a SELECT, times the width of its tables and sub-queries."""
         return self._columns[id(select)] * self._inner_width(select)
 
     def _inner_width(self, select: exp.Select) -> int:

@@ -17,15 +17,15 @@ from dbbench_adapter.dialect.syntax import StatementError, syntax_error, unsuppo
 
 _LARGEST, _LARGEST_UNSIGNED = 2**63 - 1, 2**64 - 1
 _DOUBLE_INTEGERS = 2**53
+# Whole numbers beyond 64 bits may stand below these: comparisons, which doubles do not change, and values to store.
 _TAKE_LARGE = (
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Between, exp.In),
     *(exp.Tuple, exp.Limit, exp.Offset),
 )
-"""Whole numbers beyond 64 bits may stand below these: comparisons, which doubles do not change, and values to store."""
 
 
 def settled_literals(nodes: Iterable[exp.Expr]) -> list[exp.Expr]:
-    """Return the nodes, with the numbers of LIMIT capped and bits turned to bytes in place.
+    """The numbers of LIMIT are capped and bits turned to bytes, in place.
 
     Raises:
         StatementError: MySQL refuses the number too, or SQLite cannot hold it.
@@ -56,7 +56,7 @@ def _hex(number: int) -> exp.HexString:
 
 
 def _cap(node: exp.Limit | exp.Offset) -> None:
-    """Replace 18446744073709551615, with which the manual asks for all the rest, by the most that SQLite reads."""
+    # The manual asks for all the rest with 18446744073709551615, more than SQLite reads.
     value = node.expression
     if not (isinstance(value, exp.Literal) and value.is_int and int(value.name) <= _LARGEST_UNSIGNED):
         if isinstance(value, exp.Parameter | exp.SessionParameter):
@@ -87,11 +87,7 @@ def _check_number(node: exp.Literal) -> None:
 
 
 def number_of(node: exp.Expr) -> exp.Expr:
-    """Return bytes as the whole number that they are in a sum.
-
-    Raises:
-        StatementError: SQLite cannot hold it.
-    """
+    """Raises StatementError: SQLite cannot hold the whole number that the bytes are in a sum."""
     number = int(node.name or "0", 16)
     if number > _LARGEST:
         raise unsupported("whole numbers of 2^63 and more")
@@ -99,11 +95,7 @@ def number_of(node: exp.Expr) -> exp.Expr:
 
 
 def text_of(node: exp.Expr) -> exp.Literal:
-    """Return bytes as a text.
-
-    Raises:
-        StatementError: they are no UTF-8.
-    """
+    """Raises StatementError: the bytes are no UTF-8."""
     try:
         return exp.Literal.string(bytes.fromhex(node.name).decode())
     except UnicodeDecodeError:

@@ -17,19 +17,18 @@ from dbbench_adapter.dialect.kinds import BINARY, DOUBLE, INT, integer_range
 _SUMS = (exp.Add, exp.Sub, exp.Mul)
 _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift, exp.BitwiseRightShift)
 _FIRST_SIGN = (exp.Mod, exp.Nullif, exp.Abs, exp.Max, exp.Min, exp.AnyValue, exp.Round, exp.Ceil, exp.Floor)
+# Like the nodes above these are unsigned where their first operand is; a product or quotient where either is.
 _FIRST_SIGN_CALLS = frozenset(["mod", "ceiling", "truncate"])
-"""Like the nodes above these are unsigned where their first operand is; a product or quotient where either is."""
+# A schema calls no function of ours.
 _DEFINITIONS = (exp.CheckColumnConstraint, exp.DefaultColumnConstraint)
-"""A schema calls no function of ours."""
 _BEYOND = 2**63
+# No table has so many rows that a sum of smaller numbers exceeds 64 bits.
 _SUMMED = 2**32
-"""No table has so many rows that a sum of smaller numbers exceeds 64 bits."""
+# A count of rows, and a date as a number, are smaller.
 _ROWS, _DATES = 2**40, 10**15
-"""A count of rows, and a date as a number, are smaller."""
 
 
 def guards(nodes: Sequence[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr, str]]:
-    """Return the sums and products whose results have to be checked, each with the function that does it."""
     found: dict[int, str] = {}
     guarded = []
     defines = any(isinstance(node, _DEFINITIONS) for node in nodes)
@@ -48,7 +47,6 @@ def guards(nodes: Sequence[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr
 
 
 def sums(tree: exp.Expr, nodes: Iterable[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr, str]]:
-    """Return the sums of whole numbers that may exceed 64 bits, each with the aggregate that adds them."""
     shown: set[int] = set()
     if isinstance(tree, exp.Select) and not any(tree.args.get(part) for part in ("order", "having", "distinct")):
         shown = {id(item.unalias()) for item in tree.expressions}
@@ -109,7 +107,7 @@ def _all_unsigned(values: Iterable[exp.Expr], finder: KindFinder) -> bool:
 
 
 def _bound(node: exp.Expr, finder: KindFinder) -> int:
-    """Return a size that the whole number does not exceed."""
+    """A size that the whole number does not exceed."""
     match node:
         case exp.Literal():
             return int(node.name)

@@ -23,11 +23,7 @@ _UNITS = frozenset(["SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER
 
 
 def shift_dates(tree: exp.Expr) -> None:
-    """Turn `d + INTERVAL 1 DAY` into DATE_ADD, in place.
-
-    Raises:
-        StatementError: an interval has a unit that the functions do not know, or shifts nothing.
-    """
+    """Raises StatementError: an interval has a unit that the functions do not know, or shifts nothing."""
     for interval in list(tree.find_all(exp.Interval)):
         node, unit = interval.parent, interval.args.get("unit")
         if not isinstance(node, exp.Add | exp.Sub) or unit is None:
@@ -101,14 +97,14 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
 
 
 def _assignments(tree: exp.Expr) -> set[int]:
-    """Return the `column = value` of an UPDATE or of ON DUPLICATE KEY UPDATE, which compare nothing."""
+    """The `column = value` of an UPDATE or of ON DUPLICATE KEY UPDATE, which compare nothing."""
     conflict = tree.args.get("conflict") if isinstance(tree, exp.Insert) else None
     changed = tree if isinstance(tree, exp.Update) else conflict
     return {id(item) for item in changed.expressions} if changed is not None else set()
 
 
 def _having_as_where(select: exp.Select) -> None:
-    """Move a HAVING without groups into WHERE, where SQLite also knows the aliases of the select list."""
+    # In WHERE SQLite also knows the aliases of the select list.
     having = select.args["having"]
     if any(item.find(exp.AggFunc) for item in [*select.expressions, having]):
         return
@@ -118,7 +114,7 @@ def _having_as_where(select: exp.Select) -> None:
 
 
 def _drop_index_prefixes(tree: exp.Create) -> None:
-    """Drop the lengths in CREATE INDEX ... (a(10)): MySQL indexes the first ten characters, SQLite the whole text."""
+    # MySQL indexes the first ten characters of `a(10)`, SQLite the whole text.
     if tree.kind == "INDEX":
         for call in list(tree.find_all(exp.Anonymous)):
             call.replace(exp.column(call.name))
@@ -133,7 +129,7 @@ def _collate_column(column: exp.ColumnDef) -> None:
 
 
 def _key_column(column: exp.ColumnDef) -> None:
-    """Count up an AUTO_INCREMENT column in SQLite's words, which knows one type for it, and let no key be NULL."""
+    # Count up an AUTO_INCREMENT column in SQLite's words, which knows one type for it, and let no key be NULL.
     kinds = [type(item.kind) for item in column.constraints]
     if exp.AutoIncrementColumnConstraint in kinds:
         column.set("kind", exp.DataType.build("INT"))
@@ -142,7 +138,7 @@ def _key_column(column: exp.ColumnDef) -> None:
 
 
 def _default_is_null(tree: exp.Insert) -> None:
-    """Replace DEFAULT by NULL, since the tables of tasks declare no defaults."""
+    # The tables of tasks declare no defaults.
     if isinstance(tree.expression, exp.Values):
         for row in tree.expression.expressions:
             for cell in row.expressions:
@@ -151,7 +147,7 @@ def _default_is_null(tree: exp.Insert) -> None:
 
 
 def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
-    """Turn CHANGE old new TYPE into a renaming; unlike in MySQL the column keeps its type."""
+    # Unlike in MySQL the column keeps its type.
     actions = tree.args.get("actions") or []
     if len(actions) == 1 and isinstance(actions[0], exp.ModifyColumn):
         old, new = actions[0].args.get("rename_from"), actions[0].this
@@ -203,7 +199,7 @@ def _sqlite_update(tree: exp.Update) -> exp.Expr:
 
 
 def _join_update(tree: exp.Update, joins: list[exp.Join]) -> None:
-    """Turn UPDATE a JOIN b ON c SET ... WHERE w into SQLite's UPDATE a SET ... FROM b WHERE c AND w."""
+    # Turn UPDATE a JOIN b ON c SET ... WHERE w into SQLite's UPDATE a SET ... FROM b WHERE c AND w.
     if any(join.side or join.args.get("using") for join in joins):
         raise unsupported("UPDATE with an outer join or USING")
     tree.this.set("joins", None)

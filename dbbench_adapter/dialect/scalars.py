@@ -12,15 +12,14 @@ from sqlglot import exp
 from dbbench_adapter.dialect.checks import aggregates
 from dbbench_adapter.dialect.syntax import unparenthesised
 
+# Below these a sub-query stands for rows.
 _TABLES = (
     *(exp.From, exp.Join, exp.SetOperation, exp.Insert, exp.Create, exp.CTE, exp.Exists, exp.Any, exp.All, exp.Lateral),
     *(exp.Subquery, exp.Table),
 )
-"""Below these a sub-query stands for rows."""
 
 
 def scalar_queries(nodes: Iterable[exp.Expr]) -> list[tuple[exp.Subquery, int]]:
-    """Return the sub-queries that stand for a value, or for a row that is compared, and how many columns each has."""
     return [
         (node, _width(node))
         for node in nodes

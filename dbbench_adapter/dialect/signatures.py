@@ -1,4 +1,4 @@
-"""Says for every function of the translation what kind its result has in MySQL, and what it takes its arguments for.
+"""What kind the result of every function of the translation has in MySQL, and what it takes its arguments for.
 
 `SIGNATURES` is the only place for this: a function without a row is refused. `NODES` gives sqlglot's own nodes the name
 of their row.
@@ -278,7 +278,6 @@ NODES: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
 
 
 def called(node: exp.Expr) -> tuple[Signature, list[exp.Expr]] | None:
-    """Return the signature of a call and its arguments; return None for a node that is no call of the table."""
     if isinstance(node, exp.Anonymous):
         found = SIGNATURES.get(node.name.lower())
         return (found, node.expressions) if found else None

@@ -30,8 +30,8 @@ from dbbench_adapter.dialect.kinds import (
 from dbbench_adapter.dialect.literals import number_of, text_of
 from dbbench_adapter.dialect.syntax import StatementError, unparenthesised, unsupported
 
+# A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles.
 _PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)\.\d+|-?[1-9]\d{18,}")
-"""A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles."""
 
 
 def store(tree: exp.Expr, finder: KindFinder) -> None:
@@ -87,7 +87,7 @@ def stored_default(column: exp.ColumnDef) -> None:
 
 
 def _constant(value: exp.Expr) -> str | int | float | None:
-    """Return the value of a literal with its signs, a decimal as a text of all its digits; None for anything else."""
+    """The value of a literal with its signs, a decimal as a text of all its digits; None for anything else."""
     negative = False
     while isinstance(value, exp.Paren | exp.Neg):
         negative ^= isinstance(value, exp.Neg)
@@ -113,7 +113,7 @@ def _store_assigned(items: list[exp.Expr], columns: dict[str, TableColumn | None
 
 
 def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> None:
-    """Read the query through `WITH stored_rows (...)`, so that it still orders and groups by numbers."""
+    # Read the query through `WITH stored_rows (...)`, so that it still orders and groups by numbers.
     _settle_bytes(query, columns, finder)
     items = _selected(query, columns, finder)
     kinds = finder.kinds_of(query)
@@ -136,7 +136,7 @@ def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColum
 
 
 def _end_with_where(query: exp.Query) -> None:
-    """Give the last SELECT a WHERE; after a table without one, SQLite reads the ON of the conflict as a join's."""
+    # After a table without WHERE, SQLite reads the ON of the conflict as a join's.
     while isinstance(query, exp.SetOperation):
         query = query.right
     if isinstance(query, exp.Select) and not query.args.get("where"):
@@ -156,7 +156,7 @@ def _bytes_in(column: TableColumn | None, value: exp.Expr) -> exp.Expr:
 
 
 def _selected(query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> list[exp.Expr | None]:
-    """Return the expressions that a query selects; those behind a star only where it stands for one table's columns."""
+    """The expressions that a query selects; those behind a star only where it stands for one table's columns."""
     if not query.is_star:
         return [item.unalias() for item in query.selects]
     source = query.args.get("from_")
@@ -168,7 +168,7 @@ def _selected(query: exp.Query, columns: list[TableColumn | None], finder: KindF
 
 
 def _stored_in(column: TableColumn | None, value: exp.Expr, finder: KindFinder) -> exp.Expr:
-    """Return a value as the column holds it; of an unknown column, as a text column does."""
+    """A value as the column holds it; of an unknown column, as a text column does."""
     kind, into = finder.kind(value), column.kind if column is not None else None
     if isinstance(value, exp.Null | exp.Star | exp.Placeholder | exp.Var) or _is_like(column, value, finder):
         return value
@@ -185,8 +185,7 @@ def _stored_in(column: TableColumn | None, value: exp.Expr, finder: KindFinder) 
 
 
 def _held(column: TableColumn | None, value: exp.Expr, kind: Kind | None, origin: exp.Expr | None) -> exp.Expr:
-    """Return a value as the column holds it.
-
+    """
     Args:
         kind: the kind of the value.
         origin: the expression that computes it; None if it is a literal, or if a star hides it.
@@ -214,14 +213,13 @@ def _as_number(value: exp.Expr, kind: Kind | None) -> exp.Expr:
 
 
 def _is_like(column: TableColumn | None, value: exp.Expr | None, finder: KindFinder) -> bool:
-    """Return whether a value is that of a column of the same type."""
     if column is None or not isinstance(value, exp.Column) or finder.is_computed(value):
         return False
     return finder.declared(value) == {column.declared}
 
 
 def _fits(column: TableColumn, value: exp.Expr, kind: Kind | None, origin: exp.Expr | None) -> bool:
-    """Return whether a column surely holds the value as it is."""
+    """Whether a column surely holds the value as it is."""
     if isinstance(value, exp.Literal):
         given = _constant(value)
         try:
@@ -234,13 +232,12 @@ def _fits(column: TableColumn, value: exp.Expr, kind: Kind | None, origin: exp.E
 
 
 def _is_chosen(value: exp.Expr) -> bool:
-    """Return whether a value is one of several, which keeps its own digits."""
     value = value.unnest()
     return bool(branches(value)) or value.name.lower() in ("greatest", "least")
 
 
 def _is_text(value: exp.Expr, kind: Kind | None) -> bool:
-    """Return whether SQLite already stores the text that MySQL stores."""
+    # Whether SQLite already stores the text that MySQL stores.
     written = kind is not None and (kind == INT or not kind.is_number)
     return written or isinstance(value, exp.Null | exp.Tuple | exp.Star | exp.Placeholder | exp.Var)
 

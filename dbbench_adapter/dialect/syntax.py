@@ -22,25 +22,25 @@ from dbbench_adapter.dialect.kinds import sqlite_type
 from dbbench_adapter.dialect.lexer import tokens
 
 COLLATION = "mysql_ci"
+# A longer statement is refused; this many characters take at most 0.7 s to parse and print (measured).
 MAX_SQL_CHARS = 20_000
-"""A longer statement is refused; this many characters take at most 0.7 s to parse and print (measured)."""
 _REPLACE = re.compile(r"\s*REPLACE\s+(?:INTO\s+)?", re.IGNORECASE)
 _RENAME = re.compile(r"\s*RENAME\s+TABLE\s+(`[^`]+`|\w+)\s+TO\s+(`[^`]+`|\w+)\s*+;?\s*+", re.IGNORECASE)
 _OTHERS = (
     "analyze attach call check checksum detach execute explain flush grant handler help kill load lock optimize "
     "prepare purge rename repair replace reset revoke savepoint release set show shutdown start unlock vacuum pragma xa"
 )
+# MySQL or another engine knows these first words, but sqlglot does not parse such statements; others are errors.
 _COMMANDS = frozenset(_OTHERS.split())
-"""MySQL or another engine knows these first words, but sqlglot does not parse such statements; others are errors."""
+# sqlglot raises these over a text; the last three come from rules that expect a part which is missing.
 PARSER_ERRORS = (SqlglotError, ValueError, AttributeError, TypeError, LookupError)
-"""sqlglot raises these over a text; the last three come from rules that expect a part which is missing."""
 _CHANGES = frozenset(["low_priority", "high_priority", "quick"])
+# By the word that they follow, the words that change no result.
 _HINTS = {
     **dict.fromkeys(["insert", "replace", "update", "delete"], _CHANGES),
     "select": frozenset(["high_priority", "straight_join", "sql_no_cache", "sql_cache", "sql_calc_found_rows"])
     | {"sql_small_result", "sql_big_result", "sql_buffer_result"},
 }
-"""By the word that they follow, the words that change no result."""
 _HINT = re.compile("|".join(sorted(set[str]().union(*_HINTS.values()))), re.IGNORECASE)
 _COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
 
@@ -49,7 +49,7 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
 class StatementError(Exception):
-    """MySQL refuses the statement, or the translation does not support it; the text reads like the driver's."""
+    """The text reads like the driver's."""
 
 
 def syntax_error(near: str) -> StatementError:
@@ -140,7 +140,7 @@ def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
 
 
 def _trim_sql(generator: SQLite.Generator, node: exp.Trim) -> str:
-    """Print TRIM as our function: MySQL removes a whole text, SQLite every character of a set."""
+    # MySQL's TRIM removes a whole text, SQLite's every character of a set.
     end = {"LEADING": "L", "TRAILING": "R"}.get(node.text("position").upper(), "")
     piece = node.expression
     return generator.func(f"{end}TRIM_PIECE" if piece else f"{end}TRIM", node.this, piece)
@@ -155,10 +155,8 @@ def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
 
 
 class MysqlOnSqlite(SQLite):
-    """Prints SQLite with names in backquotes, since SQLite reads an unknown name in double quotes as a text.
-
-    sqlglot knows dialects by their class names: one called `Sqlite` would take the place of its own.
-    """
+    # SQLite reads an unknown name in double quotes as a text, so names stand in backquotes. sqlglot knows dialects by
+    # their class names: one called `Sqlite` would take the place of its own.
 
     class Tokenizer(SQLite.Tokenizer):
         IDENTIFIERS = ["`"]  # noqa: RUF012
@@ -206,8 +204,7 @@ class MysqlOnSqlite(SQLite):
 
 
 def parse(sql: str) -> list[exp.Expr | None]:
-    """Parse a MySQL text into its trees, within the thread's `time_limit`.
-
+    """
     Raises:
         RecursionError: the text is nested too deeply.
         PARSER_ERRORS: the text does not parse; one of these is raised.
@@ -255,7 +252,7 @@ def parse_one(sql: str) -> exp.Expr:
 
 
 def _without_hints(sql: str) -> str:
-    """Remove the words that only tell MySQL how to run a statement, which the parser reads as names."""
+    # The parser reads as names the words that only tell MySQL how to run a statement.
     if not _HINT.search(sql):
         return sql
     kept, before = [], ""
@@ -289,7 +286,6 @@ def unparenthesised(tree: exp.Expr) -> exp.Expr:
 
 
 def unparenthesise_operands(union: exp.SetOperation) -> None:
-    """Apply `unparenthesised` to both operands of a union, in place."""
     for side in ("this", "expression"):
         operand = union.args[side]
         if isinstance(operand, exp.Subquery):

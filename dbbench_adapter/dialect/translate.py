@@ -37,14 +37,12 @@ _CACHED_CHARS = 2_000
 
 Executed = Literal["query", "change", "alter"]
 Transactional = Literal["begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"]
+# The catalogue answers SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE TABLE and SHOW INDEX.
 Shown = Literal["databases", "tables", "full tables", "columns", "create", "index"]
-"""The catalogue answers SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE TABLE and SHOW INDEX."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """Holds one translated statement."""
-
     kind: Executed | Transactional | Shown
     sql: str = ""
     """SQLite's own SQL; empty unless `kind` is one of `Executed`."""
@@ -120,7 +118,6 @@ def _translated(sql: str, columns: Columns) -> Statement:
 
 
 def _drop_dual(nodes: list[exp.Expr]) -> None:
-    """Remove FROM DUAL, which names no table, in place."""
     for source in (node for node in nodes if isinstance(node, exp.From)):
         table, query = source.this, source.parent
         named = isinstance(table, exp.Table) and table.name.lower() == "dual" and not table.db
@@ -136,7 +133,7 @@ def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
 
 
 def _sorts(node: exp.Expr) -> bool:
-    """Return whether SQLite may sort for a node; UNION ALL, which recursive queries use, only joins."""
+    # UNION ALL, which recursive queries use, only joins.
     return isinstance(node, _SORTING) or (isinstance(node, exp.SetOperation) and node.args.get("distinct") is not False)
 
 
@@ -206,10 +203,10 @@ def _find_tables(nodes: list[exp.Expr]) -> bool:
     return found
 
 
+# These views of information_schema are made, as temporary tables, for a statement that uses them.
 CATALOGUE = {
     ("information_schema", "tables"): "catalogue tables",
     ("information_schema", "columns"): "catalogue columns",
     ("information_schema", "schemata"): "catalogue schemata",
 }
-"""These views of information_schema are made, as temporary tables, for a statement that uses them."""
 _OWN = tuple(CATALOGUE.values())

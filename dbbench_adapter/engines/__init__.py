@@ -1,9 +1,9 @@
-"""Finds the engine of a database: of a user's own by its path or address, of DB-Bench's by the name of its backend."""
+"""The engine of a database: of a user's own by its path or address, of DB-Bench's by the name of its backend."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,16 +43,21 @@ ENGINES: tuple[Engine, ...] = (SQLITE, MYSQL)
 
 
 def open_databases(place: Path | str) -> Databases:
-    """Return the databases at a path, or at an address, whose password may be hidden.
-
+    """
+    Args:
+        place: a path, or an address, whose password may be hidden.
     Raises:
-        DatabaseError: there is none.
+        DatabaseError: there is no database.
     """
     return _engine_at(place).open_databases(place)
 
 
 def known_places() -> str:
-    *others, last = (engine.places for engine in ENGINES)
+    return _one_of(engine.places for engine in ENGINES)
+
+
+def _one_of(forms: Iterable[str]) -> str:
+    *others, last = forms
     return f"{', '.join(others)}, or {last}"
 
 
@@ -74,8 +79,8 @@ def _path_or_address(value: Any) -> Any:
     return hidden(value)
 
 
+# A setting that names a database of the user's.
 DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]
-"""The type of a setting that names a database of the user's."""
 
 
 def _engine_at(place: Path | str) -> Engine:
@@ -88,6 +93,10 @@ def _engine_at(place: Path | str) -> Engine:
 
 
 # backends of DB-Bench
+
+
+def known_backends() -> str:
+    return _one_of(form for engine in ENGINES for form in engine.backends)
 
 
 def check_spec(spec: str) -> None:

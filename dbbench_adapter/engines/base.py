@@ -15,15 +15,15 @@ from typing import Any, Protocol
 
 from dbbench_adapter.datatypes import Rows, Table
 
+# A result holds at most this many rows; the rest is dropped. An agent sees 800 characters of them.
 MAX_ROWS = 10_000
-"""A result holds at most this many rows; the rest is dropped. An agent sees 800 characters of them."""
+# Once the texts of a result exceed this length, its other rows are dropped.
 MAX_RESULT_CHARS = 4_000_000
-"""Once the texts of a result exceed this length, its other rows are dropped."""
 STATEMENT_TIMEOUT_S = 5.0
+# The longest name of a table or column in MySQL.
 MAX_NAME_CHARS = 64
-"""The longest name of a table or column in MySQL."""
+# The longest value of a TEXT column in MySQL.
 MAX_TEXT_BYTES = 65_535
-"""The longest value of a TEXT column in MySQL."""
 
 
 class BackendUnavailable(RuntimeError):
@@ -31,13 +31,11 @@ class BackendUnavailable(RuntimeError):
 
 
 class TableError(ValueError):
-    """A task's table cannot be made: repeated or empty column names, or rows that do not fit the columns."""
+    """Repeated or empty column names, or rows that do not fit the columns."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Holds the result of one statement: rows, possibly none, or the error text of the driver."""
-
     rows: tuple[tuple[Any, ...], ...] | None = None
     """At most `MAX_ROWS` rows with the driver's own values (`Decimal` and dates included); None for a statement
     that returns no rows, and after an error."""
@@ -47,7 +45,7 @@ class Result:
 
 @dataclass(frozen=True)
 class TableState:
-    """Holds the full content of a table; `rows` is a multiset, whose order means nothing."""
+    """The full content of a table; `rows` is a multiset, whose order means nothing."""
 
     columns: tuple[str, ...]
     rows: Rows
@@ -56,15 +54,13 @@ class TableState:
     it differently; within one engine a difference here is another state."""
 
 
+# The state of a table that a judge cannot read within its limits; every other table has columns.
 UNREADABLE = TableState((), ())
-"""The state of a table that a judge cannot read within its limits; every other table has columns."""
+# Every table and view of a database by name, including those made during the episode.
 Snapshot = Mapping[str, TableState]
-"""Every table and view of a database by name, including those made during the episode."""
 
 
 class Database(AbstractContextManager["Database"], Protocol):
-    """Holds the database of one episode."""
-
     def run(self, sql: str) -> Result:
         """Run one statement as the agent; a bad statement gives `Result.error`.
 
@@ -82,7 +78,7 @@ class Database(AbstractContextManager["Database"], Protocol):
         ...
 
     def table_hash(self, tables: Sequence[Table]) -> str | None:
-        """Return DB-Bench's hash of these tables' original columns (FACTS 7.1; several are sorted and joined by `_`).
+        """DB-Bench's hash of these tables' original columns (FACTS 7.1; several are sorted and joined by `_`).
 
         Returns:
             32 hex digits per table, "None" for an empty one; None if a table or a column no longer exists or cannot be
@@ -91,20 +87,16 @@ class Database(AbstractContextManager["Database"], Protocol):
         ...
 
     def snapshot(self) -> Snapshot:
-        """Return the content of all tables, open transaction included; `UNREADABLE` for a table that cannot be read."""
+        """`UNREADABLE` stands for a table that cannot be read; an open transaction is included."""
         ...
 
-    def close(self) -> None:
-        """Drop the database; calling it again does nothing."""
-        ...
+    def close(self) -> None: ...
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class Backend(AbstractContextManager["Backend"], Protocol):
-    """Makes databases until it is closed."""
-
     def open(
         self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> Database:
@@ -120,7 +112,7 @@ class Backend(AbstractContextManager["Backend"], Protocol):
         ...
 
     def live_databases(self) -> int:
-        """Count the databases of this backend that exist now; 0 once every episode is closed."""
+        """0 once every episode is closed."""
         ...
 
     def close(self) -> None: ...

@@ -17,12 +17,12 @@ from dbbench_adapter.datatypes import DatabaseError, Rows
 from dbbench_adapter.engines.base import Backend, Result
 from dbbench_adapter.engines.schema import TableInfo
 
+# A session returns one row more at most, which shows that there are too many.
 MAX_RESULT_ROWS = 10_000
-"""A session returns one row more at most, which shows that there are too many."""
+# The texts of a session's result may hold this many characters, and any other cell counts as one.
 MAX_RESULT_CHARS = 1_000_000
-"""The texts of a session's result may hold this many characters, and any other cell counts as one."""
+# A result beyond `MAX_RESULT_CHARS` is this error, since a judge would take a part of the rows for all of them.
 TOO_LONG = "the result is too long; ask for less"
-"""A result beyond `MAX_RESULT_CHARS` is this error, since a judge would take a part of the rows for all of them."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,11 @@ class Change:
     added: Rows
 
 
+# The tables whose rows differ from the database's own.
 Changes = Mapping[str, Change]
-"""The tables whose rows differ from the database's own."""
 
 
 class Token(Protocol):
-    """A part of a statement; the joined texts of all parts are the statement again."""
-
     @property
     def kind(self) -> str:
         """`blank` for blanks and comments; the other kinds are the engine's own."""
@@ -50,8 +48,6 @@ class Token(Protocol):
 
 
 class Session(Protocol):
-    """Runs the statements of one episode, or of a judge."""
-
     def run(self, sql: str) -> Result:
         """Run one statement; it reads the database's tables and changes nothing, or its error is in `Result.error`.
 
@@ -65,17 +61,13 @@ class Session(Protocol):
 
 @runtime_checkable
 class ChangingSession(Session, Protocol):
-    """Runs statements on a view of the database, which they may change; the database itself stays as it is."""
-
     statement_timeout_s: float
 
-    def changes(self) -> Changes:
-        """Return what the statements have changed so far."""
-        ...
+    def changes(self) -> Changes: ...
 
 
 class Databases(ABC):
-    """The user's databases at one place, by id. None of them is written to."""
+    # None of them is written to.
 
     engine: ClassVar[Engine]
     changeable: ClassVar[bool] = False
@@ -86,7 +78,7 @@ class Databases(ABC):
     def ids(self) -> Sequence[str]: ...
 
     def db_id(self, name: str | None) -> str:
-        """Return the id of the database that a row of questions means.
+        """The id of the database that a row of questions means.
 
         Args:
             name: what the row calls it; None if it names none. A single database is meant whatever rows call it.
@@ -97,7 +89,7 @@ class Databases(ABC):
 
     @abstractmethod
     def schema(self, db_id: str) -> tuple[TableInfo, ...]:
-        """Return the tables and views that can be read.
+        """The tables and views that can be read.
 
         Raises:
             DatabaseError: there is no table, or the database may not be used.
@@ -105,7 +97,6 @@ class Databases(ABC):
         """
 
     def unreadable(self, db_id: str) -> Mapping[str, str]:
-        """Return what of the schema no statement can use, each with the reason."""
         return {}
 
     def check(self) -> None:
@@ -127,11 +118,11 @@ class Databases(ABC):
         raise DatabaseError(f"{db_id} can only be read, and a task changes data")
 
     def explained(self, error: str, db_id: str, query: str) -> str:
-        """Return an error of a reference with what the engine's own words leave out."""
+        """An error of a reference with what the engine's own words leave out."""
         return error
 
     def is_to_blame(self, fault: str) -> bool:
-        """Return whether a reference fails because of the database, so that nothing has to be corrected in it.
+        """Whether the database, and not the reference, has to be corrected.
 
         Args:
             fault: the error, `explained`.
@@ -143,7 +134,7 @@ class Databases(ABC):
         """Describe the databases in a line, with what of them is not read; see `schema` for errors."""
 
     def close(self) -> None:  # noqa: B027 (most engines keep nothing open)
-        """Close what is open; calling it again does nothing."""
+        ...
 
 
 class Engine(ABC):
@@ -163,23 +154,18 @@ class Engine(ABC):
     """The decimals of an average, if the engine rounds it."""
 
     @abstractmethod
-    def tokens(self, sql: str) -> Iterator[Token]:
-        """Split a text by the engine's lexical rules."""
+    def tokens(self, sql: str) -> Iterator[Token]: ...
 
     def statements(self, sql: str) -> list[str]:
-        """Return the statements of a reference; an engine that only reads runs one, and refuses several."""
+        """An engine that only reads runs one statement, and refuses several."""
         return [sql]
 
     @abstractmethod
     def open_databases(self, place: Path | str) -> Databases:
-        """Return the databases at a path or an address.
-
-        Raises:
-            DatabaseError: there is none.
-        """
+        """Raises DatabaseError: there is none."""
 
     def check_spec(self, spec: str) -> None:  # noqa: B027 (a word needs no check)
-        """Check what names a backend without opening it.
+        """Nothing is opened.
 
         Raises:
             ValueError: it is an address that cannot be read, or whose password is not known here.

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Example values come from this many first rows, so that a large table is not read whole.
 SAMPLED_ROWS = 1_000
-"""Example values come from this many first rows, so that a large table is not read whole."""
 SAMPLES = 2
 SAMPLE_CHARS = 24
 
@@ -38,7 +38,7 @@ def said_unreadable(unreadable: Mapping[str, str]) -> str:
 
 
 def sample_values(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the first few values of each column as SQL literals."""
+    """The first few values of each column as SQL literals."""
     found: dict[str, dict[str, None]] = {column: {} for column in columns}
     for row in rows:
         for column, cell in zip(columns, row, strict=False):

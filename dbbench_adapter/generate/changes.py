@@ -60,7 +60,6 @@ def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
 
 
 def _templates(name: str, where: Where | None) -> list[str]:
-    """Return the sentences that suit these conditions."""
     return PHRASES[name] + ([] if where and where.is_list else PHRASES[f"{name}_without_list"])
 
 

@@ -15,8 +15,8 @@ from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.tables import Scene
 from dbbench_adapter.generate.values import Field
 
+# A condition matches at most this share of the rows.
 _MOST = 0.85
-"""A condition matches at most this share of the rows."""
 _ATTEMPTS = 30
 
 
@@ -33,7 +33,7 @@ class Condition:
 
     @property
     def has_own_condition(self) -> bool:
-        """Return whether another condition joined by `and` could be read as part of this one."""
+        # Another condition joined by `and` could be read as part of this one.
         return any(word in self.predicate for word in ("whose", "for which", "that ", "per ", " of all "))
 
 
@@ -43,8 +43,8 @@ class Where:
     """The words follow a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
     sql: str
     """The text after WHERE."""
+    # Numbered conditions should also end the sentence.
     is_list: bool = False
-    """Whether the words end with numbered conditions, so that they should also end the sentence."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class _Shape:
 
 
 _PHRASES = read_data("phrases")
+# Ways to say each comparison operator.
 NUMBER_WORDS: Mapping[str, Sequence[str]] = _PHRASES["numbers"]
-"""Ways to say each comparison operator."""
 DATE_WORDS: Mapping[str, Sequence[str]] = _PHRASES["dates"]
 _SHAPES = {num: [_Shape(**shape) for shape in _PHRASES[name]] for num, name in ((2, "pairs"), (3, "triples"))}
 
@@ -92,7 +92,7 @@ def draw_where(rng: random.Random, scene: Scene, plan: Plan, at: str, num_subque
 
 
 def _combined(rng: random.Random, conditions: list[Condition], *, num_required: int) -> Where:
-    """Join conditions so that the first `num_required` have to hold for every row."""
+    # Join conditions so that the first `num_required` have to hold for every row.
     if len(conditions) == 1:
         (only,) = conditions
         words = rng.choice([f"whose {only.subject} {only.predicate}", f"where {only.clause}"])
@@ -106,7 +106,7 @@ def _combined(rng: random.Random, conditions: list[Condition], *, num_required: 
 
 
 def _each_matters(scene: Scene, at: str, conditions: list[Condition], where: Where) -> bool:
-    """Return whether some rows match and some do not, and leaving out any condition changes which."""
+    """Whether some rows match and some do not, and leaving out any condition changes which."""
     tests = [where.sql, *(condition.sql for condition in conditions)]
     columns = ", ".join(f"COALESCE(({sql}) <> 0, 0)" for sql in tests)
     whole, *parts = zip(*scene.ask(f"SELECT {columns} FROM {scene.source(at)}"), strict=True)
@@ -151,7 +151,6 @@ def _plain(rng: random.Random, scene: Scene, at: str) -> Condition:
 
 
 def _threshold(rng: random.Random, field: Field, values: list[int]) -> int:
-    """Return a value of the column, or a rounder one near it."""
     value = rng.choice(values)
     if field.role == "amount" and value >= 40 and rng.random() < 0.5:
         step = 10 ** (len(str(value)) - 1) // 2
@@ -198,14 +197,13 @@ def _side(rng: random.Random) -> tuple[str, str]:
 
 
 def _filter(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    """Return the words that follow the rows' name, and the text after WHERE in a sub-query."""
+    """The words that follow the rows' name, and the text after WHERE in a sub-query."""
     field = rng.choice(scene.of("category"))
     value = rng.choice(scene.column(field))
     return f"whose {field.phrase} is '{value}'", f"{field.name} = '{value}'"
 
 
 def _compared(field: Field, at: str, operator: str, query: str, words: str) -> Condition:
-    """Compare a column with the result of a query."""
     return Condition(field.phrase, words, f"{at}{field.name} {operator} ({query})")
 
 
@@ -252,7 +250,6 @@ def _found_where(rng: random.Random, scene: Scene, at: str) -> Condition:
 
 
 def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
-    """Draw a category, words for the condition on it, and the sub-query that lists the categories that meet it."""
     field = rng.choice(scene.of("category"))
     select = f"SELECT {field.name} FROM {scene.table.name} GROUP BY {field.name} HAVING"
     values = scene.column(field)

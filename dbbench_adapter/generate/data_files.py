@@ -1,4 +1,4 @@
-"""Reads the words and sentences of generated tasks: `themes.yaml`, `phrases.yaml` and `phrasebook.yaml`."""
+"""The words and sentences of generated tasks: `themes.yaml`, `phrases.yaml` and `phrasebook.yaml`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ import yaml
 
 @cache
 def read_data(name: str) -> dict[str, Any]:
-    """Return the content of `NAME.yaml`, read once; callers must not change it."""
+    # It is read once; callers must not change it.
     return yaml.load((Path(__file__).parent / f"{name}.yaml").read_text("utf-8"), yaml.CSafeLoader)

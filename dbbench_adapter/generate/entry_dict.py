@@ -9,8 +9,8 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Task
 
+# No text cell of that form may hold these characters, since its judge splits answers at them.
 FORBIDDEN = frozenset("'\"`\\,()[]{}")
-"""No text cell of that form may hold these characters, since its judge splits answers at them."""
 
 
 class NotLifelongError(ValueError):
@@ -18,7 +18,7 @@ class NotLifelongError(ValueError):
 
 
 def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
-    """Return the records by index, as text from "0" on.
+    """The records by index, as text from "0" on.
 
     Raises:
         NotLifelongError: a task has several tables, a cell with NULL or a forbidden character, or no gold rows or hash.

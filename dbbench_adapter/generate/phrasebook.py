@@ -1,4 +1,4 @@
-"""Holds the words and sentences of the plain tasks, in English.
+"""Words and sentences of the plain tasks, in English.
 
 `WORDS` names tables and columns and fills text cells; every fourth word is held out. `PHRASINGS` holds the questions.
 `phrasebook.yaml` lists them; `dbbench_adapter.generator` puts the pieces together and checks the result.

@@ -18,7 +18,7 @@ PHRASES = read_data("phrases")
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return `a`, `a and b` or `a, b and c`."""
+    """`a`, `a and b` or `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -92,7 +92,7 @@ def ordinal(number: int) -> str:
 
 
 def _filled(rng: random.Random, templates: Sequence[str], scene: Scene, where: Where | None, **slots: str) -> str:
-    """Fill one of the templates. A list of conditions has to end a sentence, so that its end is clear."""
+    # A list of conditions has to end a sentence, so that its end is clear.
     if where is not None and where.is_list:
         templates = [template for template in templates if re.search(r"\{where\}(\.|$)", template)]
     condition = f" {where.words}" if where else ""

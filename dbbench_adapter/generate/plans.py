@@ -27,13 +27,13 @@ def _fewest_skills(skill: str) -> int:
 
 
 Difficulty = Literal["easy", "medium", "hard"]
+# The fewest and most skills of a task. LifelongAgentBench has 212 easy, 177 medium and 111 hard tasks by this rule.
 SKILL_COUNTS: Mapping[Difficulty, tuple[int, int]] = {"easy": (1, 3), "medium": (4, 5), "hard": (6, 9)}
-"""The fewest and most skills of a task. LifelongAgentBench has 212 easy, 177 medium and 111 hard tasks by this rule."""
 LIFELONG_SHARES: Mapping[Difficulty, float] = {"easy": 0.424, "medium": 0.354, "hard": 0.222}
+# The fewest skills of a task that shows this one, e.g. 3 for `limit_only`: it needs select and order.
 FEWEST_SKILLS = {skill: _fewest_skills(skill) for skill in SKILLS}
-"""The fewest skills of a task that shows this one, e.g. 3 for `limit_only`: it needs select and order."""
+# The most skills: INSERT ... SELECT can add only WHERE, sub-queries and a table alias to its two skills.
 MOST_SKILLS = {skill: 5 if skill == "insert" else 9 for skill in SKILLS}
-"""The most skills: INSERT ... SELECT can add only WHERE, sub-queries and a table alias to its two skills."""
 
 _CHANGES = ("insert", "update", "delete")
 _ATTEMPTS = 60
@@ -56,16 +56,15 @@ class Plan:
 
     @property
     def is_copy(self) -> bool:
-        """Return whether the statement is INSERT ... SELECT rather than INSERT ... VALUES."""
         return self.verb == "insert" and self.where is not None
 
     @property
     def wraps_subqueries(self) -> bool:
-        """Return whether sub-queries need a derived table, as MySQL demands in UPDATE and DELETE of their own table."""
+        """Whether sub-queries need a derived table, as MySQL demands in UPDATE and DELETE of their own table."""
         return self.verb in ("update", "delete") and self.subquery is not None
 
     def skills(self) -> tuple[str, ...]:
-        """Return the skills that `recognise_skills` finds in a statement of this plan."""
+        """The skills that `recognise_skills` finds in a statement of this plan."""
         found = {self.verb, self.where, self.group, self.having, self.order, self.limit, self.subquery}
         if self.is_copy or self.wraps_subqueries:
             found.add("select")
@@ -81,7 +80,6 @@ class Plan:
 
 
 def has_room(difficulty: Difficulty, skill: str) -> bool:
-    """Return whether tasks of this difficulty can show this skill."""
     low, high = SKILL_COUNTS[difficulty]
     return FEWEST_SKILLS[skill] <= high and MOST_SKILLS[skill] >= low
 
@@ -117,14 +115,14 @@ def _weighted(rng: random.Random, skills: Mapping[str, float], counts: Mapping[s
 
 
 def _compatible(rng: random.Random, targets: Collection[str]) -> dict[str, float]:
-    """Return the other skills that a plan can show together with the targets, or the targets if there are none."""
+    """The other skills that a plan can show together with the targets, or the targets if there are none."""
     missing = [skill for skill in SKILLS if skill not in targets]
     fitting = [skill for skill in missing if close_plan(rng, {*targets, skill}) is not None]
     return dict.fromkeys(fitting or sorted(targets), 1.0)
 
 
 def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
-    """Make a plan with the targets and the clauses they need (HAVING needs GROUP BY); return None if there is none."""
+    """Make a plan with the targets and the clauses they need (HAVING needs GROUP BY); None if there is none."""
     families = [_family(skill) for skill in targets]
     if any(families.count(family) > 1 for family in families if family):
         return None
@@ -135,7 +133,7 @@ def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
 
 
 def _family(skill: str) -> str:
-    """Return the family of a skill. A statement shows at most one skill of a family, or several of the family ""."""
+    """The family of a skill. A statement shows at most one skill of a family, or several of the family ""."""
     if skill in ("select", "column_alias", "table_alias", "having_aggregate_calculation"):
         return ""
     return "change" if skill in _CHANGES else skill.partition("_")[0]

@@ -24,7 +24,7 @@ _ATTEMPTS = 12
 
 @dataclass(frozen=True)
 class Draft:
-    """Holds a question and its reference statement, not yet run by a backend."""
+    """Not yet run by a backend."""
 
     kind: str
     """SELECT, INSERT, UPDATE or DELETE."""
@@ -35,8 +35,6 @@ class Draft:
 
 @dataclass(frozen=True)
 class Output:
-    """Holds something that a query can return or sort by."""
-
     phrase: str
     """A noun without article: `driver name`, `total distance`."""
     sql: str
@@ -50,7 +48,6 @@ class Output:
 
     @property
     def name(self) -> str:
-        """Return its name in ORDER BY."""
         return self.alias or self.sql
 
 
@@ -95,7 +92,6 @@ def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
 
 
 def _share_subqueries(rng: random.Random, plan: Plan) -> tuple[int, int]:
-    """Divide the sub-queries between WHERE and HAVING; return both numbers."""
     if plan.subquery is None:
         return 0, 0
     room = {"where_single_condition": 1, None: 0}.get(plan.where, 2)
@@ -111,7 +107,7 @@ def _select(outputs: Sequence[Output], source: str) -> str:
 
 
 def _named(rng: random.Random, outputs: Sequence[Output]) -> str:
-    """Return the columns in words: `driver name, start city and total distance (as total_distance)`."""
+    # The columns in words: `driver name, start city and total distance (as total_distance)`.
     return _listed(outputs, rng.choice(PHRASES["namings"]))
 
 
@@ -178,7 +174,7 @@ def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Out
 
 
 def _grouped_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> tuple[list[Output], list[Output]]:
-    """Return the columns of the result (the groups first), and the groups alone."""
+    """The columns of the result (the groups first), and the groups alone."""
     size = 1 if plan.group == "group_by_single_column" else 2
     groups = [_plain_output(field, at) for field in rng.sample(scene.of("category"), size)]
     summaries = _aliased(rng, scene, plan, _summaries(rng, scene, at, most=2))
@@ -195,14 +191,14 @@ def _distinct(rng: random.Random, scene: Scene, plan: Plan, where: Where | None,
 # HAVING ---------------------------------------------------------------------------------------------------------------
 
 
+# A condition on a group, in words and in SQL.
 _Test = tuple[str, str]
-"""A condition on a group, in words and in SQL."""
 
 
 def _having(
     rng: random.Random, scene: Scene, plan: Plan, at: str, groups: list[Output], source: str, num_subqueries: int
 ) -> tuple[str, str]:
-    """Return words (a sentence that begins with the full stop before it) and SQL; both are empty without HAVING."""
+    # Words (a sentence that begins with the full stop before it) and SQL; both are empty without HAVING.
     if not plan.having:
         return "", ""
     by = ", ".join(group.sql for group in groups)
@@ -224,7 +220,7 @@ def _having(
 
 
 def _filters(scene: Scene, conditions: list[str], source: str, by: str) -> bool:
-    """Return whether the first condition keeps some groups but not all, and differs from each of several others."""
+    """Whether the first condition keeps some groups but not all, and differs from each of several others."""
     columns = ", ".join(f"({condition}) <> 0" for condition in conditions)
     whole, *parts = zip(*scene.ask(f"SELECT {columns} {source} GROUP BY {by}"), strict=True)
     return 0 < sum(whole) < len(whole) and (len(parts) == 1 or whole not in parts)
@@ -251,7 +247,7 @@ def _calculation(rng: random.Random, scene: Scene, at: str) -> Output:
 
 
 def _against_number(rng: random.Random, scene: Scene, output: Output, source: str, by: str) -> _Test | None:
-    """Draw a condition on an aggregate that some groups meet and some do not; return None if all groups are equal."""
+    """Draw a condition on an aggregate that some groups meet and some do not; None if all groups are equal."""
     values = sorted({value for (value,) in scene.ask(f"SELECT {output.sql} {source} GROUP BY {by}")})
     if len(values) < 2:
         return None
@@ -263,7 +259,7 @@ def _against_number(rng: random.Random, scene: Scene, output: Output, source: st
 
 
 def _between(low: float, high: float, *, low_included: bool) -> int:
-    """Return a whole number from low to high, one of which is excluded; return a round number if there is room."""
+    """A whole number from low to high, one of which is excluded; a round number if there is room."""
     first, last = (math.ceil(low), math.ceil(high) - 1) if low_included else (math.floor(low) + 1, math.floor(high))
     for step in (1000, 100, 50, 10, 5):
         if (round_number := -(-first // step) * step) <= last:
@@ -333,10 +329,8 @@ def draw_keys(rng: random.Random, plan: Plan, candidates: Sequence[Output]) -> l
 
 
 def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: str) -> list[tuple[Cell, ...]] | None:
-    """Return the rows of the result, unordered; return None if different rows tie on every key.
-
-    MySQL gives averages four decimals, so averages that are closer together count as tied.
-    """
+    # The rows of the result, unordered; None if different rows tie on every key. MySQL gives averages four decimals, so
+    # averages that are closer together count as tied.
     columns = ", ".join(output.sql for output in [*outputs, *(key.output for key in keys)])
     rows = scene.ask(f"SELECT {columns} {source}")
     result_by_key: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
@@ -351,12 +345,12 @@ def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: st
 
 
 def both_decide(first: Sequence[Cell]) -> bool:
-    """Return whether both of two sort keys matter: some values of the first one differ and some repeat."""
+    """Whether both of two sort keys matter: some values of the first one differ and some repeat."""
     return 1 < len(set(first)) < len(first)
 
 
 def draw_cut(rng: random.Random, plan: Plan, rows: Sequence[object]) -> tuple[int, int] | None:
-    """Return (LIMIT, OFFSET), 0 for none; return None if there are too few rows to cut any off."""
+    """(LIMIT, OFFSET), 0 for none; None if there are too few rows to cut any off."""
     if not plan.limit:
         return (0, 0) if len(rows) >= 2 else None
     skip = rng.randint(1, min(5, len(rows) - 2)) if plan.limit == "limit_and_offset" and len(rows) >= 3 else 0
@@ -371,5 +365,5 @@ def order_sql(keys: Sequence[SortKey]) -> str:
 
 
 def order_words(rng: random.Random, keys: Sequence[SortKey]) -> str:
-    """Return `the price in descending order and then the city in ascending order`."""
+    """`the price in descending order and then the city in ascending order`."""
     return phrases.keys(rng, [(key.output.phrase, key.descending, key.output.role) for key in keys])

@@ -21,7 +21,7 @@ _SQL_WORDS = frozenset({"as", "by", "do", "if", "in", "is", "of", "on", "or", "t
 
 @dataclass(frozen=True)
 class Scene:
-    """Holds a table with the words for it; `ask` runs our own SQL on it, to find thresholds and ties."""
+    """`ask` runs our own SQL on the table, to find thresholds and ties."""
 
     theme: Theme
     table: Table
@@ -41,12 +41,11 @@ class Scene:
 
     @property
     def alias(self) -> str:
-        """Return the initials of the table's name, as people write them."""
         initials = "".join(part[0] for part in self.theme.table.split("_"))
         return initials if initials not in _SQL_WORDS else f"{initials}t"
 
     def source(self, at: str) -> str:
-        """Return the table as FROM names it; `at` is the prefix of its columns, `t.` or nothing."""
+        """The table as FROM names it; `at` is the prefix of its columns, `t.` or nothing."""
         return f"{self.table.name} AS {at[:-1]}" if at else self.table.name
 
     def of(self, *roles: Role) -> list[Field]:
@@ -57,7 +56,6 @@ class Scene:
         return self.of("amount", "level")
 
     def column(self, field: Field) -> list[Any]:
-        """Return the cells of a column, from first to last row."""
         index = self.fields.index(field)
         return [row[index] for row in self.table.rows]
 
@@ -88,7 +86,6 @@ def _some_fields(rng: random.Random, theme: Theme) -> tuple[Field, ...]:
 
 
 def in_memory(table: Table) -> sqlite3.Connection:
-    """Return a SQLite database with this table alone."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
     connection.execute(f"CREATE TABLE `{table.name}` ({columns})")

@@ -33,8 +33,8 @@ from dbbench_adapter.generate.themes import THEMES, Split
 from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 
 NUM_ROWS: Mapping[Difficulty, tuple[int, int]] = {"easy": (8, 20), "medium": (20, 50), "hard": (20, 50)}
+# The longest result, printed as a list of tuples, that DB-Bench shows an agent in full.
 MAX_SHOWN_CHARS = 800
-"""The longest result, printed as a list of tuples, that DB-Bench shows an agent in full."""
 TASKS_PER_TABLE = 3
 MAX_REFUSALS = 500
 
@@ -52,8 +52,7 @@ def generate(
     skills: Mapping[str, float] | None = None,
     refused: Counter[str] | None = None,
 ) -> list[Task]:
-    """Return the first `n` tasks of `task_stream`.
-
+    """
     Raises:
         ValueError: `n` is below 1, or `task_stream` refuses an argument.
         ExhaustedError: there are fewer than `n` different tasks.

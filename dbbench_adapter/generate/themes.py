@@ -17,8 +17,6 @@ Split = Literal["train", "held_out"]
 
 @dataclass(frozen=True)
 class Theme:
-    """Holds one subject: at least a key, two categories and an amount, from which each table draws its columns."""
-
     table: str
     row: str
     """The name of one row, in the singular and without article: `delivery route`."""

@@ -17,15 +17,13 @@ from typing import Any, Literal
 from dbbench_adapter.datatypes import Cell
 from dbbench_adapter.generate.data_files import read_data
 
+# key: INT, never repeats. label: TEXT, never repeats. category: TEXT, repeats, to group by. amount: INT, summed. level:
+# INT that is not summed (a rating, a year, an age). date: TEXT, year-month-day.
 Role = Literal["key", "label", "category", "amount", "level", "date"]
-"""key: INT, never repeats. label: TEXT, never repeats. category: TEXT, repeats, to group by. amount: INT, summed.
-level: INT that is not summed (a rating, a year, an age). date: TEXT, year-month-day."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """Describes a column, in SQL and in English."""
-
     name: str
     role: Role
     phrase: str
@@ -51,12 +49,11 @@ def make_field(phrase: str = "", **column: Any) -> Field:
 
 
 def literal(cell: Cell) -> str:
-    """Return a text or number in SQL; generated texts hold no quotes."""
+    """A text or number in SQL; generated texts hold no quotes."""
     return f"'{cell}'" if isinstance(cell, str) else str(cell)
 
 
 def _rising_numbers(rng: random.Random, n: int) -> list[int]:
-    """Draw numbers that rise from row to row, sometimes with gaps."""
     number, gaps = rng.choice([1, 101, 501, 1001, 2001, 5001]), rng.random() < 0.3
     cells = []
     for _ in range(n):
@@ -66,7 +63,6 @@ def _rising_numbers(rng: random.Random, n: int) -> list[int]:
 
 
 def _full_names(rng: random.Random, n: int) -> list[str]:
-    """Draw the names of different people."""
     words = read_data("themes")
     return _two_words(rng, n, first=words["first_names"], second=words["last_names"])
 
@@ -89,7 +85,6 @@ def _few_people(rng: random.Random, n: int) -> list[str]:
 
 
 def _some_of(rng: random.Random, n: int, *, choices: Sequence[str]) -> list[str]:
-    """Draw some or all of the choices."""
     return _repeated(rng, rng.sample(choices, max(2, min(len(choices), n // 3))), n)
 
 
@@ -132,6 +127,7 @@ def _days(rng: random.Random, n: int) -> list[str]:
     return [f"{date:%Y-%m-%d}" for date in days]
 
 
+# The kinds of columns in `themes.yaml`, with their roles and the function that draws their cells.
 KINDS: dict[str, tuple[Role, Callable[..., list[Any]]]] = {
     "key": ("key", _rising_numbers),
     "person": ("label", _full_names),
@@ -145,4 +141,3 @@ KINDS: dict[str, tuple[Role, Callable[..., list[Any]]]] = {
     "level": ("level", _levels),
     "day": ("date", _days),
 }
-"""The kinds of columns in `themes.yaml`, with their roles and the function that draws their cells."""

@@ -1,4 +1,4 @@
-"""Lists the judges by name. A new one needs a module with a `judge(end: EndState) -> Score` and a line here."""
+"""A new judge needs a module with a `judge(end: EndState) -> Score` and a line here."""
 
 from __future__ import annotations
 

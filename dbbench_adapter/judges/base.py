@@ -1,4 +1,4 @@
-"""Declares the end of an episode as judges see it, and holds what they share. Each judge has a module of its own."""
+"""The end of an episode as judges see it. Each judge has a module of its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from dbbench_adapter.datatypes import Gold, Score, Task
 from dbbench_adapter.engines import Snapshot
 
+# The answers that an agent committed, unchanged: a list of values, one text, or null.
 Answers = list[Any] | str | None
-"""The answers that an agent committed, unchanged: a list of values, one text, or null."""
 
 
 class NoReferenceError(RuntimeError):
@@ -17,7 +17,7 @@ class NoReferenceError(RuntimeError):
 
 
 class EndState(Protocol):
-    """Holds the end of an episode. The database is read only when a judge calls one of the methods."""
+    """The database is read only when a judge calls one of the methods."""
 
     @property
     def task(self) -> Task: ...
@@ -27,15 +27,13 @@ class EndState(Protocol):
     def answers(self) -> Answers: ...
 
     def table_hash(self) -> str | None:
-        """Return DB-Bench's hash of the task's tables as they are now; return None if one of them is gone."""
+        """DB-Bench's hash of the task's tables as they are now; None if one of them is gone."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """Return every table as it is now."""
-        ...
+    def snapshot(self) -> Snapshot: ...
 
     def reference_hash(self) -> str:
-        """Return the hash of a fresh copy of the tables after the reference statement.
+        """Hash of a fresh copy of the tables after the reference statement.
 
         Raises:
             NoReferenceError: there is no reference statement, or it does not run.
@@ -43,7 +41,7 @@ class EndState(Protocol):
         ...
 
     def reference_snapshot(self) -> Snapshot:
-        """Return every table of a fresh copy after the reference statement.
+        """Every table of a fresh copy after the reference statement.
 
         Raises:
             NoReferenceError: there is no reference statement, or it does not run.
@@ -74,7 +72,7 @@ def judge_state(end: EndState) -> Score:
 
 
 def labels(gold: Gold) -> list[list[Any]]:
-    """Return the ways to write a gold answer as a label of AgentBench.
+    """The ways to write a gold answer as a label of AgentBench.
 
     Its own files have one label; rows of other files can be written as values or as printed rows.
     """

@@ -19,10 +19,8 @@ _ZEROS = frozenset({"none", "null", "undefined", "nan", "inf", "infinity", "-inf
 
 
 def judge(end: EndState) -> Score:
-    """Return 1 or 0; an episode without a committed answer gets 0.
+    """An episode without a committed answer gets 0; `Score(None, ...)` if the file has no gold that this judge can use.
 
-    Returns:
-        `Score(None, ...)` if the file has no gold that this judge can use.
     Source:
         AgentBench `src/server/tasks/dbbench/task.py` and `result_processor.py`, commit 578c5e9.
     """
@@ -38,7 +36,7 @@ def judge(end: EndState) -> Score:
 
 
 def same_answers(given: Any, label: Answers) -> bool:
-    """Return whether an answer, any JSON value, matches a label after both are cleaned."""
+    """Whether an answer, any JSON value, matches a label after both are cleaned."""
     try:
         ours, theirs = clean(given), clean(label)
     except ValueError:  # the number is too large to print
@@ -52,7 +50,7 @@ def same_answers(given: Any, label: Answers) -> bool:
 
 
 def clean(answers: Any) -> list[str] | None:
-    """Return one side of a comparison as plain texts; return None for a text like `[1], [2]`, which matches nothing."""
+    """One side of a comparison as plain texts; None for a text like `[1], [2]`, which matches nothing."""
     if answers is None:
         return ["0"]
     if isinstance(answers, str):
@@ -74,7 +72,7 @@ def _clean_text(text: str) -> list[str] | None:
 
 
 def _driver_values(text: str) -> list[Any] | None:
-    """Return the values of a printed driver result: those of its one-column rows, or of one row that is no literal."""
+    # The values of a printed driver result: those of its one-column rows, or of one row that is no literal.
     try:
         items = parse_literal(text)
     except ValueError:
@@ -117,7 +115,7 @@ def _numbers(values: list[str]) -> list[float] | None:
 
 
 def _paired(ours: list[float], theirs: list[float]) -> bool:
-    """Return whether the numbers pair one to one, if each of ours takes the first close one of theirs that is left."""
+    """Whether the numbers pair one to one, if each of ours takes the first close one of theirs that is left."""
     left = list(theirs)
     for number in ours:
         close = next((i for i, other in enumerate(left) if abs(number - other) <= TOLERANCE), None)

@@ -21,10 +21,8 @@ _OF_NUMBERS = frozenset("0123456789.-")
 
 
 def judge(end: EndState) -> Score:
-    """Return 1 or 0; a missing answer counts as an empty one.
+    """A missing answer counts as an empty one; `Score(None, ...)` if the file has no gold that this judge can use.
 
-    Returns:
-        `Score(None, ...)` if the file has no gold that this judge can use.
     Source:
         LifelongAgentBench `src/tasks/instance/db_bench/task.py`, commit d6f19b4.
     """
@@ -39,7 +37,7 @@ def judge(end: EndState) -> Score:
 
 
 def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
-    """Return whether the text after `Final Answer:` on its line, stripped, gives these rows in this order."""
+    """Whether the text after `Final Answer:` on its line, stripped, gives these rows in this order."""
     rows = row_texts(line)
     if rows is None:
         return False
@@ -49,7 +47,7 @@ def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
 
 
 def row_texts(line: str) -> list[str] | None:
-    """Return the texts between parentheses, None if these do not pair. `Decimal(` hides itself and the next `)`."""
+    """The texts between parentheses, None if these do not pair. `Decimal(` hides itself and the next `)`."""
     rows: list[str] = []
     start: int | None = None
     hidden = False
@@ -87,7 +85,7 @@ def _same_cell(element: str, expected: Cell) -> bool:
 
 
 def _unquoted(element: str, expected: str) -> str:
-    """Return the element without one quote at either end, unless the expected text has it there too."""
+    """The element without one quote at either end, unless the expected text has it there too."""
     head = tail = False
     for quote in "'\"":
         if not head and element.startswith(quote) and not expected.startswith(quote):
@@ -98,7 +96,7 @@ def _unquoted(element: str, expected: str) -> str:
 
 
 def _number_text(element: str) -> str:
-    """Return the element without `Decimal(...)` and with only the innermost of the foreign characters at either end."""
+    """The element without `Decimal(...)` and with only the innermost of the foreign characters at either end."""
     if wrapped := _WRAPPED.match(element):
         element = wrapped["inner"]
     foreign = [char not in _OF_NUMBERS for char in element]

@@ -26,27 +26,25 @@ from dbbench_adapter.judges.base import Answers, EndState, NoReferenceError, ver
 from dbbench_adapter.tasks.literals import parse_literal, parse_rows
 
 RELATIVE_TOLERANCE = 1e-9
+# MySQL gives averages four decimals. If the gold has no more, a number that rounds to it is the same answer.
 DECIMALS = 4
-"""MySQL gives averages four decimals. If the gold has no more, a number that rounds to it is the same answer."""
 _NULLS = frozenset({"none", "null"})
+# A number as databases and Python print it; `007`, `+7` and `7.` are no such numbers.
 _WHOLE_OR_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
-"""A number as databases and Python print it; `007`, `+7` and `7.` are no such numbers."""
+# The exponent of a large or small number; it may follow if the gold is no whole number.
 _POWER_OF_TEN = re.compile(r"[eE][-+]?\d{1,3}", re.ASCII)
-"""The exponent of a large or small number; it may follow if the gold is no whole number."""
+# A longer text is not read as a number; no engine prints one.
 _MAX_DIGITS = 300
-"""A longer text is not read as a number; no engine prints one."""
+# At most this many rows are paired by search, namely rows that differ only in the last digits of several numbers.
 _MAX_PAIRED = 1_000
-"""At most this many rows are paired by search, namely rows that differ only in the last digits of several numbers."""
 _CELLS = str | int | float | None
+# The value of a cell whose kind differs from that of the expected cell; it equals nothing.
 _NO_SUCH = object()
-"""The value of a cell whose kind differs from that of the expected cell; it equals nothing."""
 
 
 def judge(end: EndState) -> Score:
-    """Return 1 or 0; an episode without a committed answer gets 0.
-
-    Returns:
-        `Score(None, ...)` if the task has no gold, or its reference does not run on this backend.
+    """An episode without a committed answer gets 0; `Score(None, ...)` if the task has no gold, or its reference does
+    not run on this backend.
     """
     if not end.committed:
         return Score(0.0, "not_committed")
@@ -59,21 +57,20 @@ def judge(end: EndState) -> Score:
 
 
 def same_answers(answers: Answers, expected: Rows, *, ordered: bool) -> bool:
-    """Return whether one of the ways to read the committed answers gives these rows."""
     width = len(expected[0]) if expected else 1
     return any(same_rows(given, expected, ordered=ordered) for given in readings(answers, width))
 
 
 def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
-    """Return whether two results are equal, as lists if `ordered`, else as multisets."""
     if len(given) != len(expected):
         return False
     return all(map(_same_row, given, expected)) if ordered else _matched(given, expected)
 
 
 def same_state(found: Snapshot, expected: Snapshot) -> bool:
-    """Return whether two databases of one engine have the same tables and views, declared alike, with the same rows in
-    any order."""
+    """Whether two databases of one engine have the same tables and views, declared alike, with the same rows in any
+    order.
+    """
     return found.keys() == expected.keys() and all(
         found[name].declared == expected[name].declared
         and found[name].columns == expected[name].columns
@@ -111,7 +108,6 @@ def _as_row(item: Any, width: int) -> Row:
 
 
 def _listed(text: str) -> Sequence[Any] | None:
-    """Return the items of a text like `['Pear', 'Plum']` or `[('Pear', 4), ('Plum', Decimal('5'))]`."""
     if (rows := parse_rows(text)) is not None:
         return rows
     try:
@@ -122,14 +118,14 @@ def _listed(text: str) -> Sequence[Any] | None:
 
 
 def _expected(gold: Gold) -> Rows | None:
-    """Return the gold rows, or the labels as rows of one value."""
+    """The gold rows, or the labels as rows of one value."""
     if gold.rows is not None:
         return gold.rows
     return None if gold.answers is None else tuple((meant(label),) for label in gold.answers)
 
 
 def meant(label: Cell) -> Cell:
-    """Return the number or NULL that a label, always a text, reads like, or else the text itself."""
+    """The number or NULL that a label, always a text, reads like, or else the text itself."""
     if not isinstance(label, str):
         return label
     if label.strip().casefold() in _NULLS:
@@ -141,15 +137,15 @@ def meant(label: Cell) -> Cell:
 
 
 def _matched(given: Rows, expected: Rows) -> bool:
-    """Return whether the rows pair one to one. Most rows are identical, so the others are tried alone first. If they do
-    not pair, all are: of 5.0 and 5, a given 5.0 has to leave the identical 5.0 to '5e0', which is no whole number."""
+    # Most rows are identical, so the others are tried alone first. If they do not pair, all are: of 5.0 and 5, a given
+    # 5.0 has to leave the identical 5.0 to '5e0', which is no whole number.
     counts = Counter(map(_typed, given)), Counter(map(_typed, expected))
     others = _rows(counts[0] - counts[1]), _rows(counts[1] - counts[0])
     return paired(_fitting(*others)) or (len(others[0]) < len(given) and paired(_fitting(given, expected)))
 
 
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
-    """Return the expected rows that each given row equals, as shared lists of places (indices into `expected`).
+    """The expected rows that each given row equals, as shared lists of places (indices into `expected`).
 
     Places are looked up by the cells that are compared exactly and by one column of numbers with a tolerance, the one
     with the most distinct values. Therefore thousands of rows are judged in a second.
@@ -176,19 +172,18 @@ def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
 
 
 def _kind(expected: Cell) -> type:
-    """Return how a cell is compared: as NULL, text, truth value, whole number, or number with a tolerance."""
     return next(kind for kind in (type(None), str, bool, int, float) if isinstance(expected, kind))
 
 
 def _exact(expected: Cell) -> Any:
-    """Return the value that an equal cell must have; return ... for a number with a tolerance."""
+    """The value that an equal cell must have; return ... for a number with a tolerance."""
     if isinstance(expected, float):
         return ...
     return expected.strip() if isinstance(expected, str) else expected
 
 
 def _as_kind(given: Cell, kind: type) -> Any:
-    """Return a given cell's value as the kind of the expected one; return ... for a number with a tolerance."""
+    """A given cell's value as the kind of the expected one; return ... for a number with a tolerance."""
     if kind is type(None):
         return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _NO_SUCH
     if kind is str:
@@ -202,9 +197,8 @@ def _as_kind(given: Cell, kind: type) -> Any:
 
 
 def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], list[int]]:
-    """Return rows sorted by one column of floats: the column with the most distinct values, its floats in ascending
-    order, and the places of their rows. NaN is left out, since it equals nothing. Without floats both lists are
-    empty."""
+    # Rows sorted by one column of floats: the column with the most distinct values, its floats in ascending order, and
+    # the places of their rows. NaN is left out, since it equals nothing. Without floats both lists are empty.
     floats = [column for column, cell in enumerate(expected[places[0]]) if isinstance(cell, float)]
     column = max(floats, key=lambda column: len({expected[place][column] for place in places}), default=0)
     cells = ((expected[place][column], place) for place in places)
@@ -213,7 +207,6 @@ def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], 
 
 
 def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[int]:
-    """Return the places of all floats that may be close to a number."""
     try:
         number = float(number)
     except OverflowError:  # the integer is beyond all floats
@@ -225,7 +218,7 @@ def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[in
 
 
 def paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
-    """Return whether every given row gets its own place. Augmenting paths are searched, as closeness is not transitive.
+    """Whether every given row gets its own place. Augmenting paths are searched, as closeness is not transitive.
 
     Args:
         fitting: for each given row, lists of the places that it fits.
@@ -241,7 +234,7 @@ def paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
 
 
 def same_content(found: Rows, expected: Rows) -> bool:
-    """Return whether two tables hold the same rows, except for the last digits of numbers that are not whole.
+    """Whether two tables hold the same rows, except for the last digits of numbers that are not whole.
 
     Identical rows are paired first, then rows whose other cells are equal. One column of such numbers is paired in
     sorted order; several columns are paired by search, up to `_MAX_PAIRED` rows.
@@ -261,7 +254,7 @@ def same_content(found: Rows, expected: Rows) -> bool:
 
 
 def _by_exact_cells(rows: Counter[Row]) -> dict[Row, list[Row]]:
-    """Return the sorted floats of the rows, by their other cells; ... stands for a float."""
+    """The sorted floats of the rows, by their other cells; ... stands for a float."""
     alike: dict[Any, list[Row]] = {}
     for row in rows.elements():
         key = tuple(... if isinstance(cell, float) else cell for cell in row)
@@ -340,13 +333,13 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
 
 
 def _read(given: Cell, *, whole: bool) -> Any:
-    """Return the number that a cell is or reads like; return None if it is no number."""
+    """The number that a cell is or reads like; None if it is no number."""
     number = _number(given.strip(), whole=whole) if isinstance(given, str) else given
     return None if isinstance(number, bool) else number
 
 
 def _number(text: str, *, whole: bool) -> Decimal | None:
-    """Return the exact number that the whole text prints; return None if it prints none.
+    """The exact number that the whole text prints; None if it prints none.
 
     Args:
         whole: the gold is an integer, which no engine prints with a power of ten.

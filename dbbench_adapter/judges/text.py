@@ -17,10 +17,8 @@ from dbbench_adapter.tasks.literals import parse_literal
 
 
 def judge(end: EndState) -> Score:
-    """Return 1 or 0; a missing answer counts as an empty line.
+    """A missing answer counts as an empty line; `Score(None, ...)` if the file has no gold that this judge can use.
 
-    Returns:
-        `Score(None, ...)` if the file has no gold that this judge can use.
     Source:
         AgentBench branch v0.2, `src/server/tasks/dbbench/__init__.py`.
     """
@@ -34,7 +32,7 @@ def judge(end: EndState) -> Score:
 
 
 def same_answers(line: str, label: Sequence[Any]) -> bool:
-    """Return whether the text after `Final Answer:` on its line, leading blank included, matches the label."""
+    """Whether the text after `Final Answer:` on its line, leading blank included, matches the label."""
     given = _listed(line)
     if len(given) == len(label) == 1:
         try:

@@ -1,4 +1,4 @@
-"""Lists the three protocols of DB-Bench by name. A new one needs a module and a line here."""
+"""A new protocol needs a module and a line here."""
 
 from __future__ import annotations
 

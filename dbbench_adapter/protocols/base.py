@@ -1,7 +1,7 @@
-"""Holds what the episodes of all protocols share: one task's database, its history, and the methods for judges.
+"""What the episodes of all protocols share: one task's database, its history, and the methods for judges.
 
 A protocol decides what the model reads first, how its replies are understood and what ends an episode. `text`, `fc` and
-`lab` have a module each. Calling the model, and the verdicts (`dbbench_adapter.judges`), are left out.
+`lab` have a module each.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class DatabaseEpisode(Episode):
         self, task: Task, backend: Backend, *, max_rounds: int, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> None:
         self.task, self.max_rounds = task, max_rounds
+        # The model's answer, unchanged; None until there is one.
         self.answers: Answers = None
-        """The model's answer, unchanged; None until there is one."""
         self.replies_used = 0
+        # The model's statements as it wrote them, failed ones included.
         self.sql_run: list[str] = []
-        """The model's statements as it wrote them, failed ones included."""
         self._transaction_opened = False
         self._backend, self._timeout_s = backend, statement_timeout_s
         self._reference_state: tuple[Task, Snapshot] | None = None  # shown to a person without a second run
@@ -57,30 +57,22 @@ class DatabaseEpisode(Episode):
         self._database = self._set_up() if self.SWALLOWS_SETUP_ERRORS else self._open()
 
     def answer(self, reply: Message) -> Iterator[Message]:
-        """Answer a reply as the protocol does.
-
-        Raises:
-            RuntimeError: the episode has ended.
-        """
+        """Raises RuntimeError: the episode has ended."""
         self._refuse_if_done()
         self.replies_used += 1
         yield from self._answers(reply)
 
     @abstractmethod
-    def _answers(self, reply: Message) -> Iterable[Message]:
-        """Do the protocol's own part of `answer`."""
+    def _answers(self, reply: Message) -> Iterable[Message]: ...
 
     @property
     def committed(self) -> bool:
-        """Return whether the episode ended with an answer of the model."""
         return self.status == "completed"
 
     def judge(self, name: JudgeName) -> Score:
-        """Judge the episode as it is now, with a judge of `JUDGES`."""
         return JUDGES[name](self)
 
     def close(self) -> None:
-        """Drop the database; calling it again does nothing."""
         self._database.close()
 
     def __enter__(self) -> Self:
@@ -131,8 +123,8 @@ class DatabaseEpisode(Episode):
         return self._open()
 
     def _commit_work(self, sql: str) -> None:
-        """Commit as the originals' drivers do after each statement. A commit costs a round trip, so it starts with the
-        first statement that has a word which may open a transaction."""
+        # Commit as the originals' drivers do after each statement. A commit costs a round trip, so it starts with the
+        # first statement that has a word which may open a transaction.
         self._transaction_opened = self._transaction_opened or _OPENS_TRANSACTION.search(sql) is not None
         if self._transaction_opened:
             self._database.run("COMMIT")
@@ -143,7 +135,7 @@ class DatabaseEpisode(Episode):
 
     @contextmanager
     def _reference(self) -> Iterator[Database]:
-        """Yield a fresh copy of the task's database on which the reference statement has run."""
+        # A fresh copy of the task's database on which the reference statement has run.
         sql = self.task.gold.sql
         if sql is None:
             raise NoReferenceError(f"task {self.task.id!r} has no reference statement; add `sql` to its gold")
@@ -155,7 +147,7 @@ class DatabaseEpisode(Episode):
 
 
 def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
-    """Return the tables with every cell of a text column as text; all columns are text unless the task is typed.
+    """The tables with every cell of a text column as text; all columns are text unless the task is typed.
 
     Args:
         null: the value that replaces a missing cell.
@@ -175,7 +167,7 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
 
 
 def format_result(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
-    """Return a result as the model reads it: the driver's row list, `[]` without rows, or the error.
+    """A result as the model reads it: the driver's row list, `[]` without rows, or the error.
 
     Args:
         limit: a text of more characters is cut there and ends in `[TRUNCATED]`.
@@ -186,7 +178,7 @@ def format_result(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
 
 
 def fenced_sql(reply: str) -> str | None:
-    """Return the text of the first block that begins with the line "```sql" and ends before a line "```".
+    """The text of the first block that begins with the line "```sql" and ends before a line "```".
 
     Its lines are joined by blanks, so that a line comment hides the rest, as in the originals.
     """
@@ -196,7 +188,7 @@ def fenced_sql(reply: str) -> str | None:
 
 
 def final_answer(reply: str) -> str | None:
-    """Return the rest of the first line that begins with `Final Answer:`; the first line of a reply does not count."""
+    """The rest of the first line that begins with `Final Answer:`; the first line of a reply does not count."""
     mark = "\nFinal Answer:"
     start = reply.find(mark)
     return None if start < 0 else reply[start + len(mark) :].partition("\n")[0]

@@ -17,8 +17,8 @@ from dbbench_adapter.engines import Result
 from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
 from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, user_messages
 
+# The limit of replies, as configured by AgentBench.
 MAX_ROUNDS = 15
-"""The limit of replies, as configured by AgentBench."""
 ASK_FOR_A_CALL = "No tool call was found in your reply. Call execute_sql, or commit_final_answer to finish."
 
 RULES = """\
@@ -30,7 +30,6 @@ printed it. After a change the tables are compared, and the answers may be anyth
 
 
 def _tool(name: str, description: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool with one parameter, in chat-completions form."""
     parameters = {
         "type": "object",
         "properties": {parameter: schema},
@@ -60,7 +59,7 @@ TOOL_NAMES = tuple(tool["function"]["name"] for tool in TOOLS)
 
 
 def messages(task: Task, rules: str = RULES) -> list[Message]:
-    """Return the first prompt: the rules, then evidence, table note and question. It contains nothing of the gold."""
+    """The first prompt: the rules, then evidence, table note and question. It contains nothing of the gold."""
     parts = [
         f"Evidence about the question: {task.evidence}\n" if task.evidence else "",
         f"Additional table information about the question: {task.table_note}\n" if task.table_note else "",
@@ -70,8 +69,6 @@ def messages(task: Task, rules: str = RULES) -> list[Message]:
 
 
 class FcEpisode(DatabaseEpisode, CallingEpisode):
-    """Plays an episode whose replies call the two tools."""
-
     NULL = "None"
 
     def _answers(self, reply: Message) -> Iterator[Message]:
@@ -112,8 +109,8 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         return format_result(self._run(query))
 
     def _run(self, query: str) -> Result:
-        """Run all statements up to the first that fails. The driver fetches the first result, or the error of the
-        second statement if that one fails."""
+        # Run all statements up to the first that fails. The driver fetches the first result, or the error of the second
+        # statement if that one fails.
         statements = split_statements(query) or [query]
         results: list[Result] = []
         for statement in statements:

@@ -28,7 +28,7 @@ fits neither form fails at once."""
 
 
 def messages(task: Task, rules: str = RULES) -> list[Message]:
-    """Return the first prompt. It contains nothing of the gold."""
+    """The first prompt. It contains nothing of the gold."""
     return [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": rules},
@@ -38,8 +38,6 @@ def messages(task: Task, rules: str = RULES) -> list[Message]:
 
 
 class LabEpisode(DatabaseEpisode):
-    """Plays an episode whose replies are texts with the patterns of `RULES`."""
-
     NULL = "None"
     SWALLOWS_SETUP_ERRORS = True
 
@@ -73,12 +71,12 @@ class LabEpisode(DatabaseEpisode):
         return text
 
     def _readable(self) -> bool:
-        """Return whether the original could read its answer; for a change that is the hash of the table."""
+        # Whether the original could read its answer; for a change that is the hash of the table.
         return not self.task.changes_state or self.table_hash() is not None
 
 
 def parse_action(reply: str) -> Literal["Operation", "Answer"] | None:
-    """Return the first action that the reply names, at any place."""
+    """The first action that the reply names, at any place."""
     operation, answer = reply.find("Action: Operation"), reply.find("Action: Answer")
     if operation < 0 and answer < 0:
         return None

@@ -11,7 +11,6 @@ from dbbench_adapter.protocols.base import Message
 
 
 def solution(task: Task, protocol: ProtocolName = "fc") -> list[Message]:
-    """Return the assistant messages of the perfect agent: the reference statement, if there is one, and the answer."""
     return _called_solution(task) if protocol == "fc" else _written_solution(task, protocol)
 
 
@@ -33,7 +32,7 @@ def _called_solution(task: Task) -> list[Message]:
 
 
 def gold_answers(task: Task) -> list[str]:
-    """Return the gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
+    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
     if task.changes_state:
         return []
     if task.gold.answers is not None:

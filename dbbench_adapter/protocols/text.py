@@ -16,8 +16,8 @@ from dbbench_adapter.engines import Result
 from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_answer, format_result, user_messages
 
+# The limit of statements. After the last one, one more reply is read, which can only answer.
 MAX_ROUNDS = 15
-"""The limit of statements. After the last one, one more reply is read, which can only answer."""
 OUT_OF_SYNC = "Commands out of sync; you can't run this command now"
 MAX_HISTORY_SEGMENTS = 3500
 _DATA_DEFINITION = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE")
@@ -43,7 +43,7 @@ MARKS = ("Action: Operation", "```sql", "Action: Answer", "Final Answer:")
 
 
 def messages(task: Task, rules: str = RULES) -> list[Message]:
-    """Return the first prompt. It contains nothing of the gold."""
+    """The first prompt. It contains nothing of the gold."""
     return [
         {"role": "user", "content": rules},
         {"role": "assistant", "content": "Ok."},
@@ -52,7 +52,7 @@ def messages(task: Task, rules: str = RULES) -> list[Message]:
 
 
 def trimmed(history: Sequence[Message]) -> list[Message]:
-    """Return the history as the model reads it: the first message, and as many of the newest as 3,500 segments allow.
+    """The history as the model reads it: the first message, and as many of the newest as 3,500 segments allow.
 
     A segment is a run of up to 7 letters, or any other character except a blank or a line break.
 
@@ -75,7 +75,7 @@ def trimmed(history: Sequence[Message]) -> list[Message]:
 
 
 def segments(text: str) -> int:
-    """Return the original's measure of length, which replaces tokens."""
+    """The original's measure of length, which replaces tokens."""
     count = letters = 0
     for char in text:
         if char.isalpha():
@@ -88,7 +88,7 @@ def segments(text: str) -> int:
 
 
 class TextEpisode(DatabaseEpisode):
-    """Plays an episode whose replies are texts with the patterns of `RULES`; a `content` of None is no text."""
+    # A `content` of None is no text.
 
     SWALLOWS_SETUP_ERRORS = True
 
@@ -123,8 +123,8 @@ class TextEpisode(DatabaseEpisode):
         return []
 
     def _run(self, sql: str) -> Result:
-        """Run one statement in a session of its own. The driver cannot fetch several statements; it keeps nothing of
-        them except a first statement that commits itself."""
+        # Run one statement in a session of its own. The driver cannot fetch several statements; it keeps nothing of
+        # them except a first statement that commits itself.
         if not sql:
             return Result()
         statements = split_statements(sql) or [sql]
@@ -140,7 +140,7 @@ class TextEpisode(DatabaseEpisode):
 
 
 def _action(reply: str) -> str | None:
-    """Return the text from the first `Action: ` to the end of its line; return None if that is the last line."""
+    """The text from the first `Action: ` to the end of its line; None if that is the last line."""
     start = reply.find("Action: ")
     end = reply.find("\n", start)
     return None if start < 0 or end < 0 else reply[start + len("Action: ") : end]

@@ -43,7 +43,7 @@ class DBBenchAgent(BaseAgent):
         self._observation = observation
 
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        """Record a reply as a step; the reply itself is the action."""
+        """The reply itself is the action."""
         self._messages = [*self._messages, {"role": "assistant", "content": response}]
         self._trajectory.steps.append(
             Step(

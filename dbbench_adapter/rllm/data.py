@@ -8,12 +8,12 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Task
 
+# A row holds these fields of `Task.to_dict()` as JSON text, since lists of mixed types do not fit parquet.
 _NESTED = ("tables", "gold", "skills")
-"""A row holds these fields of `Task.to_dict()` as JSON text, since lists of mixed types do not fit parquet."""
 
 
 def rllm_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Return one row per task; `task_of` is the inverse."""
+    """One row per task; `task_of` is the inverse."""
     return [
         {name: json.dumps(value) if name in _NESTED else value for name, value in task.to_dict().items()}
         for task in tasks
@@ -21,7 +21,7 @@ def rllm_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    """Return the task of a row; nested fields are JSON text or plain values.
+    """The task of a row; nested fields are JSON text or plain values.
 
     Raises:
         ValueError: a field is missing, unknown or of another form.

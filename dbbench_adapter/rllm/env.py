@@ -22,15 +22,15 @@ from dbbench_adapter.rllm.data import task_of
 from dbbench_adapter.rllm.interfaces import BaseEnv
 
 MAX_ROUNDS = 3
+# `env_args` may have these names.
 SETTINGS = ("backend", "protocol", "judge", "max_rounds", "statement_timeout_s")
-"""`env_args` may have these names."""
+# The reward of each end of an episode; earlier steps get 0. A reply is illegal if the protocol cannot read it.
 CORRECT, WRONG, OUT_OF_ROUNDS, ILLEGAL = 1.0, -1.0, -0.8, -0.2
-"""The reward of each end of an episode; earlier steps get 0. A reply is illegal if the protocol cannot read it."""
 Observation = list[dict[str, str]]
 
 
 def reward_of(verdict: float, status: str) -> float:
-    """Return the reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
+    """The reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
 
     A right end gets `CORRECT` whatever the status is, since `lab` judges the state alone. AgentBench writes the
     statuses with blanks, LifelongAgentBench with underscores.
@@ -49,7 +49,7 @@ class UnjudgedError(RuntimeError):
 
 
 class DBBenchEnv(BaseEnv):
-    """Holds one episode. Every method may be called from any thread; the calls wait for each other.
+    """One episode. Every method may be called from any thread; the calls wait for each other.
 
     Args:
         backend: a spec for `open_backend`; environments of one process share the backend.
@@ -84,7 +84,7 @@ class DBBenchEnv(BaseEnv):
         self._lock = threading.RLock()
 
     def reset(self) -> tuple[Observation, dict[str, Any]]:
-        """Return the first prompt over a fresh database; an unfinished episode is dropped.
+        """The first prompt over a fresh database; an unfinished episode is dropped.
 
         Raises:
             TableError, BackendUnavailable: the database cannot be made.
@@ -130,7 +130,7 @@ class DBBenchEnv(BaseEnv):
         return [], reward, True, _info(episode, score.reason)
 
     def compute_final_reward(self) -> float:
-        """Return the reward of the last step; the engine asks for it when it stops to play, whatever the cause.
+        """The reward of the last step; the engine asks for it when it stops to play, whatever the cause.
 
         Without this method the engine would pay 0, more than a wrong answer gets, where the tokens of a trajectory
         exceed `max_response_length`. It does not say why it stopped: an episode that it ended itself, by tokens, steps
@@ -145,7 +145,6 @@ class DBBenchEnv(BaseEnv):
             return self._final_reward
 
     def close(self) -> None:
-        """Drop the database; calling it again does nothing."""
         with self._lock:
             episode, self._episode = self._episode, None
             if episode is not None:
@@ -179,7 +178,7 @@ atexit.register(_open_backends.close)
 
 
 def _shared(spec: str) -> Backend:
-    """Return the backend of this process by its spec, opened once and closed when the process ends."""
+    # It is opened once and closed when the process ends.
     with _backends_lock:
         if spec not in _backends:
             _backends[spec] = _open_backends.enter_context(open_backend(spec))

@@ -19,8 +19,8 @@ from dbbench_adapter.rllm.interfaces import require_rllm
 
 logger = logging.getLogger(__name__)
 
+# A reply that ends an episode of either protocol with an answer, so that it is judged.
 _ANYTHING = "I answer.\nAction: Answer\nFinal Answer: -"
-"""A reply that ends an episode of either protocol with an answer, so that it is judged."""
 
 
 def register_tasks(name: str, tasks: Sequence[Task], split: str, **env_args: Any) -> Any:
@@ -61,7 +61,7 @@ def register_tasks(name: str, tasks: Sequence[Task], split: str, **env_args: Any
 
 
 def unjudged_reason(task: Task, **env_args: Any) -> str | None:
-    """Return why an episode of a task has no verdict, or None if it has one: an episode is played with any answer.
+    """Why an episode of a task has no verdict, or None if it has one: an episode is played with any answer.
 
     Raises:
         BackendUnavailable: the database server is gone.

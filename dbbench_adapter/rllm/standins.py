@@ -17,7 +17,7 @@ class Action:
 
 @dataclass
 class Step:
-    """Holds one model call; the engine fills `reward`, `done` and `info`."""
+    """One model call; the engine fills `reward`, `done` and `info`."""
 
     chat_completions: list[dict[str, str]] = field(default_factory=list)
     observation: Any = None
@@ -38,7 +38,7 @@ class Trajectory:
 class BaseAgent:
     @property
     def trajectory(self) -> Trajectory:
-        """Return the trajectory so far; rLLM's property has no setter either."""
+        """The trajectory so far; rLLM's property has no setter either."""
         return Trajectory()
 
     def get_current_state(self) -> Step | None:

@@ -33,7 +33,7 @@ DATASET = "dbbench"
 
 
 class Settings(BaseModel):
-    """Holds the settings of a run beside rLLM's own config."""
+    # Everything else in the command line goes to rLLM's own config.
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

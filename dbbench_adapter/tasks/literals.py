@@ -19,11 +19,11 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Cell, Rows
 
+# A longer text is not parsed; the longest result of the 500 LifelongAgentBench references has 1,583 characters.
 MAX_CHARS = 200_000
-"""A longer text is not parsed; the longest result of the 500 LifelongAgentBench references has 1,583 characters."""
 _MAX_BITS = 14_000  # Python prints no integer of more than 4,300 digits
+# The most digits before the point of a decimal; MySQL's have at most 65.
 _MAX_ADJUSTED = 300
-"""The most digits before the point of a decimal; MySQL's have at most 65."""
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
@@ -47,7 +47,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def parse_literal(text: str) -> Any:
-    """Return the value of a constant expression.
+    """The value of a constant expression.
 
     Raises:
         ValueError: the text is not a constant, is longer than `MAX_CHARS` or nested too deeply, or its value is too
@@ -57,7 +57,7 @@ def parse_literal(text: str) -> Any:
 
 
 def parse_rows(text: str) -> Rows | None:
-    """Return the rows of a printed driver result such as `[('a', 1), ('b', Decimal('2.50'))]`.
+    """The rows of a printed driver result such as `[('a', 1), ('b', Decimal('2.50'))]`.
 
     Returns:
         One tuple per row; decimals with a point as float, without one as int, dates as ISO text. None if the text is
@@ -140,7 +140,7 @@ def _cell(node: ast.expr) -> Cell:
 
 
 def _decimal(value: Any) -> int | float:
-    """Return an integer if no point is printed: to MySQL's drivers the sum of a column of integers is a decimal."""
+    # An integer if no point is printed: to MySQL's drivers the sum of a column of integers is a decimal.
     number = Decimal(value)
     if not number.is_finite() or abs(number.adjusted()) > _MAX_ADJUSTED:
         raise ValueError("a number too large or small to be one of a database")

@@ -22,8 +22,8 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.literals import parse_literal
 from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record
 
+# Columns of the parquet form that hold Python-literal text.
 _NESTED = ("answer_info", "table_info", "skill_list")
-"""Columns of the parquet form that hold Python-literal text."""
 
 
 class TaskFileError(ValueError):
@@ -31,7 +31,7 @@ class TaskFileError(ValueError):
 
 
 def load_tasks(path: Path) -> list[Task]:
-    """Return every task of a file, in file order; the form is recognised by its content.
+    """Every task of a file, in file order; the form is recognised by its content.
 
     Args:
         path: a file, or a folder that holds one parquet file.
@@ -56,7 +56,6 @@ def load_tasks(path: Path) -> list[Task]:
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    """Write tasks as JSONL of `Task.to_dict()`; `load_tasks` is the inverse."""
     with written(path) as part:
         part.write_text("".join(json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks), "utf-8")
 
@@ -76,7 +75,7 @@ def refuse_repeated_ids(tasks: Iterable[Task]) -> None:
 
 
 def task_file(path: Path) -> Path:
-    """Return the file itself, or the one parquet file in a folder.
+    """The file itself, or the one parquet file in a folder.
 
     Raises:
         TaskFileError: there is no such file, or there are several.
@@ -129,7 +128,7 @@ def _records(path: Path) -> Iterator[RawRecord | Fault]:
 
 
 def unpacked(record: RawRecord) -> RawRecord | Fault:
-    """Return the row with its Python-literal texts parsed; nothing is evaluated."""
+    """The row with its Python-literal texts parsed; nothing is evaluated."""
     value = dict(record.value)
     for name in _NESTED:
         if isinstance(value.get(name), str):

@@ -29,8 +29,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Fault:
-    """Holds one thing that is wrong in a row."""
-
     where: str
     """The position of the row in its file: `line 3`, `record '7'`, `row 0`."""
     field: str
@@ -43,7 +41,7 @@ class Fault:
 
 
 class RecordError(ValueError):
-    """The row is no task; `faults` has at least one entry."""
+    """`faults` has at least one entry."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -52,8 +50,6 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class RawRecord:
-    """Holds a row before it is read."""
-
     id: str
     """The id of an AgentBench or LifelongAgentBench task: file stem and index."""
     where: str
@@ -63,7 +59,7 @@ class RawRecord:
 
 
 def form_of(record: RawRecord) -> str:
-    """Return `agentbench`, `lifelong` or `own`, recognised by the fields.
+    """`agentbench`, `lifelong` or `own`, recognised by the fields.
 
     Raises:
         RecordError: the row has none of these forms.
@@ -82,11 +78,7 @@ def form_of(record: RawRecord) -> str:
 
 
 def read_record(record: RawRecord) -> Task:
-    """Return the task of a row.
-
-    Raises:
-        RecordError: the row is no task; the error lists every fault that was found.
-    """
+    """Raises RecordError: the row is no task; the error lists every fault that was found."""
     form = form_of(record)
     task = _READERS[form](record)
     if problem := _unreturnable(task.gold.rows or ()):
@@ -95,7 +87,7 @@ def read_record(record: RawRecord) -> Task:
 
 
 def _unreturnable(rows: Rows) -> str | None:
-    """Return why no query returns such rows, which no answer could equal; return None for rows of a query."""
+    """Why no query returns such rows, which no answer could equal; None for rows of a query."""
     for place, row in enumerate(rows):
         if not row:
             return f"row {place} has no cells; expected rows of a query, or [] for a result without rows"
@@ -129,7 +121,6 @@ def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault
 
 
 def _path(value: Any, error: ErrorDetails) -> str:
-    """Return the path of the wrong field, without the parts that only name a type of a union."""
     parts: list[str] = []
     for part in error["loc"]:
         try:
@@ -225,8 +216,6 @@ class _AnswerInfo(BaseModel):
 
 
 class LifelongTable(BaseModel):
-    """Holds a table in LifelongAgentBench's form."""
-
     name: str
     column_info_list: list[Column]
     row_list: list[Row]
@@ -266,12 +255,11 @@ def _lifelong_task(record: RawRecord) -> Task:
 
 
 def first_word(sql: str) -> str:
-    """Return `SELECT`, `INSERT`, ...; return an empty text for an empty text."""
     return (sql.split() or [""])[0].upper()
 
 
 def _orders_rows(sql: str) -> bool:
-    """Return whether the outermost query of a statement has an ORDER BY; return False if it does not parse."""
+    """Whether the outermost query of a statement has an ORDER BY; return False if it does not parse."""
     try:
         statement = sqlglot.parse_one(sql, read="mysql")
     except SqlglotError:

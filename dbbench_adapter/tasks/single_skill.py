@@ -25,7 +25,7 @@ from dbbench_adapter.tasks.load import TaskFileError, load_tasks
 
 
 def by_skill(tasks: Iterable[Task], *, min_tasks: int = 1) -> dict[str, list[Task]]:
-    """Return for each skill the tasks that show it with the fewest others, the purest first.
+    """For each skill the tasks that show it with the fewest others, the purest first.
 
     Args:
         min_tasks: if fewer tasks share the fewest others, tasks with more others follow up to this number.
@@ -38,7 +38,7 @@ def by_skill(tasks: Iterable[Task], *, min_tasks: int = 1) -> dict[str, list[Tas
 
 
 def skills_of(task: Task) -> frozenset[str]:
-    """Return the task's labels if the file has them, else the skills of its reference statement, if it can be read."""
+    """The task's labels if the file has them, else the skills of its reference statement, if it can be read."""
     if task.skills:
         return frozenset(task.skills)
     try:
@@ -66,7 +66,7 @@ def write_single_skill(path: Path, tasks_by_skill: Mapping[str, Sequence[Task]])
 
 
 def read_single_skill(path: Path) -> dict[str, list[Task]]:
-    """Return tasks by skill, from a file of `write_single_skill` or from any task file (`by_skill` sorts it).
+    """Tasks by skill, from a file of `write_single_skill` or from any task file (`by_skill` sorts it).
 
     Raises:
         TaskFileError: there is no such file, or its form is unknown.
@@ -84,7 +84,7 @@ def read_single_skill(path: Path) -> dict[str, list[Task]]:
 
 
 def read_each_once(path: Path) -> list[Task]:
-    """Return every task of such a file once; in a single-skill file a task may stand under several skills.
+    """Every task of such a file once; in a single-skill file a task may stand under several skills.
 
     Raises:
         TaskFileError: see `read_single_skill`.
@@ -95,7 +95,6 @@ def read_each_once(path: Path) -> list[Task]:
 
 
 def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
-    """Return the JSON of a single-skill file; return None for every other file."""
     try:
         rows = list(read_rows(path))
     except ValueError:
@@ -182,7 +181,6 @@ class SingleSkillTaskGenerator:
         return cls(sources, seed=seed, weights=weights)
 
     def draw(self) -> tuple[str, Task]:
-        """Return the next skill and a task of it."""
         skill = self._rng.choices(self._skills, self._chances)[0]
         return skill, next(self._sources[skill])
 

@@ -6,10 +6,12 @@ from contextlib import closing
 import pytest
 
 from agentgrpo.forked import forked
+from dbbench_adapter import engines
 from dbbench_adapter.datatypes import DatabaseError
-from dbbench_adapter.engines import open_databases
+from dbbench_adapter.engines import known_backends, known_places, open_databases
 from dbbench_adapter.engines.engine import MAX_RESULT_ROWS
 from dbbench_adapter.tests.hostile import ESCAPE, STATEMENTS
+from dbbench_adapter.tests.toy_engine import CSV
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 SIXTEEN_THOUSAND = ", ".join(f"t t{n}" for n in range(7))  # 4 ** 7 rows
@@ -134,3 +136,9 @@ def test_hostile_statements_change_nothing_and_end_in_time_and_memory(engine_wor
     assert forked(late, cpu_s=60.0, memory_bytes=1024**3) == []  # one that got through took 24 GB
     assert engine_world.contents() == before
     assert not [name for name in os.listdir(os.path.dirname(ESCAPE)) if name.startswith(os.path.basename(ESCAPE))]
+
+
+def test_messages_and_helps_name_the_forms_of_every_registered_engine(monkeypatch):
+    assert known_backends() == "sqlite, mariadb, or mysql://user:password@host:port"
+    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, CSV))
+    assert known_places().endswith(", mysql://user:password@host:port/database, or csv:///FOLDER")

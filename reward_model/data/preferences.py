@@ -1,4 +1,4 @@
-"""Reads and writes JSON Lines files of preferences in TRL's conversational form."""
+"""JSON Lines files of preferences in TRL's conversational form."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.datatypes import Preference
 
+# `datasets.load_dataset("json")` infers the types from the first 10 MiB and fails on fields that come later.
 _FIRST_LOOK_BYTES = 8_000_000
-"""`datasets.load_dataset("json")` infers the types from the first 10 MiB and fails on fields that come later."""
 
 
 class PreferenceFileError(ValueError):
@@ -25,7 +25,7 @@ class PreferenceFileError(ValueError):
 
 
 def read_preferences(path: Path) -> list[Preference]:
-    """Read a converted file; row 1 is its first line.
+    """Row 1 is the first line.
 
     Raises:
         PreferenceFileError: the file is missing or empty, or a row is not a preference.
@@ -46,7 +46,7 @@ def read_preferences(path: Path) -> list[Preference]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that are not blank, with their numbers from 1.
+    """Lines that are not blank, with their numbers from 1.
 
     Raises:
         PreferenceFileError: the file is missing, is no text, or holds no such line.
@@ -68,12 +68,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def describe_faults(error: ValidationError) -> list[str]:
-    """Return `field: reason` for every fault of a row."""
+    """`field: reason` for every fault of a row."""
     return [f"{'.'.join(map(str, fault['loc'])) or 'row'}: {fault['msg']}" for fault in error.errors()]
 
 
 def write_preferences(rows: Iterable[Preference], path: Path) -> int:
-    """Write one row per line and return their number. The file appears, complete, once the last row is written.
+    """The file appears, complete, once the last row is written.
 
     Without rows no file is made, and an earlier file is removed. A row with fields that no row of the first 8 MB has is
     moved to the front, so that `datasets` sees them; the other rows keep their order.
@@ -107,7 +107,6 @@ def write_preferences(rows: Iterable[Preference], path: Path) -> int:
 
 
 def _fields(plain: dict[str, Any]) -> set[Any]:
-    """Return every field of a row, with the object that has it."""
     messages = {(side, *message) for side in ("prompt", "chosen", "rejected") for message in plain[side]}
     for side in ("prompt", "chosen", "rejected"):
         for message in plain[side]:
@@ -118,7 +117,6 @@ def _fields(plain: dict[str, Any]) -> set[Any]:
 
 
 def _shapes(value: Any) -> set[tuple[Any, ...]]:
-    """Return every path into a JSON value with the type that it leads to; `datasets` infers one for each."""
     if isinstance(value, dict):
         return {(dict,)} | {(name, *rest) for name, held in value.items() for rest in _shapes(held)}
     if isinstance(value, list):

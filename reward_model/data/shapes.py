@@ -1,8 +1,8 @@
-"""Lists the forms that a row with a pair can have, by name, and converts a row to a `Preference`.
+"""The forms that a row with a pair can have, by name.
 
 A form reads prompt and sides. Then all forms share these steps: the prompt is removed from sides that repeat it, or is
 taken from the common beginning of both sides; conversations are checked; equal sides are refused. A new form is a
-function and an entry in `FORMS`. `files` reads files, and `summary` compares rows.
+function and an entry in `FORMS`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ Conversation = list[Message]
 
 @dataclass
 class RawPair:
-    """Holds a pair as its form was read."""
-
     chosen: Conversation
     rejected: Conversation
     prompt: Conversation | None = None
@@ -62,8 +60,7 @@ class Form:
 
 @dataclass
 class Converter:
-    """Converts rows to preferences one at a time and counts what it changes.
-
+    """
     Args:
         form: the name of the form that all rows have; None detects the form of each row.
         drop_tools: whether calls, results and schemas of tools are left out.
@@ -77,13 +74,7 @@ class Converter:
     """The number of kept rows by form."""
 
     def __call__(self, row: Any, metadata: dict[str, Any]) -> Preference:
-        """Read one row.
-
-        Args:
-            metadata: the preference's metadata.
-        Raises:
-            RowError: the row is not a pair; `changes` and `forms` stay as they were.
-        """
+        """Raises RowError: the row is not a pair; `changes` and `forms` stay as they were."""
         name = self.form or form_of(row)
         changes: Counter[str] = Counter()
         try:
@@ -102,11 +93,7 @@ class Converter:
 
 
 def form_of(row: Any) -> str:
-    """Return the name of the first form that fits.
-
-    Raises:
-        RowError: no form fits.
-    """
+    """Raises RowError: no form fits."""
     if not isinstance(row, dict):
         raise RowError("row", f"expected an object, found {short_repr(row)}")
     for name, form in FORMS.items():
@@ -124,10 +111,7 @@ def form_of(row: Any) -> str:
 
 
 def _check_unread(row: Row, name: str, prompt: Sequence[Message], replies: Sequence[Message] = ()) -> None:
-    """Refuse a row with a column that looks like a part of the conversation and is not in what was read.
-
-    Whoever names the form with --format has said that its fields are all that is meant.
-    """
+    # Whoever names the form with --format has said that its fields are all that is meant.
     form = FORMS[name]
     texts = ([message.content for message in messages] for messages in (prompt, replies))
     if (found := unread_part(row, form.fields | _OTHER_READ | {form.system}, *texts)) is not None:
@@ -203,7 +187,6 @@ def _mend_calls(pair: RawPair, tools: str | None, changes: Counter[str]) -> None
 
 
 def _without_marks(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[Row, Conversation]:
-    """Return the row without marks of messages, and the replies that are marked as not to be learnt."""
     read, context = dict(row), []
     for name in fields & _CONVERSATIONS:
         held = [row[name]] if isinstance(row.get(name), dict) else row.get(name)
@@ -223,7 +206,7 @@ def _without_mark(raw: Any, field: str, context: Conversation, changes: Counter[
 
 
 def _is_among(message: Message, context: Conversation) -> bool:
-    """Return whether a message is one of the others, or one of them joined with what followed it."""
+    # A reply may have been joined with what followed it.
     calls = [call.function for call in message.tool_calls]  # without ids, which are new
     return any(
         f"\n\n{one.content}\n\n" in f"\n\n{message.content}\n\n"
@@ -234,7 +217,7 @@ def _is_among(message: Message, context: Conversation) -> bool:
 
 
 def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
-    """Return the row with its conversations as lists; exported tables hold them as JSON in a text."""
+    # Exported tables hold conversations as JSON in a text.
     read = dict(row)
     for name in fields & _CONVERSATIONS:
         held = row.get(name)
@@ -258,7 +241,7 @@ def _check_end(side: Conversation, name: str) -> None:
 
 
 def _common_prompt(chosen: Conversation, rejected: Conversation) -> int:
-    """Count the messages with which both begin, up to where the assistant speaks, so that both keep a reply."""
+    # Only up to where the assistant speaks, so that both sides keep a reply.
     shorter = min(len(chosen), len(rejected)) - 1
     cut = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
     while cut > 0 and chosen[cut - 1].role == "assistant":
@@ -267,11 +250,7 @@ def _common_prompt(chosen: Conversation, rejected: Conversation) -> int:
 
 
 def _add_system(pair: RawPair, text: str) -> None:
-    """Put the row's separate system message in front of the messages, unless they begin with it.
-
-    Raises:
-        RowError: the messages begin with another system message.
-    """
+    """Raises RowError: the messages begin with another system message."""
     system = Message(role="system", content=text)
     for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
         if messages and messages[0].role == "system":
@@ -285,7 +264,7 @@ def _add_system(pair: RawPair, text: str) -> None:
 
 
 def _joined(pair: RawPair, changes: Counter[str]) -> tuple[int | None, dict[str, Conversation]]:
-    """Return the length of the prompt (None: what both sides begin with), and both sides as whole conversations."""
+    """Length of the prompt (None: what both sides begin with), and both sides as whole conversations."""
     sides = {"chosen": pair.chosen, "rejected": pair.rejected}
     if pair.prompt is None:
         return None, sides
@@ -295,7 +274,7 @@ def _joined(pair: RawPair, changes: Counter[str]) -> tuple[int | None, dict[str,
 
 
 def _whole(prompt: Conversation, side: Conversation, name: str, changes: Counter[str]) -> Conversation:
-    """Return the prompt followed by a side, which may be replies alone, or may repeat the prompt or the question."""
+    # A side may be replies alone, or may repeat the prompt or the question.
     if side[0].role in ("assistant", "tool"):
         return [*prompt, *side]
     (system, asked), (own_system, said) = _system_apart(prompt), _system_apart(side)
@@ -326,7 +305,6 @@ SIDES = frozenset({"chosen", "rejected"})
 
 
 def _side(value: Any, name: str, changes: Counter[str]) -> Conversation:
-    """Read a side: a reply as text, or messages."""
     if isinstance(value, list | dict):
         return read_conversation(value, name, changes)
     if not isinstance(value, str):
@@ -345,12 +323,11 @@ def _sides(row: Row, changes: Counter[str]) -> tuple[Conversation, Conversation]
     return _side(row.get("chosen"), "chosen", changes), _side(row.get("rejected"), "rejected", changes)
 
 
+# A shorter prompt may stand at the start of both answers by chance ("Yes").
 _REPEATED_CHARS = 20
-"""A shorter prompt may stand at the start of both answers by chance ("Yes")."""
 
 
 def _explicit(row: Row, changes: Counter[str]) -> RawPair:
-    """Read `prompt`, `chosen` and `rejected`, each a text or messages."""
     given = row.get("prompt")
     if not isinstance(given, str):
         prompt = read_conversation(given, "prompt", changes)
@@ -366,7 +343,7 @@ def _explicit(row: Row, changes: Counter[str]) -> RawPair:
 
 
 def _without(side: Any, prompt: str) -> str | None:
-    """Return the side after the prompt and one blank or line break; return None if it does not repeat the prompt."""
+    """The side after the prompt and one blank or line break; None if it does not repeat the prompt."""
     if not isinstance(side, str) or not side.startswith(prompt):
         return None
     rest = side[len(prompt) :]
@@ -378,16 +355,15 @@ def _without(side: Any, prompt: str) -> str | None:
 
 
 def _implicit(row: Row, changes: Counter[str]) -> RawPair:
-    """Read `chosen` and `rejected` as whole conversations, or as texts that begin with their prompt."""
+    # Two whole conversations, or two texts that begin with their prompt.
     if isinstance(row.get("chosen"), str) and isinstance(row.get("rejected"), str):
         return _implicit_texts(*(read_text(row[name], name, changes) for name in ("chosen", "rejected")))
     return RawPair(*(read_conversation(row.get(name), name, changes) for name in ("chosen", "rejected")))
 
 
 def _implicit_texts(chosen: str, rejected: str) -> RawPair:
-    """Cut two texts where they differ, at the last white space before it, so that no word is cut.
-
-    TRL's `extract_prompt` cuts at the character, and leaves the white space to the sides.
+    """Cut at the last white space before the texts differ, so that no word is cut; TRL's `extract_prompt` cuts at the
+    character.
 
     Raises:
         RowError: the texts do not begin with the same word, or one of them ends where the other goes on.
@@ -405,12 +381,9 @@ def _implicit_texts(chosen: str, rejected: str) -> RawPair:
 
 
 def _agent(row: Row, changes: Counter[str]) -> RawPair:
-    """Read `messages` as a log, and the other fields as alternatives to it.
-
-    With `rejected_messages` alone the log is the chosen side, with `chosen_messages` alone the rejected one. An
-    alternative is a whole conversation, or replies to the log's last user message. With both, the log is the prompt; an
-    answer at its end is ignored.
-    """
+    # With `rejected_messages` alone the log (`messages`) is the chosen side, with `chosen_messages` alone the rejected
+    # one. An alternative is a whole conversation, or replies to the log's last user message. With both, the log is the
+    # prompt; an answer at its end is ignored.
     log = read_conversation(row.get("messages"), "messages", changes)
     others: dict[str, Conversation] = {}
     replies = []
@@ -446,12 +419,10 @@ def _asks(message: Message) -> bool:
 
 
 def _with_system(log: Conversation, other: Conversation) -> Conversation:
-    """Return the conversation with the log's system message in front, unless it has its own."""
     return [*(log[:1] if log[0].role == "system" != other[0].role else []), *other]
 
 
 def _instruction(row: Row, changes: Counter[str]) -> RawPair:
-    """Read Alpaca's `instruction` and `input`, and LLaMA-Factory's `history` of questions and answers."""
     texts = [_filled(row.get("instruction"), "instruction", changes)]
     if row.get("input") not in (None, ""):
         texts.append(read_text(row["input"], "input", changes))
@@ -466,7 +437,6 @@ def _instruction(row: Row, changes: Counter[str]) -> RawPair:
 
 
 def _sharegpt(row: Row, changes: Counter[str]) -> RawPair:
-    """Read `conversations` as the prompt; a side is a message, messages or a text."""
     return RawPair(*_sides(row, changes), read_conversation(row.get("conversations"), "conversations", changes))
 
 
@@ -474,7 +444,7 @@ _SPEAKER = re.compile(r"(?:^\s*|\n\n)(Human|Assistant):")
 
 
 def _hh(row: Row, changes: Counter[str]) -> RawPair:
-    """Read Anthropic's transcripts: `chosen` and `rejected` are one text each, which follows `prompt`, if any."""
+    # Anthropic's transcripts: `chosen` and `rejected` are one text each, which follows `prompt`, if any.
     prompt = read_text(row.get("prompt") or "", "prompt", changes)
     return RawPair(*(_transcript(prompt, row.get(name), name, changes) for name in ("chosen", "rejected")))
 

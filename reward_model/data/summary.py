@@ -1,6 +1,6 @@
-"""Collects statistics of preferences: lengths of the two sides, and pairs that occur twice or in both orders.
+"""Lengths of the two sides, and pairs that occur twice or in both orders.
 
-It keeps a digest per distinct pair and prompt (about 250 bytes per row), never the texts.
+A digest per distinct pair and prompt is kept (about 250 bytes per row), never the texts.
 """
 
 from __future__ import annotations
@@ -14,26 +14,23 @@ from dataclasses import dataclass, field
 from agentgrpo.chat.messages import Message, num_chars, num_tool_calls
 from reward_model.datatypes import Preference
 
+# A list in a report names at most this many rows; the others are only counted.
 MAX_NAMED = 20
-"""A list in a report names at most this many rows; the others are only counted."""
 
 
+# Measures of a side's size. The rule "the side with more wins" should be right for half of the pairs.
 FEATURES = {"characters": num_chars, "messages": len, "tool calls": num_tool_calls}
-"""Measures of a side's size. The rule "the side with more wins" should be right for half of the pairs."""
 
 
 def digest(*conversations: Sequence[Message]) -> bytes:
-    """Return a digest of 16 bytes; equal conversations have equal digests, in every process."""
+    # 16 bytes; unlike `hash`, the same in every process.
     text = json.dumps([[m.to_dict() for m in messages] for messages in conversations], ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass
 class Balance:
-    """Counts how one feature differs between the sides, over all pairs."""
-
     more: int = 0
-    """The number of pairs whose chosen side has more."""
     same: int = 0
     less: int = 0
     chosen_sum: int = 0
@@ -48,15 +45,13 @@ class Balance:
 
     @property
     def rule_accuracy(self) -> float | None:
-        """Return how often the rule "more wins" is right, in [0, 1]; a tie counts half. Return None without pairs."""
+        """Share of pairs on which "more wins" is right, in [0, 1]; a tie counts half. None without pairs."""
         pairs = self.more + self.same + self.less
         return (self.more + self.same / 2) / pairs if pairs else None
 
 
 @dataclass
 class Summary:
-    """Collects statistics of preferences that are added one at a time."""
-
     pairs: int = 0
     balances: dict[str, Balance] = field(default_factory=lambda: {name: Balance() for name in FEATURES})
     prompts: Counter[bytes] = field(default_factory=Counter)
@@ -79,7 +74,6 @@ class Summary:
             (self.duplicates if preferred == chosen[:4] else self.contradictions).append((row, first))
 
     def lines(self) -> list[str]:
-        """Return the report for a terminal."""
         if not self.pairs:
             return ["no pairs"]
         repeated = self.pairs - len(self.prompts)
@@ -99,7 +93,7 @@ class Summary:
 
 
 def _list_rows(rows: Sequence[tuple[int, int]]) -> str:
-    """Return a text such as `2 (row 7 as row 3, row 9 as row 3)`."""
+    """Text such as `2 (row 7 as row 3, row 9 as row 3)`."""
     examples = [f"row {row} as row {first}" for row, first in rows[:MAX_NAMED]]
     more = ["..."] if len(rows) > MAX_NAMED else []
     return f"{len(rows)} ({', '.join(examples + more)})" if rows else "0"

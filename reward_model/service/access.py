@@ -8,12 +8,12 @@ import math
 import os
 from pathlib import Path
 
+# The service and the client's command read this environment variable.
 TOKEN_VARIABLE = "REWARD_API_TOKEN"
-"""The service and the client's command read this environment variable."""
 
 
 def read_token(host: str, token_file: Path | None) -> str | None:
-    """Return the token that clients have to send; return None if they need none.
+    """None if clients need no token.
 
     Raises:
         ValueError: the host is not loopback and no token is given, the file is empty, or no header can hold the token.
@@ -36,14 +36,13 @@ def read_token(host: str, token_file: Path | None) -> str | None:
 
 
 def positive(text: str) -> float:
-    """Parse a flag that takes a number of seconds."""
     if not 0 < float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
     return float(text)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches `host`; of names only localhost counts as such."""
+    """Whether only this machine reaches `host`; of names only localhost counts as such."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -43,17 +43,15 @@ if TYPE_CHECKING:
     from reward_model.scorer import Scorer
 
 RETRY_AFTER_S = "1"
+# Health checks are answered while a thread reads a body of so many bytes.
 LARGE_BODY = 1 << 16
-"""A body of this many bytes or more is read in a thread, so that health checks are answered meanwhile."""
 
 
 class Service:
-    """Holds what the routes share: the model once it is loaded, its queue, and the status."""
-
     def __init__(self, model_path: Path, *, commit: str, deadline_s: float) -> None:
         self.model_path, self.commit, self.deadline_s = model_path, commit, deadline_s
+        # The status: loading, ready or draining.
         self.status = "loading"
-        """The status: loading, ready or draining."""
         self.scorer: Scorer | None = None
         self.queue: RequestQueue | None = None
         self.started = time.time()
@@ -62,7 +60,7 @@ class Service:
         self.scorer, self.queue, self.status = scorer, queue, "ready"
 
     async def score(self, body: Item | Sequence[Item]) -> tuple[list[Encoded], list[RewardScore]]:
-        """Return the conversations of a body as tokens, and their scores.
+        """The conversations of a body as tokens, and their scores.
 
         Raises:
             HTTPException: 503 with Retry-After while loading or draining, if the queue is full or the deadline is over;
@@ -204,7 +202,7 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
 
 
 def _activated(scores: Sequence[RewardScore], options: VllmOptions) -> list[float]:
-    """Return the scores, by default through a sigmoid, as vLLM does for a head of one label (`PoolerClassify`)."""
+    """The scores, by default through a sigmoid, as vLLM does for a head of one label (`PoolerClassify`)."""
     raw = [score.value for score in scores]
     return raw if options.use_activation is False else [1 / (1 + math.exp(-max(-700.0, value))) for value in raw]
 

@@ -28,8 +28,6 @@ from reward_model.service.prefix_tree import Node, build_prefix_tree, make_micro
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Holds the sizes that suit a device."""
-
     batch_tokens: int
     """Tokens of one forward pass, padding included."""
     max_padding: int
@@ -42,15 +40,15 @@ class BatchLimits:
 
 CPU = BatchLimits(batch_tokens=4096, max_padding=16, min_saved=64, workers=4)
 GPU = BatchLimits(batch_tokens=32768, max_padding=8192, min_saved=None, workers=1)
+# The most tokens of all kept prefixes; each takes 6 KiB for the benchmark's model, 24 KiB for one of 0.5 B weights.
 CACHED_TOKENS = 8192
-"""The most tokens of all kept prefixes; each takes 6 KiB for the benchmark's model, 24 KiB for one of 0.5 B weights."""
 
 Ids = tuple[int, ...]
 Scored = list[tuple[int, float]]
 
 
 class PrefixCache:
-    """Holds keys and values of prefixes that earlier batches computed, the least recently used first."""
+    """Keys and values of prefixes that earlier batches computed, the least recently used first."""
 
     def __init__(self, max_tokens: int = CACHED_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -63,7 +61,7 @@ class PrefixCache:
         return ids in self._cached
 
     def cropped(self, ids: Ids, end: int) -> Any:
-        """Return keys and values of the first `end` tokens of a cached prefix."""
+        """Keys and values of the first `end` tokens of a cached prefix."""
         cache = copy.deepcopy(self._cached[ids])
         cache.crop(end)
         return cache
@@ -77,8 +75,6 @@ class PrefixCache:
 
 
 class BatchScorer:
-    """Scores batches, one batch at a time."""
-
     def __init__(self, scorer: Scorer, limits: BatchLimits, *, threads: int) -> None:
         """
         Args:
@@ -117,14 +113,14 @@ class BatchScorer:
 
     @torch.inference_mode()
     def extend(self, cache: Any, ids: Sequence[int], end: int) -> Any:
-        """Return keys and values of a prefix of `end` tokens: a copy of `cache`, extended by `ids`."""
+        """Keys and values of a prefix of `end` tokens: a copy of `cache`, extended by `ids`."""
         metrics.COMPUTED.inc(len(ids))
         mask = torch.ones(1, end, dtype=torch.long)
         return self._forward(torch.tensor([ids]), mask, copy.deepcopy(cache), keep=True).past_key_values
 
     @torch.inference_mode()
     def values(self, rests: list[Sequence[int]], cache: Any, start: int) -> list[float]:
-        """Return the head's value at the end of each row; `cache` holds the first `start` tokens of all rows."""
+        """The head's value at the end of each row; `cache` holds the first `start` tokens of all rows."""
         longest = max(map(len, rests))
         metrics.COMPUTED.inc(longest * len(rests))
         ids = torch.tensor([[*rest, *[self._pad] * (longest - len(rest))] for rest in rests])
@@ -147,8 +143,6 @@ class BatchScorer:
 
 @dataclass(frozen=True)
 class _Run:
-    """Holds one batch in progress: each node of the tree and each micro-batch is a task of the thread pool."""
-
     scorer: BatchScorer
     rows: list[Ids]
     """The requested conversations and the cached prefixes, sorted."""
@@ -203,7 +197,7 @@ class _Run:
 
 
 def _scored_index(row: Sequence[int], pad: int | None) -> int:
-    """Return the index of the token that the head reads: the last but padding (`GenericForSequenceClassification`)."""
+    """The index of the token that the head reads: the last but padding (`GenericForSequenceClassification`)."""
     last = len(row) - 1
     while last > 0 and row[last] == pad:
         last -= 1

@@ -30,7 +30,6 @@ Item = TextItem | ChatItem | TextPair | ChatPair | VllmChat | VllmInput | VllmPa
 
 
 def num_conversations(body: Item | Sequence[Item]) -> int:
-    """Count the conversations that `encode` returns."""
     match body:
         case TextPair() | ChatPair():
             return 2
@@ -44,7 +43,7 @@ def num_conversations(body: Item | Sequence[Item]) -> int:
 
 
 def encode(scorer: Scorer, body: Item | Sequence[Item]) -> list[Encoded]:
-    """Return the conversations of a body, in order; the chosen side of a pair comes first.
+    """The conversations of a body, in order; the chosen side of a pair comes first.
 
     Raises:
         UnreadableError: the tokenizer or the chat template cannot take a text.
@@ -72,11 +71,7 @@ def encode(scorer: Scorer, body: Item | Sequence[Item]) -> list[Encoded]:
 
 
 def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
-    """Apply `truncate_prompt_tokens`; without it keep the last tokens that the model's limit allows.
-
-    Raises:
-        UnreadableError: `truncate_prompt_tokens` is 0 or above the model's limit.
-    """
+    # Without `truncate_prompt_tokens` the last tokens are kept, as many as the model's limit allows.
     keep, side = options.truncate_prompt_tokens, options.truncation_side or scorer.tokenizer.truncation_side
     if keep is None:
         keep, side = scorer.max_length, "left"
@@ -88,7 +83,7 @@ def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
 
 
 def _text_pair(scorer: Scorer, first: str, second: str, options: VllmOptions) -> Encoded:
-    """Encode as vLLM's cross-encoder route does without `--chat-template`: one call of the tokenizer with two texts."""
+    # As vLLM's cross-encoder route without `--chat-template`: one call of the tokenizer with two texts.
     if not getattr(scorer.model.config, "use_sep_token", True):
         return cut(_ids(scorer, first + second, True), scorer, options)
     with _errors_of("text_2"):
@@ -124,10 +119,8 @@ def _chat(
 
 @contextmanager
 def _errors_of(field: str) -> Iterator[None]:
-    """Report only the type of an error. Templates raise any error, and its message may contain parts of the texts.
-
-    Raises:
-        UnreadableError: an error was raised inside the block.
+    """Raise UnreadableError with the type of an error only: templates raise any error, and its message may contain
+    parts of the texts.
     """
     try:
         yield

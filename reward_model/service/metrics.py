@@ -1,4 +1,4 @@
-"""Declares Prometheus metrics for `/metrics`. Labels are routes, statuses and reasons, never a request's text."""
+"""Prometheus metrics. Labels are routes, statuses and reasons, never a request's text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks every request before the application sees it: token, media type, size and time limit of the body; counts
-metrics. Work stops when the client disconnects, and an unexpected error shows no text of a request.
+"""The checks of every request before the application sees it: token, media type, size and time limit of the body. Work
+stops when the client disconnects, and an unexpected error shows no text of a request.
 
 It is a plain ASGI middleware, because Starlette's neither limit the time of a body nor answer with our error body.
 """
@@ -16,16 +16,16 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentgrpo.http_protocol import trust
+from agentgrpo.http_protocol import GuardedHttpProtocol, trust
 from reward_model.service import metrics
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
+# A body has to be complete within this many seconds.
 BODY_S = 10.0
-"""A body has to be complete within this many seconds."""
+# These health checks need no token.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
-"""These health checks need no token."""
 ROUTES = OPEN_PATHS | {"/score", "/score-pair", "/classify", "/healthz", "/metrics", "/openapi.json", "/docs"}
 EXTRA_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
@@ -39,6 +39,14 @@ class RefusedError(Exception):
     def __init__(self, status: int, reason: str, field: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason, self.field = status, reason, field
+
+
+class CountedHttpProtocol(GuardedHttpProtocol):
+    """The connections that are refused before any request are counted too."""
+
+    def refuse(self, reason: str) -> None:
+        metrics.REJECTED.labels(reason).inc()
+        super().refuse(reason)
 
 
 class RequestMiddleware:
@@ -102,7 +110,7 @@ def _check_token(headers: Headers, expected: bytes) -> None:
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes | None:
-    """Return the whole body, or None if the client disconnected."""
+    """The whole body, or None if the client disconnected."""
     too_large = RefusedError(413, "body_too_large", "body", f"larger than {MAX_BODY_BYTES} bytes")
     length = headers.get("content-length", "0")
     if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
@@ -147,6 +155,6 @@ async def _run_until_disconnect(app: ASGIApp, scope: Scope, body: bytes, receive
 
 
 def _location(error: BaseException) -> str:
-    """Return file and line where it was raised, without the message, which may hold what a client sent."""
+    # The message is left out; it may hold what a client sent.
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "?"

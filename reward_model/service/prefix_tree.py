@@ -14,7 +14,7 @@ Ids = Sequence[int]
 
 @dataclass
 class Node:
-    """Holds the tokens `start:end`, which all rows below have in common, then the rest of `rows`, and the children."""
+    """The tokens `start:end`, which all rows below have in common, then the rest of `rows`, and the children."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int
 
 
 def make_micro_batches(lengths: Sequence[int], max_tokens: int, max_padding: int) -> list[list[int]]:
-    """Put rows of similar length together: return lists of indices, the longest rows first.
+    """Indices of rows of similar length, the longest rows first.
 
     `agentgrpo.micro_batches` limits memory alone; here padding is limited too, since it takes time.
 
@@ -74,7 +74,7 @@ def make_micro_batches(lengths: Sequence[int], max_tokens: int, max_padding: int
 
 
 def _common(a: Ids, b: Ids, limit: int) -> int:
-    """Count the equal leading tokens, `limit` at most. The search is binary, because slices compare quickly."""
+    # A binary search, because comparing slices is fast.
     low, high = 0, min(len(a), len(b), limit)
     while low < high:
         middle = (low + high + 1) // 2

@@ -23,8 +23,8 @@ from reward_model.service import metrics
 
 log = logging.getLogger(__name__)
 
+# The most tokens of one batch. A new request waits for the batch in progress, and for the requests before it.
 BATCH_TOKENS = 16384
-"""The most tokens of one batch. A new request waits for the batch in progress, and for the requests before it."""
 
 
 class BusyError(RuntimeError):
@@ -43,15 +43,13 @@ class Model(Protocol):
 
 @dataclass
 class Request:
-    """Holds the conversations of one HTTP request while they are queued and scored."""
-
     encoded: list[Encoded]
     future: asyncio.Future[list[RewardScore]]
     scores: dict[int, RewardScore] = field(default_factory=dict)
 
 
 class RequestQueue:
-    """Scores conversations for many concurrent requests. Its methods belong to one event loop."""
+    """The methods belong to one event loop."""
 
     def __init__(self, model: Model, *, max_queue: int) -> None:
         """
@@ -70,7 +68,7 @@ class RequestQueue:
         threading.Thread(target=self._work, name="score", daemon=True).start()
 
     async def score(self, count: int, encode: Callable[[], list[Encoded]]) -> tuple[list[Encoded], list[RewardScore]]:
-        """Encode and score the conversations of a request. Cancelling it frees its slots.
+        """Cancelling a call frees its slots.
 
         Args:
             count: the number of conversations that `encode` returns.
@@ -109,7 +107,6 @@ class RequestQueue:
         metrics.QUEUED.set(self._taken)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Accept nothing more and answer what was accepted; return whether that was done within `timeout_s`."""
         self._draining = True
         deadline = time.monotonic() + timeout_s
         while self._taken and time.monotonic() < deadline:
@@ -117,7 +114,7 @@ class RequestQueue:
         return not self._taken
 
     def close(self) -> None:
-        """Let both threads end; the batch that is being scored is finished first."""
+        # The batch that is being scored is finished first.
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -133,7 +130,7 @@ class RequestQueue:
                     self._score(batch)
 
     def _next_batch(self) -> list[tuple[Request, int]] | None:
-        """Return the oldest conversations not yet cancelled, up to `BATCH_TOKENS`; None once the queue is closed."""
+        """The oldest conversations not yet cancelled, up to `BATCH_TOKENS`; None once the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:

@@ -1,6 +1,5 @@
-"""Declares the bodies of requests and answers as pydantic models.
-
-Tags of unions begin with `#`; `describe_errors` leaves them out of the field's name.
+"""Bodies of requests and answers. Tags of unions begin with `#`; `describe_errors` leaves them out of the field's
+name.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from agentgrpo.chat.messages import Message
 from reward_model.datatypes import Preference
 from reward_model.service.strict_json import field_name, read_json
 
+# The most conversations of one request.
 MAX_ITEMS = 128
-"""The most conversations of one request."""
 MAX_MESSAGES = 512
+# The most token ids of one conversation before it is cut.
 MAX_IDS = 1 << 17
-"""The most token ids of one conversation before it is cut."""
 
 
 class UnreadableError(ValueError):
@@ -52,7 +51,6 @@ def _not_blank(text: str) -> str:
 
 
 def _schemas(tools: Any) -> Any:
-    """Return tool schemas as the text that `Preference.tools` holds; a text is parsed to check that it is a list."""
     if isinstance(tools, str):
         tools = read_json(tools)
     if tools is None:
@@ -96,7 +94,7 @@ class TextPair(Form):
 
 
 class ChatPair(Preference):
-    """Holds a row of TRL's conversational preference form; `metadata` is ignored."""
+    """A row of TRL's conversational preference form; `metadata` is ignored."""
 
     prompt: Turns
     chosen: Turns
@@ -111,7 +109,7 @@ class ChatPair(Preference):
 
 
 class VllmOptions(Form):
-    """Holds the options of vLLM's pooling routes that have a meaning here; the others are refused, not ignored."""
+    """The options of vLLM's pooling routes that have a meaning here; the others are refused, not ignored."""
 
     model: str | None = None
     """The name is ignored, because one model is served."""
@@ -134,7 +132,7 @@ TextOrTexts = Annotated[
 
 
 class VllmPairs(VllmOptions):
-    """Holds vLLM's lists of two texts (1:1, 1:N or N:N), which it tokenises as a pair, without the chat template."""
+    """VLLM's lists of two texts (1:1, 1:N or N:N), which it tokenises as a pair, without the chat template."""
 
     text_1: TextOrTexts = Field(validation_alias=AliasChoices(*VLLM_FIRST))
     text_2: TextOrTexts = Field(validation_alias=AliasChoices(*VLLM_SECOND))
@@ -158,7 +156,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_
 
 
 class VllmInput(VllmOptions):
-    """Holds texts as they are, or token ids; no chat template is applied."""
+    """Texts as they are, or token ids; no chat template is applied."""
 
     input: (
         Annotated[Text, Tag("#text")]
@@ -169,7 +167,6 @@ class VllmInput(VllmOptions):
     add_special_tokens: bool = True
 
     def inputs(self) -> list[str] | list[list[int]]:
-        """Return texts, or lists of token ids; always a list."""
         if not isinstance(self.input, list):
             return [self.input]
         return [self.input] if isinstance(self.input[0], int) else self.input  # type: ignore[list-item]
@@ -263,7 +260,7 @@ class Usage(BaseModel):
 
 
 class VllmAnswer(BaseModel):
-    """Is vLLM's ClassificationResponse (index, label, probs, num_classes) or ScoreResponse (index, object, score)."""
+    """vLLM's ClassificationResponse (index, label, probs, num_classes) or ScoreResponse (index, object, score)."""
 
     id: str
     object: Literal["list"] = "list"
@@ -283,7 +280,7 @@ class Refusal(BaseModel):
 
 
 def describe_errors(errors: Sequence[Any]) -> list[dict[str, str]]:
-    """Return pydantic's errors as field and message, without the input that they repeat; ten at most."""
+    """Pydantic's errors as field and message, without the input that they repeat; ten at most."""
     return [
         {
             "field": field_name([part for part in error["loc"] if not str(part).startswith("#")]) or "body",

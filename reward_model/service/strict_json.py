@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_DEPTH = 64
+# The most keys of one object; every unknown key is an error, which takes time to make.
 MAX_KEYS = 1000
-"""The most keys of one object; every unknown key is an error, which takes time to make."""
+# The most objects of one body; a full list of long conversations with tools has fewer.
 MAX_OBJECTS = 10_000
-"""The most objects of one body; a full list of long conversations with tools has fewer."""
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 
 
 class StrictJsonError(ValueError):
-    """Says what is wrong with a text, and `field` where; "" stands for the whole text."""
+    """`field` says where; "" stands for the whole text."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -29,11 +29,8 @@ class StrictJsonError(ValueError):
 
 
 def read_json(text: bytes | str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        StrictJsonError: the text is not UTF-8 or not JSON, is nested too deeply, has too many objects or keys, has a
-            key twice, or has a number that is not finite.
+    """Raises StrictJsonError: the text is not UTF-8 or not JSON, is nested too deeply, has too many objects or keys,
+    has a key twice, or has a number that is not finite.
     """
     objects = itertools.count(1)
 
@@ -62,7 +59,7 @@ def read_json(text: bytes | str) -> Any:
 
 
 class _NotFinite:
-    """Replaces NaN or Infinity until the field is known."""
+    """It stands for NaN or Infinity until the field is known."""
 
 
 def _finite(digits: str) -> Any:
@@ -82,7 +79,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(value: Any, *, surrogates: bool) -> None:
-    """Find what is wrong with values, with the path to it. It is iterative, because a body may be nested deeply."""
+    # A loop instead of recursion, because a body may be nested deeply.
     waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
     while waiting:
         path, value = waiting.pop()
@@ -109,5 +106,5 @@ def _is_text(value: str) -> bool:
 
 
 def field_name(path: Sequence[str | int]) -> str:
-    """Return the dotted name of a field for an error; `?` replaces a name that is not plain and may be private."""
+    """The dotted name of a field for an error; `?` replaces a name that is not plain and may be private."""
     return ".".join(str(part) if _NAME.fullmatch(str(part)) else "?" for part in path)

@@ -1,4 +1,4 @@
-"""Loads a model and checks that its scores are reliable, before the service says that it is ready."""
+"""Whether the scores of a loaded model are reliable, before the service says that it is ready."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from reward_model.service.batch_scorer import CPU, GPU, BatchScorer
 
 log = logging.getLogger(__name__)
 
+# A score may change this much with the other conversations of its batch, relative above 1; measured on a CPU: 1e-6.
 TOLERANCE = {torch.float32: 1e-4}
-"""A score may change this much with the other conversations of its batch, relative above 1; measured on a CPU: 1e-6."""
 HALF_PRECISION_TOLERANCE = 0.05
 
 
 class Probe(BaseModel):
-    """Holds a conversation whose score was recorded by merging."""
+    # A conversation whose score was recorded by merging.
 
     messages: tuple[Message, ...] = Field(strict=False)
     score: float
@@ -33,11 +33,8 @@ class Probe(BaseModel):
 
 
 def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, BatchScorer]:
-    """Load and check the model; return both scorers.
-
-    Raises:
-        ModelError: the folder holds no reward model, its scores depend on their batch, or it is not the model whose
-            probe was recorded.
+    """Raises ModelError: the folder holds no reward model, its scores depend on their batch, or it is not the model
+    whose probe was recorded.
     """
     scorer = Scorer.load(path, device=device)
     limits = CPU if scorer.model.device.type == "cpu" else GPU

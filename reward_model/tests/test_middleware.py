@@ -12,8 +12,7 @@ import uvicorn
 
 from agentgrpo import http_protocol
 from reward_model.service import middleware
-from reward_model.service.http_protocol import CountedHttpProtocol
-from reward_model.service.middleware import RequestMiddleware
+from reward_model.service.middleware import CountedHttpProtocol, RequestMiddleware
 
 TOKEN = "a-token"
 POST = "POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer a-token\r\n"

@@ -1,7 +1,4 @@
-"""Keeps every text of instructions that a search has made, with its results, in RUN/candidates.json.
-
-Leaves out the search itself (`sql_agent.apo.search`).
-"""
+"""Every text of instructions that a search has made, with its results, in RUN/candidates.json."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Purpose = Literal["gradient", "selection", "held-out"]
 
 
 class Candidates:
-    """Collects instructions under their versions (v0 are those that the search begins with), and those rejected.
+    """v0 are the instructions that the search begins with.
 
     Args:
         file: is written anew after each change, so that a killed run leaves what it had.
@@ -33,7 +30,6 @@ class Candidates:
 
     @property
     def rejected(self) -> Counter[str]:
-        """Return how many texts were rejected for each reason."""
         return Counter(each["reason"] for each in self._rejected)
 
     def __contains__(self, text: str) -> bool:
@@ -61,13 +57,13 @@ class Candidates:
 
 
 def without_key(failure: Exception, key: str) -> str:
-    """Return kind and words of a failed call; a server may repeat the key in them. An empty key stands for none."""
+    # A server may repeat the key in its words. An empty key stands for none.
     words = f"{type(failure).__name__}: {failure}"
     return words.replace(key, "***") if key else words
 
 
 def summary(results: Sequence[Rollout]) -> dict[str, Any]:
-    """Return what became of the rollouts of one text; those without a reward are in no mean, and counted by reason."""
+    """Rollouts without a reward are in no mean, and counted by reason."""
     rewards = [result.reward for result in results if result.reward is not None]
     success = rate(results)
     return {

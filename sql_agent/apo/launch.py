@@ -1,7 +1,4 @@
-"""Starts a search for better instructions: checks what is cheap to check, chooses the tasks, starts the runners.
-
-Leaves out checks that every run has (`agentgrpo.checks`).
-"""
+"""The start of a search for better instructions: what is cheap to check is checked, tasks are chosen, runners start."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ OTHER_TASKS = (
 
 
 def check_search(cfg: TrainConfig, environment: Taskset) -> Path | None:
-    """Check that the instructions can be replaced, that poml is there, and that both models are served.
-
+    """
     Returns:
         The policy's folder, if its server names it and it is on this machine.
     Raises:
-        ValueError, SystemExit: a check fails; the message says what to do.
+        ValueError, SystemExit: instructions cannot be replaced, poml is missing, or a model is not served; the message
+        says what to do.
     """
     from sql_agent.apo.lit_agent import POLICY_KEY
     from sql_agent.evaluate import check_endpoint

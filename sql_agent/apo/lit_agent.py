@@ -1,6 +1,6 @@
 """Plays tasks with the instructions that the resources hold, against a policy that is served already.
 
-Leaves out token ids and log-probs: nothing is trained on, so any OpenAI-compatible endpoint serves.
+Token ids and log-probs are not asked for, so any OpenAI-compatible endpoint serves: nothing is trained on.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.train import TrainConfig
 
+# The resource that a rollout reads, an `agl.PromptTemplate`. Its text is played as it stands: it has no placeholders,
+# since the environment writes question, tables and schema behind it.
 INSTRUCTIONS = "instructions"
-"""The resource that a rollout reads, an `agl.PromptTemplate`. Its text is played as it stands: it has no placeholders,
-since the environment writes question, tables and schema behind it."""
 POLICY_KEY = "POLICY_API_KEY"
 
 

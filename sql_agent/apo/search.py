@@ -3,8 +3,7 @@
 The search is upstream's own (`agentlightning.algorithm.apo`, 0.3.0). This subclass reads what our runners report, and
 changes three things: a rollout without a reward is left out of a score, where upstream counts it as 0; an edit that
 cannot be played is rejected, and a failed call of the model costs one edit, not the run; instructions are measured on
-held-out tasks, which the search itself never sees, before and after it. Leaves out the checks before
-(`sql_agent.apo.launch`).
+held-out tasks, which the search itself never sees, before and after it.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from sql_agent.source.stops import TooManyLostError, check_lost
 Json = dict[str, Any]
 
 OPTIMISER_KEY = "OPENAI_API_KEY"
+# Edits in a row that fail because the model does not answer; then the search ends.
 MOST_FAILURES = 3
-"""Edits in a row that fail because the model does not answer; then the search ends."""
 
 
 @dataclass(frozen=True)
 class SearchTasks:
-    """Holds the tasks of a search as JSON; no task is in two of these lists."""
+    """The tasks of a search as JSON; no task is in two of these lists."""
 
     gradient: list[Json]
     """Critiques are written from rollouts of these."""
@@ -58,8 +57,7 @@ class SearchTasks:
 
 
 class InstructionsSearch(APO[Json]):
-    """Searches for better instructions of the agent.
-
+    """
     Args:
         cfg: the resolved config, with `algorithm=apo`.
         environment: its instructions are those that the search begins with.
@@ -142,7 +140,6 @@ class InstructionsSearch(APO[Json]):
         self.say(f"best instructions        {self.cfg.run_dir / 'prompt.txt'} ({best.version})")
 
     async def _measure(self, prompt: VersionedPromptTemplate) -> list[Rollout]:
-        """Play the held-out tasks; the results are in their order."""
         self._purpose = "held-out"
         await self.evaluate_prompt_on_batch(prompt, INSTRUCTIONS, self.tasks.held_out, "val")
         self._purpose = None
@@ -213,7 +210,7 @@ class InstructionsSearch(APO[Json]):
     async def textual_gradient_and_apply_edit(
         self, current_prompt: VersionedPromptTemplate, rollout: Any, *, prefix: str | None = None
     ) -> str | None:
-        """Return an edit that can be played; None if there is none.
+        """An edit that can be played; None if there is none.
 
         Raises:
             TrainingFailedError: the model did not answer for `MOST_FAILURES` edits in a row.
@@ -233,7 +230,7 @@ class InstructionsSearch(APO[Json]):
         return text
 
     def _fault(self, text: str) -> tuple[str, str] | None:
-        """Return reason and words why a text is not played; None if it is."""
+        """Reason and words why a text is not played; None if it is."""
         if not text:
             return "empty", "the model wrote nothing"
         if text in self.candidates:  # also where the critique was empty: upstream returns the parent then
@@ -279,7 +276,7 @@ def template(text: str) -> Any:
 
 
 def experience(result: Rollout) -> Json:
-    """Return what a critique reads of a rollout where upstream gives it all spans; ours hold token ids or JSON text."""
+    # Upstream gives a critique all spans; ours hold token ids or JSON text.
     assert result.outcome is not None
     record = result.outcome.record
     return {

@@ -2,8 +2,7 @@
 
 Tensors have the shape (B, T): B sequences, T tokens. A policy loss is a row of `sql_agent.credit.tables`. A loss is a
 weighted sum over tokens: `token_weights` is computed once for the whole batch, so the losses of its micro-batches add
-up to that of the batch. Leaves out the model, the optimiser and the treatment of a loss that is not finite; nothing is
-clamped to hide one. doc/local_losses.md has formulas and differences to verl and TRL.
+up to that of the batch. doc/local_losses.md has formulas and differences to verl and TRL.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# How token losses become one number, with verl's names: GRPO's paper, DAPO, Dr. GRPO.
 Aggregation = Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"]
-"""How token losses become one number, with verl's names: GRPO's paper, DAPO, Dr. GRPO."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ Loss = Callable[[LossInputs], LossOutput]
 
 
 def log_prob_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """Return PPO's ratio of a token's new and old probability, exp(new - old), arXiv:1707.06347 sec. 3.
+    """PPO's ratio of a token's new and old probability, exp(new - old), arXiv:1707.06347 sec. 3.
 
     Args:
         log_probs: under the policy that is trained, shape (B, T).
@@ -128,9 +127,8 @@ def token_weights(mask_B_T: Tensor, aggregation: Aggregation, *, max_tokens: int
 
 @dataclass(frozen=True)
 class LossStats:
-    """Holds statistics of an update over its sampled tokens; the default has no token.
-
-    They are sums and a count, so that the stats of micro-batches add up to those of the batch: `total = total + stats`.
+    """Sums and a count over the sampled tokens of an update, so that the stats of micro-batches add up to those of the
+    batch: `total = total + stats`.
     """
 
     tokens: int = 0
@@ -143,17 +141,17 @@ class LossStats:
 
     @property
     def clip_frac(self) -> float:
-        """Return the share of clipped tokens, verl's `pg_clipfrac`, TRL's `clip_ratio/region_mean`; NaN if no token."""
+        """Share of clipped tokens, verl's `pg_clipfrac`, TRL's `clip_ratio/region_mean`; NaN if no token."""
         return self.clipped / self.tokens if self.tokens else math.nan
 
     @property
     def ratio_mean(self) -> float:
-        """Return the mean ratio, near 1 while the policy is near the one that sampled; NaN without a token."""
+        # It is near 1 while the policy is near the one that sampled; NaN without a token.
         return self.ratio_sum / self.tokens if self.tokens else math.nan
 
     @property
     def kl_k3(self) -> float | None:
-        """Return KL(policy, reference), nats per token, k3; None without a reference or a token."""
+        """Nats per token; None without a reference or a token."""
         return None if self.kl_k3_sum is None else self.kl_k3_sum / self.tokens
 
     def __add__(self, other: LossStats) -> LossStats:

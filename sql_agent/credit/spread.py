@@ -1,4 +1,4 @@
-"""Says whether the rewards of a group differ. The redraw, the metrics and both trainers ask here."""
+"""Whether the rewards of a group differ. The redraw, the metrics and both trainers ask here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 NoSpread = Literal["all_right", "all_wrong", "all_equal"]
+# The rewards of the rollouts of one task under one policy: for each rollout those of its turns, in order, or the one of
+# the whole rollout; None for one that could not be judged.
 Group = Sequence[Sequence[float] | None]
-"""The rewards of the rollouts of one task under one policy: for each rollout those of its turns, in order, or the one
-of the whole rollout; None for one that could not be judged."""
 
 
 def judged(rewards: Group) -> list[Sequence[float]]:

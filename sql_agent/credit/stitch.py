@@ -2,7 +2,7 @@
 
 Every token id is the engine's own; nothing is tokenised again. The turns of a rollout may form several conversations,
 because of a handoff, an agent as a tool, a reset of the context, or parallel calls. Each becomes a chain, and the row
-holds the chains one after another. Leaves out how chains are kept apart in verl's batch (`sql_agent.source.batch`).
+holds the chains one after another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sql_agent.credit.row import BreakCause, Row, Turn
 
 @dataclass
 class _Chain:
-    """Collects turns in which each prompt continues the token ids of the turn before."""
+    """Turns in which each prompt continues the token ids of the turn before."""
 
     prompt_tokens: int
     seen: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class _Chain:
     """Whether a turn was dropped; the turns that continue it are dropped as well."""
 
     def add(self, ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
-        """Add tokens; those without log-probs are not trained."""
+        # Tokens without log-probs are not trained.
         self.ids += ids
         self.sampled += [int(log_probs is not None)] * len(ids)
         self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
@@ -95,7 +95,7 @@ def stitch(
 
 
 def _owners(turns: Sequence[Turn]) -> list[int]:
-    """Return for each turn the number of its chain, which is the number of the chain's first turn."""
+    """For each turn the number of its chain, which is the number of the chain's first turn."""
     seen: dict[int, tuple[int, ...]] = {}
     owners = []
     for number, turn in enumerate(turns):
@@ -143,7 +143,7 @@ def _begins_with(ids: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
 
 
 def prefix_break(turns: Sequence[Turn], *, one_conversation: bool) -> BreakCause | None:
-    """Return why a prompt does not continue the ids of the turn before, for the first such prompt; None if all do.
+    """Why a prompt does not continue the ids of the turn before, for the first such prompt; None if all do.
 
     Args:
         turns: in order.
@@ -158,14 +158,14 @@ def prefix_break(turns: Sequence[Turn], *, one_conversation: bool) -> BreakCause
 
 
 def _same_prompt_before(earlier: Sequence[Turn], turn: Turn) -> list[Turn]:
-    """Return the earlier turns whose prompt is the longest proper prefix of `turn`'s prompt."""
+    """The earlier turns whose prompt is the longest proper prefix of `turn`'s prompt."""
     prompts = {t.prompt_ids for t in earlier if len(t.prompt_ids) < len(turn.prompt_ids)}
     longest = max((p for p in prompts if _begins_with(turn.prompt_ids, p)), key=len, default=None)
     return [t for t in earlier if t.prompt_ids == longest]
 
 
 def break_cause(before: Turn, after: Turn) -> BreakCause:
-    """Return why `after` does not begin with `before`'s prompt and sampled ids.
+    """Why `after` does not begin with `before`'s prompt and sampled ids.
 
     `template`: the earlier prompt itself changed (a template that rewrites history, for example drops reasoning).
     `tool_call_rendering`: the prompt is intact; the reply held a tool call, which was rendered differently.

@@ -17,9 +17,9 @@ from pydantic import AfterValidator
 from agentgrpo.nearest import did_you_mean
 from sql_agent.credit.spread import Group
 
+# From the rewards of a group, of which none, one or all may be judged, to an advantage per turn, or one per rollout;
+# None stays None.
 Credit = Callable[[Group], list[list[float] | None]]
-"""From the rewards of a group, of which none, one or all may be judged, to an advantage per turn, or one per rollout;
-None stays None."""
 ESTIMATORS = {
     "grpo": "sql_agent.credit.grpo:GroupRelative",
     "reinforce": "sql_agent.credit.reinforce:RewardToGo",
@@ -28,13 +28,13 @@ LOSSES = {
     "grpo": "sql_agent.credit.grpo:ClippedRatio",
     "reinforce": "sql_agent.credit.reinforce:LogProb",
 }
+# Losses that verl computes by its own function, with its name; the plugin registers the others with verl.
 VERLS = {"grpo": "vanilla"}
-"""Losses that verl computes by its own function, with its name; the plugin registers the others with verl."""
+# Losses of verl's that only the main job has, under verl's names.
 VERLS_ONLY: dict[str, str] = dict.fromkeys(
     ("gspo", "cispo", "sapo", "geo_mean", "gpg", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov", "dro"),
     "verl.trainer.ppo.core_algos",
 )
-"""Losses of verl's that only the main job has, under verl's names."""
 
 
 def known(table: Mapping[str, str]) -> AfterValidator:

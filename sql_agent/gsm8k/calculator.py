@@ -2,7 +2,7 @@
 
 It knows numbers, + - * / // % ** and parentheses, but no names. Numbers may be written as in GSM8K: with commas between
 thousands, `$` in front, or a percent sign behind (`20%` is 0.2). A `%` before another number or a parenthesis is the
-remainder of a division. Leaves out functions, and powers whose exponent is not a whole number.
+remainder of a division.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from decimal import Context, Decimal
 from fractions import Fraction
 
 MAX_CHARS = 300
+# Largest depth of a parsed expression; a sum of n numbers is n - 1 deep.
 MAX_DEPTH = 100
-"""Largest depth of a parsed expression; a sum of n numbers is n - 1 deep."""
 MAX_EXPONENT = 100
+# Largest size of numerator and denominator of every intermediate number, 154 digits.
 MAX_BITS = 512
-"""Largest size of numerator and denominator of every intermediate number, 154 digits."""
 SIGNIFICANT_DIGITS = 12
 
 _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -40,15 +40,15 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
 
 
 class _Refused(ValueError):
-    """Says that an expression has no value here; the message says why."""
+    """An expression has no value here; the message says why."""
 
 
 def calculate(expression: str) -> str:
-    """Return the value in digits, or `Error: ...`; it never raises.
+    """Never raises. The whole part is in full, and decimals up to `SIGNIFICANT_DIGITS` digits in total, rounded half to
+    even, without trailing zeros.
 
     Returns:
-        The whole part in full, and decimals up to `SIGNIFICANT_DIGITS` digits in total, rounded half to even, without
-        trailing zeros.
+        The value in digits, or `Error: ...`.
     """
     try:
         return _format_number(_evaluate(expression))
@@ -68,7 +68,6 @@ def _evaluate(expression: str) -> Fraction:
 
 
 def _plain(text: str) -> str:
-    """Return the expression without commas, dollar and percent signs."""
     if not text:
         raise _Refused("the expression is empty; write one such as 48/2")
     if foreign := _FOREIGN.search(text):

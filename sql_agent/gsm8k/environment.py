@@ -1,7 +1,7 @@
-"""Offers GSM8K's word problems with a calculator; the final number of the answer is judged.
+"""GSM8K's word problems with a calculator; the final number of the answer is judged.
 
 A row has `question` and `answer`, as GSM8K has them: the answer is a solution with `<<48/2=24>>` at each calculation,
-and a last line `#### 24`. Leaves out where rows come from (`problems`).
+and a last line `#### 24`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ class Gsm8k(ToolEnvironment):
 
     @classmethod
     def prompt(cls, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the rules and the question, without anything of its answer.
-
-        Raises:
-            ValueError: the row is no problem.
-        """
+        """Raises ValueError: the row is no problem."""
         final_answer(row)
         return [{"role": "system", "content": RULES}, {"role": "user", "content": row["question"].strip()}]
 
@@ -58,7 +54,7 @@ class Gsm8k(ToolEnvironment):
 
     @classmethod
     def load_split(cls, data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the problems; `data.train_file` is a file, or `gsm8k` for the hub's, or None for generated ones."""
+        """The problems; `data.train_file` is a file, or `gsm8k` for the hub's, or None for generated ones."""
         if data.train_file is not None and data.val_file is not None:
             return read_problems(data.train_file), read_problems(data.val_file)
         source, made = str(data.train_file or "generated"), data.train_file is None
@@ -73,7 +69,7 @@ class Gsm8k(ToolEnvironment):
 
     @classmethod
     def reference(cls, row: dict[str, Any]) -> list[Any]:
-        """Return the solution in turns; [] if it has an annotation that the calculator does not confirm.
+        """The solution in turns; [] if it has an annotation that the calculator does not confirm.
 
         Each annotation becomes a call: `16-3 = <<16-3=13>>13 eggs` ends a text at `=`, calls the calculator with
         `16-3`, and the next text begins with `13 eggs`. The last text ends with `#### n`.

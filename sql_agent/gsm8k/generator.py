@@ -17,26 +17,25 @@ from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
 
 Split = Literal["train", "test"]
+# A row: `id`, `question`, and `answer`, the solution with its last line `#### n`.
 Problem = dict[str, Any]
-"""A row: `id`, `question`, and `answer`, the solution with its last line `#### n`."""
 
 HELD_OUT_FRACTION = 0.2
+# Number of draws in a row without a new problem after which the generator stops.
 MAX_DRAWS = 10_000
-"""Number of draws in a row without a new problem after which the generator stops."""
 
 _CALCULATION = re.compile(r"\[(\w): (\$?)([^\]]+)\]")
 
 
 def in_split(key: str, split: Split, held_out_fraction: float) -> bool:
-    """Return whether a problem belongs to that split; only its `key` decides."""
+    # Only the key decides, not the seed or the other problems.
     digest = hashlib.sha256(key.encode()).digest()
     return (int.from_bytes(digest[:8], "big") < held_out_fraction * 2**64) == (split == "test")
 
 
 def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[Problem]:
-    """Generate problems, no two of which have the same story with the same numbers.
+    """A story with its numbers belongs to one split, whatever the seed and the names.
 
-    A story with its numbers belongs to one split, whatever the seed and the names.
     Raises:
         ValueError: the generator does not have that many problems.
     """
@@ -66,7 +65,7 @@ def _problems(split: Split, seed: int) -> Iterator[Problem]:
 
 
 def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> Problem | None:
-    """Return the story with these numbers, or None if a result is not a whole number above 0."""
+    """None if a result is not a whole number above 0."""
     (name, she), (other, _) = draw.sample(PEOPLE, 2)
     words = {"name": name, "other": other, "she": she, "She": she.capitalize(), "her": PRONOUNS[she]}
     words |= {"thing": draw.choice(story.things)}

@@ -13,8 +13,8 @@ from sql_agent.environments.rows import read_rows, short
 from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, Problem, Split, generate_problems, in_split
 
 HUB_NAME = "openai/gsm8k"
+# Number of problems that the generator makes if no limit is given.
 GENERATED = 1_000
-"""Number of problems that the generator makes if no limit is given."""
 _OTHERS = "give a .jsonl or .parquet file of rows with question and answer, or `generated` for made-up problems"
 
 _NUMBER = (
@@ -53,11 +53,7 @@ def load_problems(
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read every problem of a file, in order.
-
-    Raises:
-        ValueError: the file cannot be read, has no row, or a row is no problem.
-    """
+    """Raises ValueError: the file cannot be read, has no row, or a row is no problem."""
     if not path.is_file():
         meant = did_you_mean(str(path), ["gsm8k", "generated"]) or did_you_mean(path)
         others = f"no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}"
@@ -96,11 +92,7 @@ def _from_file(path: Path, split: Split, held_out_fraction: float) -> list[Probl
 
 
 def final_answer(row: Problem) -> Decimal:
-    """Return the number of a row's answer.
-
-    Raises:
-        ValueError: the row is no problem; the message names the field.
-    """
+    """Raises ValueError: the row is no problem; the message names the field."""
     for name in ("question", "answer"):
         if not isinstance(text := row.get(name), str) or not text.strip():
             raise ValueError(f"field {name}: expected a text, found {short(repr(text), 40)}")
@@ -111,7 +103,7 @@ def final_answer(row: Problem) -> Decimal:
 
 
 def final_number(text: str) -> Decimal | None:
-    """Return the number directly after the last `####`, on the same line; None if there is none.
+    """The number directly after the last `####`, on the same line; None if there is none.
 
     A dollar sign in front, commas between thousands and words after it (`$1,000 in all`) are ignored. A calculation or
     a fraction is not a number.

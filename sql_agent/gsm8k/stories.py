@@ -1,4 +1,4 @@
-"""Holds the stories of the generated word problems as plain data, all of it written for this project."""
+"""The stories of the generated word problems as plain data, all of it written for this project."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Story:
     """Words from which `{thing}` is drawn."""
 
 
+# Names with their pronouns; `{name}` and `{other}` are two of them.
 PEOPLE = (
     *(("Amara", "she"), ("Bruno", "he"), ("Chen", "he"), ("Daria", "she"), ("Elif", "she"), ("Farid", "he")),
     *(("Greta", "she"), ("Hugo", "he"), ("Ines", "she"), ("Jonas", "he"), ("Kofi", "he"), ("Leila", "she")),
     *(("Mateo", "he"), ("Nadia", "she"), ("Omar", "he"), ("Petra", "she"), ("Quinn", "he"), ("Rosa", "she")),
     *(("Sven", "he"), ("Tessa", "she"), ("Umar", "he"), ("Vera", "she"), ("Wanda", "she"), ("Yusuf", "he")),
 )
-"""Names with their pronouns; `{name}` and `{other}` are two of them."""
 PRONOUNS = {"she": "her", "he": "his"}
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 

@@ -1,7 +1,7 @@
-"""Lets a person talk with a trained agent: typed questions, or the tasks of a file, in one continued conversation.
+"""A person's conversation with a trained agent: typed questions, or the tasks of a file.
 
 The agent's turns are those of training, with the same `Conversation` and `LocalPlay`, and the sampled ids are continued
-unchanged. Leaves out the terminal (`sql_agent.commands.interactive`) and the layout (`.transcript`).
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sql_agent.prompts.limit import Limit
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 
+# Id of a typed question, whose answer cannot be judged.
 OWN = "own question"
-"""Id of a typed question, whose answer cannot be judged."""
 UNJUDGED = Score(None, NO_JUDGE)
 
 
@@ -40,31 +40,21 @@ class Subject(World, Protocol):
     tasks: Sequence[Any]
 
     def own(self, question: str) -> Any:
-        """Turn a typed question into a task without a solution.
-
-        Raises:
-            ValueError: the environment takes none.
-        """
+        """Raises ValueError: the environment takes no typed questions."""
         ...
 
-    def question(self, task: Any) -> str:
-        """Return a task's question, to be shown."""
-        ...
+    def question(self, task: Any) -> str: ...
 
-    def prompt_source(self) -> Environment:
-        """Return the environment, which writes the first prompts and can shorten them."""
-        ...
+    def prompt_source(self) -> Environment: ...
 
-    def choose(self, task: Any) -> None:
-        """Use that task's tables from now on."""
-        ...
+    def choose(self, task: Any) -> None: ...
 
     def renew(self) -> None:
         """Restore the tables to their first state."""
         ...
 
     def tables(self) -> list[Table]:
-        """Return the tables in their current state; [] if there is no database."""
+        """[] if there is no database."""
         ...
 
 
@@ -171,25 +161,15 @@ class OneDatabase:
 
 
 class Watcher(Protocol):
-    """Receives the events of a conversation as they happen."""
+    def writing(self, text: str) -> None: ...
 
-    def writing(self, text: str) -> None:
-        """Take the whole reply so far; called with every token."""
-        ...
+    def reply(self, message: Message) -> None: ...
 
-    def reply(self, message: Message) -> None:
-        """Take the finished reply, whose calls have not run yet."""
-        ...
-
-    def answers(self, messages: Sequence[Message]) -> None:
-        """Take the environment's answers to the reply."""
-        ...
+    def answers(self, messages: Sequence[Message]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Says how a question ended."""
-
     record: RolloutRecord
     stopped: bool
     """Whether the person stopped it during a reply."""
@@ -198,8 +178,7 @@ class Answered:
 
 
 class Chat:
-    """Holds one conversation after another with one policy.
-
+    """
     Args:
         limits: turns and tokens of one question; without `max_turns`, the environment's own limit of turns.
         limit: the longest first prompt, as in training; the environment shortens a longer one if it can.
@@ -223,12 +202,11 @@ class Chat:
         self._stop = _Stop()
 
     def new(self) -> None:
-        """Forget the conversation and restore the tables."""
         self._last = None
         self._subject.renew()
 
     def stop(self) -> None:
-        """End the current reply after its next token; a second call during one question ends it at once.
+        """A second call during one question ends it at once.
 
         Raises:
             KeyboardInterrupt: on the second call.
@@ -238,15 +216,10 @@ class Chat:
         self._stop.wanted = True
 
     def fitted(self, tasks: Sequence[Any]) -> Fitted:
-        """Return the tasks as they are asked at the beginning of a conversation."""
         return fit_tasks(tasks, self._subject.prompt_source(), self._prompt_tokens, self._limit)
 
     def ask(self, task: Any) -> Answered:
-        """Play the task's question to its end, as the next question of the conversation, and judge the answer.
-
-        Raises:
-            ChatTemplateError: the model's template cannot write this conversation.
-        """
+        """Raises ChatTemplateError: the model's template cannot write this conversation."""
         self._stop.wanted = False
         [task] = self.fitted([task]).tasks
         rollout = LocalPlay(task, self._subject, self._conversation, self._limits, after=self._last)
@@ -284,10 +257,8 @@ class _Stop(StoppingCriteria):
 
 
 class _Streamer(BaseStreamer):
-    """Passes on the text so far with each token, one token late, because the last one may be the end token.
-
-    transformers' own streamer waits for the end of each word and prints the end token.
-    """
+    # Each token comes one late, because the last one may be the end token. transformers' own streamer waits for the end
+    # of each word and prints the end token.
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]) -> None:
         self._tokenizer, self._say = tokenizer, say
@@ -302,8 +273,7 @@ class _Streamer(BaseStreamer):
         if not text.endswith("\ufffd"):  # the bytes of a character are not complete yet
             self._say(text)
 
-    def end(self) -> None:
-        """Do nothing, since `Watcher.reply` gets the whole reply."""
+    def end(self) -> None: ...
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
@@ -320,19 +290,13 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Line:
-    """Holds a typed line: a command or a question."""
-
     command: str | None
     rest: str = ""
     """The question, or the command's number."""
 
 
 def read_line(text: str, num_tasks: int) -> Line:
-    """Split a line into a command and the rest.
-
-    Raises:
-        ValueError: the command is unknown, or does not take the text after it.
-    """
+    """Raises ValueError: the command is unknown, or does not take the text after it."""
     text = text.strip()
     if not text.startswith(":"):
         return Line(None, text)

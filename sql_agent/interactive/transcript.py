@@ -22,23 +22,22 @@ from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import OWN_REWARD
 from sql_agent.interactive.session import COMMANDS, OWN, Answered
 
+# Beginnings of a call, in Hermes' form and in that of the text protocols.
 MARKERS = ("<tool_call>", "```sql\n")
-"""Beginnings of a call, in Hermes' form and in that of the text protocols."""
 SHOWN_ROWS, SHOWN_TASKS = 5, 50
 _FENCED = re.compile(r"```sql\n(.*?)\n```", re.DOTALL)
 
 
 class Transcript:
-    """Prints what a `Chat` does.
-
+    """
     Args:
         max_new_tokens: the limit to name when a reply was cut.
     """
 
     def __init__(self, console: Console, *, max_new_tokens: int) -> None:
         self._console, self._max_new_tokens = console, max_new_tokens
+        # Number of characters of the current reply that are printed.
         self._written = 0
-        """Number of characters of the current reply that are printed."""
         self._in_line = False
         self._live: Live | None = None
 
@@ -74,7 +73,6 @@ class Transcript:
             self._print(Text("  → ", style="dim"), Text(visible(str(message["content"])), style="cyan"))
 
     def ended(self, answered: Answered) -> None:
-        """Print how a question ended, and the judge's verdict."""
         record = answered.record
         if why := self._why(answered):
             self._print(Text(visible(why), style="yellow"))
@@ -133,7 +131,6 @@ class Transcript:
             self._console.print(grid)
 
     def tasks(self, tasks: Sequence[tuple[str, str]]) -> None:
-        """List tasks, pairs of kind and question."""
         if not tasks:
             self.note("no tasks at hand; they come from --tasks, or are generated where --database is not given")
         for number, (kind, question) in enumerate(tasks[:SHOWN_TASKS], 1):
@@ -146,7 +143,6 @@ class Transcript:
     # on the console
 
     def _write(self, text: str, end: int) -> None:
-        """Print the part of `text[:end]` that is not printed yet, thoughts in dim letters."""
         if end > self._written:
             new = Text(visible(text[self._written : end]))
             thinking = text[: self._written].rfind("<think>") > text[: self._written].rfind("</think>")
@@ -177,7 +173,7 @@ class Transcript:
 
 
 def why_wrong(compared: Comparison) -> str:
-    """Return what the judge compared, one fact a line; it holds the solution and is for a person's eyes alone."""
+    """One fact a line; it holds the solution and is for a person's eyes alone."""
     whose = ("the reference alone leaves", "the agent alone leaves") if compared.state else ("expected", "got")
     order = ", in this order" if compared.ordered else ""
     lines = [
@@ -196,7 +192,7 @@ def _rows(shown: Excerpt) -> str:
 
 
 def call_start(text: str) -> int:
-    """Return where a call begins, or may be about to begin, in an unfinished reply; its length if none does."""
+    """Where a call begins, or may be about to begin, in an unfinished reply; its length if none does."""
     starts = [place for marker in MARKERS if (place := text.find(marker)) >= 0]
     if starts:
         return min(starts)
@@ -208,14 +204,13 @@ def call_start(text: str) -> int:
 
 
 def sql(statement: str, *, indent: int) -> Text:
-    """Return the statement with highlighting; lines after the first are indented."""
     text = Syntax("", "mysql", theme="ansi_dark").highlight(visible(statement).replace("\n", "\n" + " " * indent))
     text.rstrip()
     return text
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters, except line break and tab, replaced by visible symbols."""
+    """The text with control characters, except line break and tab, replaced by visible symbols."""
     return "".join(
         chr(0x2400 + ord(c)) if c < " " and c not in "\n\t" else "␡" if "\x7f" <= c <= "\x9f" else c for c in text
     )

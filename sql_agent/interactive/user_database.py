@@ -1,7 +1,4 @@
-"""Reads a user's own SQLite file as tables for an episode. The file is only read: an episode works on a copy.
-
-Leaves out views, virtual tables, indexes, keys and triggers: an episode's tables have columns and rows.
-"""
+"""Reads a user's own SQLite file as tables for an episode. The file is only read: an episode works on a copy."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
 from dbbench_adapter.engines.sqlite.schema import quoted, why_unreadable
 from dbbench_adapter.generator import NOTE
 
+# Largest number of rows of all tables together, since they are held in memory.
 MAX_ROWS = 200_000
-"""Largest number of rows of all tables together, since they are held in memory."""
 _LISTED = """\
 SELECT list.name, list.type FROM pragma_table_list AS list JOIN sqlite_master AS made USING (name)
 WHERE list.schema = 'main' ORDER BY made.rowid"""
@@ -34,9 +31,8 @@ class DatabaseCopy:
 
 
 def read_database(path: Path) -> DatabaseCopy:
-    """Copy the tables of a SQLite file.
+    """A column of whole numbers becomes BIGINT, one of finite numbers DOUBLE, and every other TEXT.
 
-    A column of whole numbers becomes BIGINT, one of finite numbers DOUBLE, and every other TEXT.
     Raises:
         ValueError: there is no such file, it is not a SQLite database, or it has no table or more than `MAX_ROWS` rows.
     """
@@ -82,7 +78,7 @@ def _refuse_too_many(connection: sqlite3.Connection, names: list[str], path: Pat
 
 
 def _unreadable(connection: sqlite3.Connection, name: str) -> str | None:
-    """Return why no statement can read a table, e.g. another program's collation; None if one can."""
+    """None if a statement can read the table. Another program's collation keeps every statement from it."""
     try:
         connection.execute(f"SELECT * FROM {quoted(name)} LIMIT 1").fetchall()
     except sqlite3.OperationalError as error:

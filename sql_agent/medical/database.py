@@ -21,19 +21,19 @@ from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
 
 MAX_ROWS = 200
+# Longest result in the sandbox, counted over its texts; further rows are dropped.
 MAX_FETCHED_CHARS = 100_000
-"""Longest result in the sandbox, counted over its texts; further rows are dropped."""
+# Longest result that the policy reads; a field of a label fits, a whole table does not.
 MAX_RESULT_CHARS = 2_000
-"""Longest result that the policy reads; a field of a label fits, a whole table does not."""
 TRUNCATED = "[TRUNCATED]"
+# Replacements of SQLite's functions; none takes quadratic time on a long text, and each obeys the time limit.
 _OURS = ("like", "instr", "replace", "lower", "upper", "concat")
-"""Replacements of SQLite's functions; none takes quadratic time on a long text, and each obeys the time limit."""
 _BUILT_IN = "abs avg coalesce count group_concat ifnull iif length max min nullif round substr substring sum total"
 _CALLABLE = frozenset([*_OURS, *_BUILT_IN.split()])
 
 
 def read_schema(path: Path) -> Schema:
-    """Return the usable tables and columns of a database: at least one of `TABLES`, with `id`, a name and rows.
+    """The usable tables and columns of a database: at least one of `TABLES`, with `id`, a name and rows.
 
     Raises:
         MedicalDataError: something is missing; the message says what.
@@ -74,7 +74,7 @@ def read_schema(path: Path) -> Schema:
 
 
 def missing(schema: Schema) -> list[str]:
-    """Return the tables of doc/medical.md that the database lacks, and missing columns of those that it has."""
+    """Tables of doc/medical.md that the database lacks, and missing columns of those that it has."""
     tables = [table for table in TABLES if table not in schema]
     columns = [f"{table}.{name}" for table in schema for name in TABLES[table].columns if name not in schema[table]]
     return tables + columns
@@ -106,14 +106,13 @@ def _holds(connection: sqlite3.Connection, schema: Schema, question: Question) -
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    """Return a table's columns, spelled as in doc/medical.md if that names them; SQLite ignores case."""
     ours = {"id", TABLES[table].name_column, *TABLES[table].columns}
     names = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
     return tuple(name.lower() if name.lower() in ours else name for name in names)
 
 
 def _wrong_ids(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Return why `id` does not identify a row; it is compared as text, because questions do not tell 7 from '7'."""
+    # Ids are compared as texts, because questions do not tell 7 from '7'.
     sql = f"SELECT count(*), count(DISTINCT CAST(id AS TEXT)) FROM {table} WHERE typeof(id) IN ('integer', 'text')"
     good, distinct = connection.execute(sql).fetchone()
     (total,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -143,7 +142,7 @@ class MedicalDatabase(ReadOnlyDatabase):
 
 
 def format_result(result: Result) -> str:
-    """Return a result's text for the policy: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
+    """A result's text for the policy: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
     if result.error is not None:
         text = f"Error: {result.error}"
     else:

@@ -14,12 +14,12 @@ from agentgrpo.file_kinds import RowFileError
 from agentgrpo.row_files import read_rows
 
 Language = Literal["en", "zh"]
+# The tables of `TABLES` that a database has, each with its columns.
 Schema = dict[str, tuple[str, ...]]
-"""The tables of `TABLES` that a database has, each with its columns."""
 
 
 class MedicalDataError(ValueError):
-    """Says that a database or a file of questions cannot be used, what is missing and how to get it."""
+    """A database or a file of questions cannot be used, what is missing and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ TABLES: dict[str, MedicalTable] = {
 
 @dataclass(frozen=True)
 class Question:
-    """Holds one question. `table` to `answer` are for people and for preference pairs; no reward reads them."""
+    """One question. `table` to `answer` are for people and for preference pairs; no reward reads them."""
 
     id: str
     question: str
@@ -69,11 +69,11 @@ class Question:
 
     @property
     def entry(self) -> str:
-        """Return the key that must be in only one half of a split: the row, or the question's id if it names no row."""
+        """Key that must be in only one half of a split: the row, or the question's id if it names no row."""
         return self.id if self.row_id is None else f"{self.table}/{self.row_id}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return one line of a questions file; `from_dict` is the inverse."""
+        """One line of a questions file; `from_dict` is the inverse."""
         return _QUESTION.dump_python(self, mode="json")
 
     @staticmethod
@@ -85,7 +85,7 @@ _QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read a JSONL file of questions; line 1 is its first.
+    """Line 1 is the first.
 
     Raises:
         MedicalDataError: the file is missing or empty, a line is not a question, or an id occurs twice.

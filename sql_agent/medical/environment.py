@@ -28,7 +28,6 @@ from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettin
 
 INVENTED = HOME / "data" / "medical" / "medical.db"
 MAX_ROUNDS = 8
-"""Number of replies, the answer included."""
 TOOL_NAME = "query_database_by_sql"
 RULES = f"""\
 You answer questions about drugs and diseases from a read-only SQLite database. Call {TOOL_NAME} with one SELECT \
@@ -40,14 +39,12 @@ TOOL = tool(TOOL_NAME, "Run one SELECT statement and return its rows.", {"sql": 
 
 
 def messages(question: Question, schema: Schema) -> list[Message]:
-    """Return the first prompt: rules, tables and columns, then the question, without anything of its answer."""
+    # The prompt holds nothing of the answer.
     tables = "\n".join(f"{table}({', '.join(columns)})" for table, columns in schema.items())
     return [{"role": "system", "content": RULES + tables}, {"role": "user", "content": question.question}]
 
 
 class MedicalEpisode(CallingEpisode):
-    """Plays an episode in which a reply without a call is the answer."""
-
     def __init__(self, database: MedicalDatabase) -> None:
         self._database = database
 
@@ -68,8 +65,7 @@ class MedicalEpisode(CallingEpisode):
 
 
 class Medical(Environment):
-    """Plays questions about a medical database.
-
+    """
     Args:
         database: SQLite file; None: a database of invented entries, which `prepare` makes.
     """

@@ -18,7 +18,7 @@ _SLOT = re.compile(r"\{(\w+)(?:-(\d+))?\}")
 
 
 def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed: int = 0) -> None:
-    """Write the database atomically; an existing file is replaced.
+    """An existing file is replaced, atomically.
 
     Args:
         n_drugs, n_diseases: rows of `drugs_info` and `disease`, alternately English and Chinese.
@@ -37,7 +37,6 @@ def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed
 
 
 def entries(table: str, count: int, draw: random.Random) -> Iterator[tuple[int | str, ...]]:
-    """Yield rows of a table: id, name, then its columns; no name occurs twice."""
     used: set[str] = set()
     for number in range(1, count + 1):
         language = LANGUAGES[number % 2]
@@ -57,7 +56,7 @@ def _fresh(language: Language, table: str, used: set[str], draw: random.Random) 
 
 
 def filled(template: str, language: Language, draw: random.Random) -> str:
-    """Fill the slots of a template; a slot that occurs twice gets two different words."""
+    # A slot that occurs twice gets two different words.
     used: set[str] = set()
 
     def fill(slot: re.Match[str]) -> str:

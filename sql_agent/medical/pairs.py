@@ -30,8 +30,8 @@ from sql_agent.source.scoring import conversation
 
 Kind = Literal["wrong_row", "wrong_field", "refusal"]
 KINDS: tuple[Kind, ...] = ("wrong_row", "wrong_field", "refusal")
+# Number of other entries that are tried for one pair.
 CANDIDATES = 12
-"""Number of other entries that are tried for one pair."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pair:
 
     @property
     def longer(self) -> int:
-        """Return the length of the better side minus that of the worse one, in characters."""
+        """Characters by which the better side is longer; negative if it is shorter."""
         return num_chars(self.preference.chosen) - num_chars(self.preference.rejected)
 
 
@@ -62,7 +62,7 @@ def make_pairs(path: Path, schema: Schema, questions: Sequence[Question], *, see
 
 
 def _even(pairs: Sequence[Pair], draw: random.Random) -> list[Pair]:
-    """Leave out pairs until the longer side is the better one in half of each kind."""
+    # The length of a side must not show which one is better.
     left: list[Pair] = []
     for kind in KINDS:
         longer = [pair for pair in pairs if pair.kind == kind and pair.longer > 0]
@@ -74,8 +74,6 @@ def _even(pairs: Sequence[Pair], draw: random.Random) -> list[Pair]:
 
 
 class _Sides:
-    """Makes an agent's conversations about a question, with the database's real results."""
-
     def __init__(self, path: Path, schema: Schema) -> None:
         self._schema, self._watchdog = schema, Watchdog()
         self._watchdog.ensure_alive()
@@ -135,7 +133,6 @@ class _Sides:
             )
 
     def _elsewhere(self, entry: Entry, column: str, kind: Kind, draw: random.Random) -> Iterator[tuple[Entry, str]]:
-        """Yield the fields from which a wrong answer may come."""
         if kind == "wrong_field":
             yield from ((entry, other) for other in askable(entry.table, self._schema) if other != column)
         else:

@@ -36,7 +36,7 @@ class Entry:
 def make_questions(
     path: Path, schema: Schema, count: int, *, half: Half, held_out_fraction: float = 0.2, seed: int = 0
 ) -> list[Question]:
-    """Make `count` questions over one half of the entries; every entry gets its first before any gets its second.
+    """Every entry gets its first question before any gets its second.
 
     Returns:
         The questions; fewer than `count` if the entries of that half have fewer fields with text.
@@ -54,7 +54,6 @@ def make_questions(
 
 
 def entries(connection: sqlite3.Connection, schema: Schema) -> list[Entry]:
-    """Return the entries whose names are unique in their table."""
     found = []
     for table in schema:
         name = TABLES[table].name_column
@@ -65,13 +64,12 @@ def entries(connection: sqlite3.Connection, schema: Schema) -> list[Entry]:
 
 
 def in_half(entry: str, half: Half, held_out_fraction: float) -> bool:
-    """Return whether an entry (`Question.entry`) belongs to that half; the result depends on nothing else."""
+    # The result depends on nothing but the entry.
     digest = hashlib.sha256(entry.encode()).digest()
     return (int.from_bytes(digest[:8], "big") < held_out_fraction * 2**64) == (half == "held_out")
 
 
 def label(column: str, language: Language) -> str:
-    """Return the name that people use for a column."""
     return LABELS[language].get(column, column.replace("_", " "))
 
 
@@ -93,7 +91,7 @@ def _fields(
 
 
 def text_of(connection: sqlite3.Connection, entry: Entry, column: str) -> str | None:
-    """Return the text of a field; None if it is empty or binary."""
+    """The text of a field; None if it is empty or binary."""
     sql = f'SELECT "{column}" FROM {entry.table} WHERE id = ?'
     (value,) = connection.execute(sql, (entry.id,)).fetchone()
     return None if value is None or isinstance(value, bytes) or not str(value).strip() else str(value)

@@ -1,4 +1,4 @@
-"""Holds the words of invented entries. Nothing here is a fact: none of these drugs, diseases or companies exists.
+"""The words of invented entries. Nothing here is a fact: none of these drugs, diseases or companies exists.
 
 A template's `{name}` stands for one of the words under that name, `{2-9}` for a number in that range. Every entry is in
 one language.
@@ -104,6 +104,7 @@ WORDS: dict[Language, dict[str, tuple[str, ...]]] = {
     },
 }
 
+# One template per column of `datatypes.TABLES`.
 FIELDS: dict[Language, dict[str, str]] = {
     "en": {
         "component": "{2-90} mg of {stuff} and {2-90} mg of {stuff}",
@@ -162,8 +163,8 @@ FIELDS: dict[Language, dict[str, str]] = {
         "prognosis": "{2-30}天后消失；{sign}可能留存{2-9}周。",
     },
 }
-"""One template per column of `datatypes.TABLES`."""
 
+# Names that people use for columns; other columns use their own English name, with blanks for underscores.
 LABELS: dict[Language, dict[str, str]] = {
     "en": {
         "component": "components",
@@ -200,7 +201,6 @@ LABELS: dict[Language, dict[str, str]] = {
         "prognosis": "预后",
     },
 }
-"""Names that people use for columns; other columns use their own English name, with blanks for underscores."""
 
 ASK: dict[Language, tuple[str, ...]] = {
     "en": (

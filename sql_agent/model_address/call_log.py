@@ -1,7 +1,7 @@
-"""Records the calls of one rollout as conversations that people can read. Pure.
+"""The calls of one rollout as conversations that people can read, and their numbers. Pure.
 
 All that is known of a user's own agent are its requests. A request that repeats a whole conversation continues it; any
-other request begins a new one. Leaves out the token ids, which are in the spans of the calls.
+other request begins a new one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
+# Number of attempts to remember, about 2 MiB; runners have far fewer in flight.
+KEPT = 8192
 
 
 @dataclass
@@ -31,8 +33,7 @@ class CallLog:
     """Why a request got no reply, by the request's messages."""
 
     def add(self, sent: Sequence[Mapping[str, Any]], response: Mapping[str, Any]) -> None:
-        """Add a call that was answered.
-
+        """
         Args:
             sent: the messages of a request.
             response: its chat completion.
@@ -53,14 +54,12 @@ class CallLog:
         self.completion_tokens += usage.get("completion_tokens") or 0
 
     def fail(self, sent: Sequence[Mapping[str, Any]], why: str) -> None:
-        """Remember a request that failed on the server's side, until the same request is answered."""
+        # It is remembered until the same request is answered.
         self._failures[json.dumps([_key(message) for message in sent])] = why
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the log as JSON values.
-
-        `messages` has all conversations one after another, `replies` the indices of the model's replies in it, in the
-        order of the calls, and `failure` why some request was never answered; None if every request was.
+        """`messages` has all conversations one after another, `replies` the indices of the model's replies in it, in
+        the order of the calls, and `failure` why some request was never answered; None if every request was.
         """
         starts = [sum(map(len, self._conversations[:number])) for number in range(len(self._conversations))]
         return {
@@ -75,7 +74,7 @@ class CallLog:
         }
 
     def _repeated_by(self, keys: Sequence[str]) -> int | None:
-        """Return the number of the longest conversation that a request begins with."""
+        # The longest conversation that the request begins with is the one it continues.
         found = [
             number
             for number, conversation in enumerate(self._conversations)
@@ -85,12 +84,11 @@ class CallLog:
 
 
 def _reply(message: Mapping[str, Any]) -> Message:
-    """Return a reply without its empty fields."""
     return {"role": "assistant", "content": None} | {k: v for k, v in message.items() if v not in (None, [], "")}
 
 
 def _key(message: Mapping[str, Any]) -> str:
-    """Return what identifies a message; clients may reorder fields, leave out empty ones and re-serialise arguments."""
+    # Clients may reorder fields, leave out empty ones and re-serialise arguments.
     calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, dict)]
     said = [[call.get("name"), _parsed(call.get("arguments"))] for call in calls]
     where = message.get("tool_call_id")
@@ -108,3 +106,25 @@ def _text(content: Any) -> Any:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content or ""
+
+
+class CallCounter:
+    """
+    Args:
+        kept: attempts to remember; an attempt is forgotten once this many others have called after its last call.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        # Number of calls of each attempt; the attempt that called last is at the end.
+        self._calls: dict[tuple[str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def next(self, rollout_id: str, attempt_id: str) -> int:
+        number = self._calls.pop((rollout_id, attempt_id), 0) + 1
+        self._calls[rollout_id, attempt_id] = number
+        if len(self._calls) > self._kept:
+            del self._calls[next(iter(self._calls))]
+        return number

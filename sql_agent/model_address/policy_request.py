@@ -8,12 +8,12 @@ from typing import Any
 
 from sql_agent.model_address.signed_address import RolloutSampling
 
+# Fields of a request that the agent decides, beside its tools; the run decides how the policy samples.
 ASKED = ("messages", "parallel_tool_calls", "stop", "chat_template_kwargs", "stream", "stream_options")
-"""Fields of a request that the agent decides, beside its tools; the run decides how the policy samples."""
 
 
 def policy_request(request: dict[str, Any], sampling: RolloutSampling, sequence_id: int) -> dict[str, Any]:
-    """Return the request to the model server for a call of a user's own agent.
+    """The request to the model server for a call of a user's own agent.
 
     The agent's temperature, top_p and penalties are dropped, because the update assumes that every token was sampled
     from the policy at the run's temperature. Constraints on the sampler (`response_format`, strict tools, a forced
@@ -48,14 +48,14 @@ def policy_request(request: dict[str, Any], sampling: RolloutSampling, sequence_
 
 
 def _loose(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools without `strict`, so that no grammar constrains the arguments that the policy writes."""
+    # `strict` would let a grammar constrain the arguments that the policy writes.
     return [
         {**tool, "function": {k: v for k, v in (tool.get("function") or {}).items() if k != "strict"}} for tool in tools
     ]
 
 
 async def stream_of(answer: dict[str, Any], *, usage: bool) -> AsyncIterator[str]:
-    """Yield a chat completion as the events of a stream, with the whole reply in one event.
+    """The whole reply is in one event.
 
     Args:
         usage: True adds a last event with the number of tokens (`stream_options.include_usage`).

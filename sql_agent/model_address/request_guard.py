@@ -1,4 +1,4 @@
-"""Checks every request to a server of a run: the host name it asks for, the page it comes from, and its token.
+"""The checks of every request to a server of a run: the host name it asks for, the page it comes from, and its token.
 
 Store, LLM proxy and model servers listen on loopback, which every process of the machine can reach, including those of
 other users and browsers. A web page can reach them under its own host name (DNS rebinding), so unknown host names are
@@ -6,7 +6,8 @@ refused. Requests that a foreign page may send without permission (a form, text,
 No answer allows other pages to read it. Connections whose requests were all refused are limited in number
 (`agentgrpo.http_protocol`), and a model server reads no chat completion that could not fit its context
 (`request_limits`).
-Leaves out TLS: whoever can read loopback packets can also read the environment.
+
+There is no TLS: whoever can read loopback packets can also read the environment.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from typing import Any
 from agentgrpo.http_protocol import trust
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits, error_body
 
+# Variable with the token of the LLM proxy and the model servers of a run, and of the store that the run keeps.
 RUN_TOKEN = "AGENTGRPO_TOKEN"
-"""Variable with the token of the LLM proxy and the model servers of a run, and of the store that the run keeps."""
+# Variable with the store's token. An external store asks for none if it is unset.
 STORE_TOKEN = "AGENTGRPO_STORE_TOKEN"
-"""Variable with the store's token. An external store asks for none if it is unset."""
+# Health checks that the launchers of store and LLM proxy poll; their answers hold no other information.
 OPEN_PATHS = frozenset({"/v1/agl/health", "/health/liveliness"})
-"""Health checks that the launchers of store and LLM proxy poll; their answers hold no other information."""
+# Body types that our clients and OpenTelemetry send. A page cannot send them to another origin without a preflight.
 MEDIA_TYPES = frozenset({"application/json", "application/x-protobuf"})
-"""Body types that our clients and OpenTelemetry send. A page cannot send them to another origin without a preflight."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _TOKEN = re.compile(r"[!-~]{16,}")
 
 
 class TokenError(ValueError):
-    """Says that a run has no token that its servers could ask for."""
+    """A run has no token that its servers could ask for."""
 
 
 def give_token(*, shared: bool, own_store: bool) -> None:
@@ -61,13 +62,13 @@ def give_token(*, shared: bool, own_store: bool) -> None:
 
 
 def authorization(variable: str) -> dict[str, str]:
-    """Return the header with the token from an environment variable; {} if it is unset."""
+    """{} if the variable is unset."""
     token = os.environ.get(variable)
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
+# Values of Sec-Fetch-Site that requests of foreign pages never have (W3C Fetch Metadata).
 _OWN_SITES = frozenset([b"same-origin", b"none"])
-"""Values of Sec-Fetch-Site that requests of foreign pages never have (W3C Fetch Metadata)."""
 
 
 class _RefusedError(Exception):
@@ -77,8 +78,7 @@ class _RefusedError(Exception):
 
 
 class RequestGuard:
-    """Wraps an ASGI application and refuses requests from others.
-
+    """
     Args:
         token: the token that every request has to show; None: no request needs one.
         names: host names that are accepted besides those of loopback and the address that a connection came to.
@@ -116,11 +116,7 @@ class RequestGuard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: dict[str, Any]) -> None:
-        """Check host name, origin, token and media type of a request.
-
-        Raises:
-            _RefusedError: the request is refused.
-        """
+        """Raises _RefusedError: host name, origin, token or media type are wrong."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
@@ -141,7 +137,6 @@ class RequestGuard:
                 raise _RefusedError(415, f"a body has to be {' or '.join(sorted(MEDIA_TYPES))}, and its header say so")
 
     def _host(self, sent: list[bytes], server: Any) -> str:
-        """Return the Host header after a check that it names this server."""
         text = sent[0].decode("latin-1") if len(sent) == 1 else ""
         match = _HOST.fullmatch(text)
         if match is None or not self._is_ours(match[1].strip("[]").lower(), server[0] if server else None):
@@ -176,8 +171,6 @@ class RunRequestGuard(RequestGuard):
 
 
 class ModelServerGuard(RunRequestGuard):
-    """Guards a model server, and reads its requests before the server does (`RequestLimits`)."""
-
     def __init__(self, app: Any) -> None:
         super().__init__(app)
         self._limits = RequestLimits(int(os.environ[CONTEXT_TOKENS]))
@@ -196,12 +189,12 @@ class ModelServerGuard(RunRequestGuard):
             await self._app(scope, _from_beginning(body, receive), send)
 
 
+# Bytes of a body that is too long which are still received and dropped: many clients read no answer before.
 DROPPED_BYTES = 1 << 28
-"""Bytes of a body that is too long which are still received and dropped: many clients read no answer before."""
 
 
 async def read_body(receive: Any, limits: RequestLimits) -> bytes | None:
-    """Return the body of a request; None if the client is gone.
+    """None if the client is gone.
 
     Raises:
         RequestTooLargeError: the body is longer than the limits allow; no more than that was kept.
@@ -231,7 +224,7 @@ def _from_beginning(body: bytes, receive: Any) -> Any:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether `name` reaches only this machine; a name other than localhost counts as reachable from others."""
+    # A name other than localhost counts as reachable from others.
     address = _ip(name)
     return name == "localhost" if address is None else address.is_loopback
 
@@ -244,8 +237,8 @@ def _ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
+# The request's body may follow, and nothing reads it.
 _CLOSE = (b"connection", b"close")
-"""The request's body may follow, and nothing reads it."""
 
 
 async def _answer(send: Any, error: _RefusedError) -> None:

@@ -1,8 +1,8 @@
-"""Limits the size and the form of a chat completion before anything parses or validates it.
+"""Limits of the size and the form of a chat completion before anything parses or validates it.
 
 A model server validates every message against many schemas and reports each mismatch, so that a small body can keep it
 busy for seconds; a parser of JSON fails on deep nesting. All limits follow from the context: a conversation that is
-larger could not be answered anyway. Leaves out whether the conversation fits the context, which the model server says.
+larger could not be answered anyway.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from typing import Any
 from agentgrpo.json_text import parse_json
 from sql_agent.model_servers.refusals import TOO_LARGE
 
+# Variable with the context length of a model server, for its guard.
 CONTEXT_TOKENS = "AGENTGRPO_CONTEXT_TOKENS"
-"""Variable with the context length of a model server, for its guard."""
 UNKNOWN_CONTEXT = 131_072
-"""Tokens of the context where nobody knows it."""
+# Bytes of a body for each token. Text has about 4 per token, and 12 if all its letters are escaped.
 BYTES_PER_TOKEN = 64
-"""Bytes of a body for each token. Text has about 4 per token, and 12 if all its letters are escaped."""
+# JSON values for each token; a message of three or more tokens is an object with two texts.
 VALUES_PER_TOKEN = 4
-"""JSON values for each token; a message of three or more tokens is an object with two texts."""
 MAX_PARTS = 8192
+# A model server looks for each stop text after each token; OpenAI takes four.
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
-"""A model server looks for each stop text after each token; OpenAI takes four."""
+# Brackets in one another. Schemas of tools have about 10; the arguments of a call are a text, whose brackets do not
+# count.
 MAX_DEPTH = 64
-"""Brackets in one another. Schemas of tools have about 10; the arguments of a call are a text, whose brackets do not
-count."""
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 _STEP = [0] * 256
@@ -37,7 +36,7 @@ for _open, _closed in (b"[]", b"{}"):
 
 
 class RequestTooLargeError(ValueError):
-    """Says which limit a request exceeds."""
+    """The message says which limit a request exceeds."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ class RequestLimits:
         return min(MAX_PARTS, self.context_tokens)
 
     def parse(self, body: bytes) -> Any:
-        """Return the JSON value of a body within the limits.
-
+        """
         Raises:
             RequestTooLargeError: the body is too long, or has too many values or too deep brackets.
             ValueError: it is no JSON in UTF-8.
@@ -76,7 +74,6 @@ class RequestLimits:
         return parse_json(body.decode())  # not as UTF-16, whose bytes were not counted right
 
     def too_long(self, size: int) -> RequestTooLargeError:
-        """Return the error for a body of this many bytes or more."""
         return _too_large(f"{size:,} bytes", f"{self.body_bytes:,}", self.context_tokens)
 
     def check(self, request: Any) -> None:
@@ -103,7 +100,7 @@ class RequestLimits:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """Return OpenAI's form of an error for a request that was refused here."""
+    # OpenAI's form of an error.
     too_large = isinstance(error, RequestTooLargeError)
     words = str(error) if too_large else f"the request does not fit: {error}"
     return {"error": {"message": words, "type": "llm_proxy", "code": TOO_LARGE if too_large else None}}

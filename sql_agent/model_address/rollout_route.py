@@ -1,12 +1,11 @@
-"""Serves the LLM proxy's route for rollouts: forwards an agent's calls of the policy and passes on each answered turn.
+"""The LLM proxy's route for rollouts: it forwards an agent's calls of the policy and passes on each answered turn.
 
 A rollout's calls are forwarded unchanged, except that they ask for token ids and log-probs. A call whose client
-disconnects is cancelled. A streamed call is collected first and then streamed, because vLLM's streams carry no ids.
-
-A user's own agent calls a signed address (`signed_address`). The address says how its rollout samples. The
-conversations are kept (`call_log`) until the runner asks for them at `ended` and shows the run's token; later calls are
-refused. A call that could not fit the context is refused before it is parsed (`request_limits`). Leaves out the store
-and LiteLLM (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
+disconnects is cancelled. A streamed call is collected first and then streamed, because vLLM's streams carry no ids. A
+user's own agent calls a signed address (`signed_address`). The address says how its rollout samples. The conversations
+are kept (`call_log`) until the runner asks for them at `ended` and shows the run's token; later calls are refused. A
+call that could not fit the context is refused before it is parsed (`request_limits`). The store and LiteLLM are
+elsewhere (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from agentgrpo.json_text import parse_json
-from sql_agent.model_address.call_counter import KEPT, CallCounter
-from sql_agent.model_address.call_log import CallLog
+from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog
 from sql_agent.model_address.policy_request import policy_request, stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, read_body
 from sql_agent.model_address.request_limits import RequestLimits, error_body
@@ -39,20 +37,18 @@ from sql_agent.model_servers.refusals import UNREAD_CALL, words_of
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
 _ENDED = "ended"
+# What the holder of a signed address may ask, and by which methods.
 _OF_SIGNATURE = {"chat/completions": ("POST",), "models": ("GET", "HEAD")}
-"""What the holder of a signed address may ask, and by which methods."""
+# What the run's own processes ask here; the other paths are LiteLLM's.
 _OF_TOKEN = {"chat/completions": ("POST",), _ENDED: ("POST",)}
-"""What the run's own processes ask here; the other paths are LiteLLM's."""
+# Calls of one rollout that may be open at a time; each holds two of the process's files, often 1,024 in all.
 MAX_OPEN_CALLS = 256
-"""Calls of one rollout that may be open at a time; each holds two of the process's files, often 1,024 in all."""
+# Seconds that the end of a rollout waits until the spans of its calls are in the store.
 WRITTEN_S = 20.0
-"""Seconds that the end of a rollout waits until the spans of its calls are in the store."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Holds a call of the policy that was answered."""
-
     rollout_id: str
     attempt_id: str
     sequence_id: int
@@ -65,8 +61,6 @@ class Turn:
 
 @dataclass
 class _Attempt:
-    """Tracks one rollout of a user's own agent."""
-
     log: CallLog = field(default_factory=CallLog)
     servers: ChatServers = field(default_factory=ChatServers)
     """What servers refused of this rollout's calls. Its agent may write anything into them, so others learn nothing."""
@@ -100,8 +94,8 @@ class RolloutRoute:
         self._calls, self._chat_servers = CallCounter(), ChatServers()
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Future[None]] = set()
+        # The newest attempts; the entry of an ended one stays, so that later calls of it are refused.
         self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
-        """The newest attempts; the entry of an ended one stays, so that later calls of it are refused."""
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         path, sampling = str(scope.get("path", "")), None
@@ -125,7 +119,6 @@ class RolloutRoute:
             await response(scope, receive, send)
 
     async def _respond(self, match: re.Match[str], sampling: RolloutSampling | None, http: Request) -> Response | None:
-        """Return the answer to a request; None if its client is gone."""
         if match[3] == "models":
             served = [{"id": name, "object": "model", "owned_by": "agentgrpo"} for name in self.servers]
             return JSONResponse({"object": "list", "data": served})
@@ -144,7 +137,6 @@ class RolloutRoute:
             attempt.open_calls -= 1
 
     async def close(self) -> None:
-        """Close the connections to the model servers."""
         if self._session is not None:
             await self._session.close()
 
@@ -156,7 +148,6 @@ class RolloutRoute:
         attempt: _Attempt | None,
         http: Request,
     ) -> Response | None:
-        """Return the answer to a call; None if its client is gone."""
         if attempt is not None and attempt.ended:
             return JSONResponse(_error("this rollout has ended; nothing that it asks now would be trained"), 410)
         sequence_id = self._calls.next(rollout_id, attempt_id)
@@ -205,7 +196,6 @@ class RolloutRoute:
             writing.add_done_callback(tasks.discard)
 
     async def _end(self, attempt: _Attempt) -> JSONResponse:
-        """Refuse what the rollout asks from now on, and return its conversations."""
         attempt.ended = True
         for asking in list(attempt.asking):
             asking.cancel()
@@ -222,7 +212,6 @@ class RolloutRoute:
         return attempt
 
     async def _ask(self, request: dict[str, Any], servers: ChatServers) -> tuple[int, dict[str, Any]]:
-        """Return status and answer of the policy's server."""
         url = self.servers.get(request.get("model", ""))
         if url is None:
             return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}")
@@ -263,7 +252,7 @@ def _note(log: CallLog, request: dict[str, Any], status: int, answer: dict[str, 
 
 
 async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:
-    """Return the result of `work`; None if it was cancelled, or if the client disconnected first.
+    """None if `work` was cancelled, or if the client disconnected first.
 
     A disconnect cancels `work`, which closes the connection to the model server, and vLLM then aborts the request.
 
@@ -289,7 +278,7 @@ def _error(message: str) -> dict[str, Any]:
 
 
 def _readable(body: bytes) -> dict[str, Any]:
-    """Return the body of a model server's error as JSON, which some servers write as a page."""
+    # Some servers write an error as a page.
     try:
         said = parse_json(body)
     except ValueError:
@@ -298,6 +287,6 @@ def _readable(body: bytes) -> dict[str, Any]:
 
 
 def without_tokens(response: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer without ids and log-probs; the agent did not ask for them, and parsing them costs time (ms)."""
+    # The agent did not ask for ids and log-probs, and parsing them costs time (ms).
     choices = [{**choice, "logprobs": None, "token_ids": None} for choice in response["choices"]]
     return {**response, "choices": choices, "prompt_token_ids": None, "prompt_logprobs": None}

@@ -16,16 +16,14 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+# Header of a call with the name of the agent that makes it, percent-encoded.
 AGENT_HEADER = "x-agentgrpo-agent"
-"""Header of a call with the name of the agent that makes it, percent-encoded."""
 PREFIX = "/as/"
 _SIGNED = re.compile(r"/as/([A-Za-z0-9_-]{1,2000})\.([0-9a-f]{64})(/rollout/([^/]+)/attempt/([^/]+)/?.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class RolloutSampling:
-    """Says how the calls of one rollout sample, whatever its agent asks for."""
-
     rollout_id: str
     attempt_id: str
     model: str
@@ -37,17 +35,13 @@ class RolloutSampling:
 
 
 def signed_prefix(sampling: RolloutSampling, token: str) -> str:
-    """Return the beginning of the path of the rollout's requests; `/rollout/ID/attempt/ID/v1` follows.
-
-    Args:
-        token: the run's token.
-    """
+    """The beginning of the path of the rollout's requests; `/rollout/ID/attempt/ID/v1` follows."""
     said = base64.urlsafe_b64encode(json.dumps(asdict(sampling)).encode()).decode().rstrip("=")
     return f"{PREFIX}{said}.{_signature(said, token)}"
 
 
 def read_signed(path: str, token: str) -> tuple[RolloutSampling, str] | None:
-    """Return the sampling that a path carries, and the rest of the path from `/rollout/`.
+    """Sampling that a path carries, and the rest of the path from `/rollout/`.
 
     None if the signature is not one of this run, or belongs to another rollout.
     """
@@ -63,7 +57,7 @@ def read_signed(path: str, token: str) -> tuple[RolloutSampling, str] | None:
 
 
 def without_signature(url: str) -> str:
-    """Return the address of a rollout that a signed one belongs to; a request to it has to show the run's token."""
+    # A request to it has to show the run's token.
     server, _, signed = url.partition(PREFIX)
     return f"{server}/{signed.partition('/')[2]}"
 

@@ -1,7 +1,5 @@
-"""Asks a model server for a reply: sends a conversation in a form that the server takes, and reads what it answers.
-
-It is the one way to a server of chat completions, for rollouts, the optimiser of APO (both with `ChatClient`) and the
-LLM proxy. Leaves out retries after a failure, which are the clients' own.
+"""The one way to a server of chat completions, for rollouts, the optimiser of APO (both with `ChatClient`) and the LLM
+proxy. Retries after a failure are the clients' own.
 """
 
 from __future__ import annotations
@@ -28,18 +26,16 @@ from sql_agent.model_servers.refusals import (
 from sql_agent.model_servers.replies import ReplyError, call_ids, read_reply
 
 Json = dict[str, Any]
+# Sends a request and returns the status and the body of the answer.
 Send = Callable[[Json], Awaitable[tuple[int, bytes]]]
-"""Sends a request and returns the status and the body of the answer."""
 
 
 class ChatServers:
-    """Asks model servers, and remembers which fields each of them refuses."""
-
     def __init__(self) -> None:
         self._refused: dict[str, frozenset[str]] = {}
 
     async def ask(self, server: str, request: Json, send: Send) -> tuple[int, Json | bytes]:
-        """Ask for a reply; after a refusal of a conversation once more without what the server does not take.
+        """Ask once more, after a refusal of a conversation, without what the server does not take.
 
         Args:
             server: what servers are told apart by.
@@ -75,7 +71,7 @@ class ChatServers:
 
 
 def _code_of(status: int, words: str) -> str | None:
-    """Return the code of a failure that the model's own words caused; None for any other answer."""
+    """Code of a failure that the model's own words caused; None for any other answer."""
     if is_unread_call(status, words):  # first, because its words may hold those of the model
         return UNREAD_CALL
     return CONTEXT_FULL if is_overflow(status, words) else None
@@ -86,7 +82,7 @@ def error_of(message: str, code: str) -> Json:
 
 
 class ChatClient(DefaultAsyncHttpxClient):
-    """Is the HTTP client of an `AsyncOpenAI`, whose chat completions `ChatServers` asks for.
+    """The HTTP client of an `AsyncOpenAI`.
 
     The client's timeout, which it has to send with each request as `AsyncOpenAI` does, is the deadline of a whole call;
     of an `httpx.Timeout`, the one to read. httpx's own begins anew with every byte that arrives.

@@ -12,6 +12,7 @@ import re
 from agentgrpo.json_text import parse_json
 from sql_agent.datatypes import RolloutRecord
 
+# vLLM's names of parsers, by the beginning of a call as their models write it.
 _PARSERS = {
     r"<tool_call>\s*<function=|<function=\w+>\s*<parameter=": "qwen3_coder",
     r"<tool_call>\s*\w+\s*<arg_key>": "glm45",
@@ -29,17 +30,14 @@ _PARSERS = {
     r"<tool_calls>": "hunyuan_a13b",
     r"\bfunctools\[": "phi4_mini_json",
 }
-"""vLLM's names of parsers, by the beginning of a call as their models write it."""
 
 
 class CallsAsText:
-    """Watches the rollouts that a model server answers, and says once that it reads no calls."""
-
     def __init__(self) -> None:
         self._settled = False
 
     def note(self, record: RolloutRecord) -> str | None:
-        """Return what is to be said after a rollout; None if there is nothing to say, as where no tools were offered.
+        """None if there is nothing to say, as where no tools were offered.
 
         What an agent of the user's own offered is not known; its replies are read too.
         """
@@ -62,7 +60,7 @@ class CallsAsText:
 
 
 def parser_of(text: str) -> str | None:
-    """Return the name of vLLM's parser for a call that stands in a reply's text; None if there is no whole one."""
+    """The name of vLLM's parser for a call that stands in a reply's text; None if there is no whole one."""
     for mark, parser in _PARSERS.items():
         found = re.search(mark, text)
         if found and _is_whole(text[found.end() :]):
@@ -71,7 +69,7 @@ def parser_of(text: str) -> str | None:
 
 
 def _is_whole(rest: str) -> bool:
-    """Return whether arguments that are JSON are whole; those of another form are taken for whole."""
+    # Arguments of another form than JSON are taken for whole.
     if not rest.startswith(("{", "[")):
         return True
     try:
@@ -82,7 +80,7 @@ def _is_whole(rest: str) -> bool:
 
 
 def _is_call(text: str) -> bool:
-    """Return whether a text is an object with a name and arguments, as Llama's models write a call."""
+    # Llama's models write a call as an object with a name and arguments.
     try:
         said = parse_json(text) if text.startswith("{") else None
     except ValueError:

@@ -12,8 +12,6 @@ import httpx
 
 
 class DeadlineClient:
-    """Sends requests one after another, over the same connections, as the holder of a key."""
-
     def __init__(self, api_key: str) -> None:
         self._loop = asyncio.Runner()
         self._client = httpx.AsyncClient(headers={"Authorization": f"Bearer {api_key}"}, timeout=None)
@@ -26,8 +24,7 @@ class DeadlineClient:
         self._loop.close()
 
     def get(self, url: str, *, timeout_s: float) -> httpx.Response:
-        """Return the answer.
-
+        """
         Args:
             timeout_s: limit of the whole request.
         Raises:
@@ -36,8 +33,7 @@ class DeadlineClient:
         return self._loop.run(self._request("GET", url, timeout_s))
 
     def post(self, url: str, body: Any, *, timeout_s: float) -> httpx.Response:
-        """Return the answer to a body in JSON.
-
+        """
         Args:
             timeout_s: limit of the whole request.
         Raises:

@@ -17,11 +17,11 @@ MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "function_call", "ref
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 OPTIONAL_FIELDS = (*REASONING_FIELDS, "refusal", "name")
 CALL_FIELDS = ("id", "type", "function")
+# What Gemini's servers write beside a call, its thought's signature, and want back.
 CALL_EXTRA = "extra_content"
-"""What Gemini's servers write beside a call, its thought's signature, and want back."""
+# Stands among the refused fields for the content of messages with calls. Servers of Mistral's models refuse both in one
+# message.
 CONTENT_BESIDE_CALLS = "content beside tool_calls"
-"""Stands among the refused fields for the content of messages with calls. Servers of Mistral's models refuse both in
-one message."""
 _NOT_BOTH = re.compile(
     r"content\b.{0,40}\btool_?\s?calls?\b.{0,40}\b(both|together|same time|at once)"
     r"|\bboth\b.{0,40}\bcontent\b.{0,20}\btool_?\s?calls?\b|\bboth\b.{0,40}\btool_?\s?calls?\b.{0,20}\bcontent\b",
@@ -30,11 +30,11 @@ _NOT_BOTH = re.compile(
 
 
 def sendable(messages: Sequence[Any], refused: frozenset[str] = frozenset()) -> list[Any]:
-    """Return a conversation as it is sent: messages of the assistant only with fields that a server may know.
+    """Messages of the assistant have only fields that a server may know.
 
     Args:
         refused: fields that the server does not take; a refused `content` is an empty text instead of null, and
-            `CONTENT_BESIDE_CALLS` leaves the content of a message with calls out.
+        `CONTENT_BESIDE_CALLS` leaves the content of a message with calls out.
     """
     return [
         _returned(message, refused) if isinstance(message, dict) and message.get("role") == "assistant" else message
@@ -43,13 +43,11 @@ def sendable(messages: Sequence[Any], refused: frozenset[str] = frozenset()) -> 
 
 
 def refused_fields(words: str, messages: Sequence[Any], refused: frozenset[str]) -> frozenset[str]:
-    """Return the fields without which a refused conversation is to be sent once more.
+    """Fields without which a refused conversation is to be sent once more; none if nothing can be left out.
 
     Args:
         words: the server's answer. Of the fields that may be left out it names some; if none, all of them are.
         refused: fields that were left out already.
-    Returns:
-        The fields; none if nothing can be left out.
     """
     sent = [m for m in sendable(messages, refused) if isinstance(m, dict) and m.get("role") == "assistant"]
     if _NOT_BOTH.search(words) and any("content" in m and "tool_calls" in m for m in sent):

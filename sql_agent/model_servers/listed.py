@@ -6,14 +6,14 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
+# Ollama lists names with this tag and takes them without it.
 TAG = ":latest"
-"""Ollama lists names with this tag and takes them without it."""
+# Gemini's servers list names with it and take them without it.
 PREFIX = "models/"
-"""Gemini's servers list names with it and take them without it."""
 
 
 def listed_models(answer: Any) -> dict[str, dict[str, Any]]:
-    """Return the models of a server's `/models` with what it says about each; none if that is no list of models."""
+    """What a server's `/models` says about each; none if that is no list of models."""
     if isinstance(answer, dict):
         answer = next((answer[name] for name in ("data", "models") if isinstance(answer.get(name), list)), None)
     entries = [e if isinstance(e, dict) else {"id": e} for e in answer] if isinstance(answer, list) else []
@@ -22,12 +22,12 @@ def listed_models(answer: Any) -> dict[str, dict[str, Any]]:
 
 
 def served_as(model: str, listed: Collection[str]) -> str | None:
-    """Return the listed name of a model, or the pattern (of a router, `openai/*`) that it fits; None without one."""
+    """The listed name of a model, or the pattern (of a router, `openai/*`) that it fits; None without one."""
     names = (model, model + TAG, model.removesuffix(TAG), PREFIX + model, model.removeprefix(PREFIX))
     patterns = (pattern for pattern in listed if "*" in pattern and fnmatchcase(model, pattern))
     return next((name for name in names if name in listed), next(patterns, None))
 
 
 def lists_all(listed: Collection[str]) -> bool:
-    """Return whether a model that is not listed is not served; a router with patterns may know further names."""
+    # A router with patterns may know further names.
     return bool(listed) and not any("*" in name for name in listed)

@@ -1,7 +1,7 @@
 """Reads why a model server refused a request, in the words of many servers. Pure.
 
 A router wraps the error of the server behind it, often as a text that is JSON itself, so every text of an error is
-read. Leaves out which fields of a conversation a refusal names (`histories`).
+read.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 
 from agentgrpo.json_text import parse_json
 
+# Statuses of a request that a server will not take in this form.
 REFUSED = (400, 422)
-"""Statuses of a request that a server will not take in this form."""
+# Statuses under which servers answer what the model's own words caused.
 _FAILED = (*REFUSED, 424, 500)
-"""Statuses under which servers answer what the model's own words caused."""
+# OpenAI's code of the error for a conversation that is longer than the model's context.
 CONTEXT_FULL = "context_length_exceeded"
-"""OpenAI's code of the error for a conversation that is longer than the model's context."""
+# Code of the error of our own servers for a request that they do not read (`model_address.request_limits`), and the
+# reason under which its rollout is lost.
 TOO_LARGE = "request_too_large"
-"""Code of the error of our own servers for a request that they do not read (`model_address.request_limits`), and the
-reason under which its rollout is lost."""
+# Code of our error for a tool call that the model wrote and its server could not parse.
 UNREAD_CALL = "unreadable_tool_call"
-"""Code of our error for a tool call that the model wrote and its server could not parse."""
 
+# Fields with the sentence of an error; texts beside it are codes and places.
 _FIRST = ("message", "msg", "error", "errors", "detail", "raw")
-"""Fields with the sentence of an error; texts beside it are codes and places."""
+# Fields that repeat what was sent, whose words are not the server's.
 _ECHOES = ("input", "request")
-"""Fields that repeat what was sent, whose words are not the server's."""
 _TEXT_CHARS, _WORDS_CHARS = 2_000, 4_000
+# Objects in objects that are read; routers behind routers nest three or four for each of them.
 _DEPTH = 12
-"""Objects in objects that are read; routers behind routers nest three or four for each of them."""
 
 _OVERFLOWS = re.compile(
     # vLLM, SGLang, OpenAI, DeepSeek, llama.cpp, MiniMax; Mistral, LM Studio: "... context length"
@@ -54,6 +54,7 @@ _OVERFLOWS = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(r"rate.?limit|per[ _](minute|day|hour)|quota|\bTPM\b", re.IGNORECASE)
+# It finds limits of one part of the request: an id, an attachment, or `max_tokens` itself, as Groq says it.
 _OTHER_LIMIT = re.compile(
     r"tool_call|string_above_max_length|string too long|tokens`? must be less"
     # "The number of completion tokens exceeds the maximum of 4096"; an overflow may name them beside the prompt
@@ -65,7 +66,6 @@ _OTHER_LIMIT = re.compile(
     r"[^.;]{0,60}\b(too (large|big|long)|larger than|exceed)",
     re.IGNORECASE | re.DOTALL,
 )
-"""It finds limits of one part of the request: an id, an attachment, or `max_tokens` itself, as Groq says it."""
 _UNREAD_CALLS = re.compile(
     # llama.cpp: "Failed to parse tool call arguments as JSON", "Failed to parse input at pos 0: <tool_call>"; LM Studio
     r"fail\w* to parse (the )?((tool|function)[ _]calls?\b|input at pos)"
@@ -81,10 +81,8 @@ _UNREAD_CALLS = re.compile(
 
 
 def words_of(body: bytes) -> str:
-    """Return what a server says in an error: its sentence, then the codes, places and wrapped errors beside it.
-
-    Returns:
-        All texts of the answer, once each, in one line of at most 4,000 characters; the whole answer if it is no JSON.
+    """All texts of an answer, once each, in one line of at most 4,000 characters; the whole answer if it is no JSON.
+    The server's sentence comes first, then the codes, places and wrapped errors beside it.
     """
     text = body.decode("utf-8", "replace")
     try:
@@ -96,8 +94,7 @@ def words_of(body: bytes) -> str:
 
 
 def is_overflow(status: int, words: str) -> bool:
-    """Return whether a server refused a conversation because it is longer than the model's context.
-
+    """
     Args:
         status: llama.cpp answers 500 where the context is full in the middle of a reply, TGI and Bedrock 424.
         words: the server's answer. One that names a quota is not about the context.
@@ -108,8 +105,7 @@ def is_overflow(status: int, words: str) -> bool:
 
 
 def is_unread_call(status: int, words: str) -> bool:
-    """Return whether a server could not parse a tool call that the model wrote, in its reply or in the history.
-
+    """
     Args:
         status: llama.cpp and Ollama answer 500, Groq 400, Bedrock 424.
     """
@@ -117,13 +113,13 @@ def is_unread_call(status: int, words: str) -> bool:
 
 
 def is_too_large(body: bytes) -> bool:
-    """Return whether one of our own servers refused to read a request, which says nothing about the context."""
+    # A request that one of our own servers did not read says nothing about the context.
     error = _error_in(body)
     return isinstance(error, dict) and error.get("code") == TOO_LARGE
 
 
 def true_status(status: int, body: bytes) -> int:
-    """Return the status of an answer; of a refusal that a router passes on under 200, the one that it names."""
+    # A router may pass on a refusal under 200, with the status inside.
     # replies with the ids of their tokens are long, and are parsed elsewhere
     error = _error_in(body) if status == 200 and b'"error"' in body else None
     code = error.get("code") if isinstance(error, dict) else None
@@ -139,7 +135,6 @@ def _error_in(body: bytes) -> Any:
 
 
 def _texts(said: Any, depth: int) -> Iterator[str]:
-    """Yield the texts in an answer, sentences first."""
     if isinstance(said, str):
         inner = _json_in(said)
         if inner is None:

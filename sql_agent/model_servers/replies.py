@@ -1,7 +1,7 @@
 """Reads what a model server answered to a chat completion, and gives it the form that OpenAI defines. Pure.
 
 Servers differ in that form: arguments are objects, content comes in parts, a call has no type, counts are null. What
-has a meaning is read; anything else is a `ReplyError`, which costs one rollout at most. Leaves out streams.
+has a meaning is read; anything else is a `ReplyError`, which costs one rollout at most.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from agentgrpo.json_text import parse_json
 
 Json = dict[str, Any]
 
+# Other servers' words for the finish reason `length`.
 FULL = ("max_tokens", "MAX_TOKENS", "model_length")
-"""Other servers' words for the finish reason `length`."""
+# Finish reasons of a reply that the server did not finish: vLLM's for a request that was ended from outside, and that
+# of routers for a provider that failed.
 SERVERS_FAULT = ("abort", "error")
-"""Finish reasons of a reply that the server did not finish: vLLM's for a request that was ended from outside, and that
-of routers for a provider that failed."""
+# Fields of a message that are texts beside its content.
 TEXTS = ("refusal", "reasoning_content", "reasoning")
-"""Fields of a message that are texts beside its content."""
 SHOWN_CHARS = 200
+# An escape of half a surrogate pair, most often of a whole pair.
 _HALF = re.compile(rb"\\ud[89a-f]", re.IGNORECASE)
-"""An escape of half a surrogate pair, most often of a whole pair."""
 
 
 class ReplyError(ValueError):
-    """Says why a server's answer holds no reply that can be read."""
+    """The message says why a server's answer holds no reply that can be read."""
 
 
 def read_reply(body: str | bytes, taken: Collection[str] = ()) -> Json:
-    """Return a server's answer as a chat completion with one choice.
+    """A chat completion with one choice.
 
     Its content is a text or null; each call has an id, the type `function`, a name, and arguments as a text; the old
     `function_call` is a call. `usage` has all three counts, or is null. Other fields are kept.
@@ -41,7 +41,7 @@ def read_reply(body: str | bytes, taken: Collection[str] = ()) -> Json:
     Args:
         body: the answer of status 200.
         taken: ids of the conversation's earlier calls. A call without an id, or with one of these, gets an id of its
-            own: clients take a call whose id they have seen for one that has run.
+        own: clients take a call whose id they have seen for one that has run.
     Raises:
         ReplyError: the answer holds no reply, or a part of it has no meaning.
     """
@@ -69,7 +69,7 @@ def read_reply(body: str | bytes, taken: Collection[str] = ()) -> Json:
 
 
 def call_ids(messages: Any) -> set[str]:
-    """Return the ids of the calls in a conversation that another program may have written."""
+    # Another program may have written the conversation.
     said = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
     calls = [message.get("tool_calls") for message in said]
     return {
@@ -109,7 +109,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def _joined(parts: list[Any]) -> tuple[str, Json]:
-    """Return the text of a content in parts, and the message's fields that its other parts are."""
+    """The text of a content in parts, and the message's fields that its other parts are."""
     text, fields = "", {}
     for place, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -143,7 +143,7 @@ def _calls(said: Json) -> list[Json]:
 
 
 def _call(call: Any, where: str) -> Json:
-    """Return a call of any type as a call of a function; of a tool of another kind the rollout says that it is unknown.
+    """A tool of another kind becomes a function, of which the rollout says that it is unknown.
 
     Raises:
         ReplyError: the call names no function.
@@ -170,7 +170,7 @@ def _with_ids(calls: list[Json], taken: Collection[str]) -> list[Json]:
 
 
 def _usage(said: Any) -> Json | None:
-    """Return the counts of tokens; None if one is unknown, which is not 0."""
+    # A count that is unknown is not 0.
     if not isinstance(said, dict):
         return None
     prompt, completion = (_count(said.get(name)) for name in ("prompt_tokens", "completion_tokens"))
@@ -186,7 +186,7 @@ def _count(value: Any) -> int | None:
 
 
 def _whole_characters(value: Any) -> Any:
-    """Return the value with half of a surrogate pair, which UTF-8 cannot encode, as U+FFFD in all its texts."""
+    # UTF-8 cannot encode half of a surrogate pair.
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):

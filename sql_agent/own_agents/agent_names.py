@@ -48,7 +48,7 @@ AGENTS = AgentNames()
 
 
 def calling_agent() -> str | None:
-    """Return the name of the agent or of the graph's node whose code runs here; None if it has no name."""
+    """The name of the agent or of the graph's node whose code runs here; None if it has no name."""
     return AGENTS.current() or _calling_node()
 
 

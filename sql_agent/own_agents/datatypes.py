@@ -10,8 +10,6 @@ from dbbench_adapter.interaction import Stop
 
 @dataclass(frozen=True)
 class Policy:
-    """Tells one rollout how to call the policy."""
-
     base_url: str
     """Address up to and including `/v1`; every call under it is traced as part of this rollout."""
     model: str
@@ -29,8 +27,6 @@ class Policy:
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """Says how an agent ended that was neither lost nor late."""
-
     output: Any = None
     """The agent's answer; for an `agents.Agent` its final output."""
     reward: Any = None
@@ -42,7 +38,6 @@ class AgentEnd:
 
 class OwnAgent(Protocol):
     rewards_itself: bool
-    """Whether a rollout of the agent comes with its own reward."""
 
     def check_row(self, row: dict[str, Any]) -> None:
         """Check that a task has what the agent needs.
@@ -53,11 +48,7 @@ class OwnAgent(Protocol):
         ...
 
     async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
-        """Play one task.
-
-        Raises:
-            Exception: any error of the user's code.
-        """
+        """Raises Exception: any error of the user's code."""
         ...
 
     def close(self) -> None: ...

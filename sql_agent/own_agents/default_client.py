@@ -18,7 +18,6 @@ from sql_agent.own_agents.policy_client import ASYNC_CLIENT, CLIENT, is_taken
 
 
 def install_default_client() -> AsyncOpenAI:
-    """Make our client the default of this process and return it."""
     set_trace_processors([AGENTS])  # replaces the one that uploads traces
     set_tracing_disabled(False)
     set_default_openai_client(ASYNC_CLIENT, use_for_tracing=False)
@@ -29,7 +28,6 @@ def install_default_client() -> AsyncOpenAI:
 
 
 def _take_calls(kind: Any, ours: Any) -> None:
-    """Let `ours` make the calls of all clients of this kind that the rollout takes."""
     upstream = kind.request
     if hasattr(upstream, "by_agentgrpo"):
         return

@@ -28,8 +28,8 @@ class GraphCalls(BaseCallbackHandler):
         self._max_turns = max_turns
         self._calls = 0
         self._asked: dict[UUID, dict[str, Any]] = {}
+        # Why the last reply is not one that the graph asked for; None if it is, and while a call is open.
         self.misfit: str | None = None
-        """Why the last reply is not one that the graph asked for; None if it is, and while a call is open."""
 
     def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self.misfit = None
@@ -51,7 +51,7 @@ class GraphCalls(BaseCallbackHandler):
 
 
 def misfit(asked: dict[str, Any], reply: Any) -> str | None:
-    """Return why a reply is not one that its request allows, in words; None if it is.
+    """Why a reply is not one that its request allows, in words; None if it is.
 
     Args:
         asked: the request's parameters, with `tools` and `tool_choice` in OpenAI's form.
@@ -72,7 +72,7 @@ def misfit(asked: dict[str, Any], reply: Any) -> str | None:
 
 
 def is_client(name: str) -> bool:
-    """Return whether a class of this name calls its model by the openai package."""
+    """Whether a class of this name calls its model by the openai package."""
     langchain_openai = sys.modules.get("langchain_openai.chat_models.base")
     kinds = [] if langchain_openai is None else [langchain_openai.BaseChatOpenAI]
     for kind in kinds:  # grows

@@ -1,7 +1,7 @@
 """Plays a compiled graph of LangGraph, which is also what LangChain's `create_agent` returns.
 
 The row's prompt becomes its input messages, and its last message is the output. Whatever model its nodes name, the
-policy answers (`default_client`). Leaves out LangGraph itself, which is imported only where the user's file did so.
+policy answers (`default_client`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from sql_agent.own_agents.policy_client import asking, every_client
 
 
 def is_graph(thing: Any) -> bool:
-    """Return whether `thing` is a compiled graph."""
     state = sys.modules.get("langgraph.graph.state")
     return state is not None and isinstance(thing, state.CompiledStateGraph)
 
@@ -46,7 +45,6 @@ def check_graph(name: str, graph: Any) -> None:
 
 
 def _chat_models() -> list[Any]:
-    """Return the chat models that the file made; how a node holds its model is up to its code."""
     from langchain_core.language_models import BaseChatModel
 
     # `isinstance` of an abstract class takes a microsecond for each of a million objects
@@ -54,8 +52,7 @@ def _chat_models() -> list[Any]:
 
 
 async def run_graph(graph: Any, prompt: Any, policy: Policy, context: Any = None) -> AgentEnd:
-    """Run a graph on a row's prompt.
-
+    """
     Args:
         prompt: a text or messages.
         context: the graph's runtime context.
@@ -88,7 +85,7 @@ async def run_graph(graph: Any, prompt: Any, policy: Policy, context: Any = None
 
 
 def _structured_output_errors() -> Iterator[type[Exception]]:
-    """Yield LangChain's error for a reply in another form than `create_agent(response_format=...)` asks for."""
+    # LangChain's error for a reply in another form than `create_agent(response_format=...)` asks for.
     langchain = sys.modules.get("langchain.agents.structured_output")
     if langchain is not None:
         yield langchain.StructuredOutputError

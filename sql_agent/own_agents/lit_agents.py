@@ -2,8 +2,7 @@
 
 It does what upstream's runner does (agentlightning/runner/agent.py, 0.3.0): it calls the method for the rollout's mode,
 passes the resources, and reads the reward, which is the number that the agent returns, the last one in the spans that
-it returns, or the last one that it emitted. A synchronous agent runs in a thread of its own. Leaves out the user's own
-hooks and spans.
+it returns, or the last one that it emitted. A synchronous agent runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -38,18 +37,12 @@ class KeepingTracer(DummyTracer):
 
 
 class _Trainer:
-    """Offers what an agent may ask its trainer and its runner for."""
-
     def __init__(self, tracer: Any) -> None:
         self.tracer = tracer
 
 
 class LightningAgent:
-    """Plays an agent of agent-lightning.
-
-    Raises:
-        OwnFileError: the agent has no rollout method, or wants something that a run does not have.
-    """
+    """Raises OwnFileError: the agent has no rollout method, or wants something that a run does not have."""
 
     rewards_itself = True
 

@@ -1,5 +1,3 @@
-"""Finds a user's own agent and wraps it for its framework. Leaves out the import (`agentgrpo.own_files`)."""
-
 from __future__ import annotations
 
 import os
@@ -12,11 +10,7 @@ from sql_agent.own_agents.datatypes import OwnAgent, Policy
 
 
 def load_agent(name: str) -> OwnAgent:
-    """Load the agent that `FILE.py:NAME` or `module:NAME` names, ready to play.
-
-    Raises:
-        OwnFileError: it cannot be imported, or is not an agent that can be played.
-    """
+    """Raises OwnFileError: the agent cannot be imported, or is not an agent that can be played."""
     from agents import Agent  # takes a second and a half
 
     from agentgrpo.agl_without_litellm import agl

@@ -19,15 +19,15 @@ from sql_agent.environments.worker import Worker
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# Later rollouts get another loop if this one has not answered for so many seconds after a deadline.
 STUCK_S = 10.0
-"""Later rollouts get another loop if this one has not answered for so many seconds after a deadline."""
+# Synchronous tools and nodes that may wait at the same time; asyncio's own limit is 6 on two cores, and a node that
+# waits for the policy holds its thread.
 THREADS = 64
-"""Synchronous tools and nodes that may wait at the same time; asyncio's own limit is 6 on two cores, and a node that
-waits for the policy holds its thread."""
 
 
 class ExitError(RuntimeError):
-    """Says that the user's code called `sys.exit()`, which would end the loop."""
+    """The user's code called `sys.exit()`, which would end the loop."""
 
 
 class AgentLoop:
@@ -36,7 +36,7 @@ class AgentLoop:
         self._looking: set[asyncio.Task[None]] = set()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work()`, which sees the caller's context variables; cancelling the call cancels it."""
+        """`work()` sees the caller's context variables; cancelling the call cancels it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="agent"))
@@ -62,7 +62,6 @@ class AgentLoop:
             self._loop = None  # the old loop continues its rollouts once it is free
 
     def close(self) -> None:
-        """Stop the loop; coroutines that still run are abandoned."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
@@ -85,9 +84,8 @@ async def _without_exit(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Return the result of `function`, which runs in a thread of its own with the caller's context variables.
-
-    Cancelling the call interrupts it at its next line of Python.
+    """`function` runs in a thread of its own with the caller's context variables. Cancelling the call interrupts it at
+    its next line of Python.
     """
     worker, context = Worker(), contextvars.copy_context()
     try:

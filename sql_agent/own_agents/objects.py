@@ -1,7 +1,4 @@
-"""Plays an agent that is an object of its framework, or a function of the row that makes or runs one.
-
-Leaves out the frameworks (`openai_agents`, `graphs`) and agents of agent-lightning (`lit_agents`).
-"""
+"""Plays an agent that is an object of its framework, or a function of the row that makes or runs one."""
 
 from __future__ import annotations
 
@@ -23,11 +20,10 @@ from sql_agent.own_agents.policy_client import asking, unaddressed_client
 
 
 class ObjectAgent:
-    """Plays an agent of openai-agents, a graph of LangGraph, or a function that makes or runs agents.
-
+    """
     Args:
         thing: an `agents.Agent`, a compiled graph, or a function of the task's row. It returns one of the two, or one
-            and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer.
+        and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer.
     Raises:
         OwnFileError: the function does not take one argument.
     """
@@ -62,7 +58,7 @@ class ObjectAgent:
         return AgentEnd(made)
 
     async def _made(self, row: dict[str, Any]) -> Any:
-        """Return the function's result for the row; a plain function may block and run agents itself."""
+        # A plain function may block and run agents itself.
         function: Callable[[dict[str, Any]], Any] = self._thing
         made = function(row) if inspect.iscoroutinefunction(function) else await in_thread(lambda: function(row))
         return await made if inspect.isawaitable(made) else made
@@ -76,11 +72,7 @@ def _is_agent(thing: Any) -> bool:
 
 
 def _prompt(row: dict[str, Any]) -> Any:
-    """Return the row's prompt, on which an agent is run.
-
-    Raises:
-        ValueError: the prompt is missing or invalid; the message continues a sentence about the task.
-    """
+    """Raises ValueError: the prompt is missing or invalid; the message continues a sentence about the task."""
     if row.get("prompt") is None:
         columns = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
         raise ValueError(f"has no `prompt`, a text or messages that the agent is run on; it has {columns}")

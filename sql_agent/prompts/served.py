@@ -1,4 +1,4 @@
-"""Asks a model server for the tokens of first prompts: vLLM's `/tokenize`, which renders as its chat endpoint does."""
+"""Tokens of first prompts by vLLM's `/tokenize`, which renders as its chat endpoint does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ TIMEOUT_S = 60.0
 
 
 class ServedTokenizer:
-    """Makes the tokens of first prompts as a server does.
-
+    """
     Args:
         base_url: the server's address, up to `/v1`.
         model: the name under which it serves the model.
@@ -32,11 +31,7 @@ class ServedTokenizer:
         self._ids = functools.lru_cache(maxsize=4096)(self._ask)
 
     def prompt_ids(self, task: Any) -> list[int]:
-        """Return the tokens of a task's first prompt.
-
-        Raises:
-            httpx.HTTPError: the server has no `/tokenize`, or none like vLLM's, or refuses the prompt.
-        """
+        """Raises httpx.HTTPError: the server has no `/tokenize`, or none like vLLM's, or refuses the prompt."""
         return self._ids(json.dumps(self._environment.messages(task)))
 
     def prompt_tokens(self, task: Any) -> int:
@@ -53,7 +48,7 @@ class ServedTokenizer:
         return tokens
 
     def limit(self, given: int | None, flag: str, *, reply_tokens: int) -> Limit | None:
-        """Return the limit of first prompts; None if the server does not say how long its context is.
+        """None if the server does not say how long its context is.
 
         A model that the server reads from a folder of this machine has the limit that other commands give it, unless
         the server was started with a context that does not hold it.
@@ -81,7 +76,7 @@ class ServedTokenizer:
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:
-    """Return the object that a server answers; an empty one for any other JSON.
+    """An empty object for any other JSON.
 
     Raises:
         httpx.DecodingError: it is no JSON, as of a server that answers every address with a page.

@@ -1,5 +1,3 @@
-"""Makes the tokens of first prompts from a model's folder, without torch."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,9 +9,7 @@ from sql_agent.model_check import special_tokens
 
 
 class PromptTokenizer:
-    """Makes the tokens of a task's first prompt, and counts those of its solution.
-
-    It reads the model's folder without torch, whose import takes 10 s.
+    """The model's folder is read without torch, whose import takes 10 s.
 
     Args:
         template: the chat template of the run.
@@ -34,7 +30,7 @@ class PromptTokenizer:
         return len(self.prompt_ids(task))
 
     def reply_tokens(self, task: Any) -> list[int]:
-        """Return the number of tokens of each reply of the solution, end token included; [] if none is known."""
+        """Tokens of each reply of the solution, end token included; [] if none is known."""
         first, replies = self._environment.messages(task), self._environment.reference_replies(task)
         before = self.prompt_tokens(task)
         # a template may write a line break after the token that ends a reply, which is never sampled
@@ -46,7 +42,7 @@ class PromptTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """Return the id of the padding token, or else of the end-of-sequence token; padding is masked everywhere."""
+        # Padding is masked everywhere.
         for name in ("pad_token", "eos_token"):
             token = self._special.get(name)
             if token is not None:

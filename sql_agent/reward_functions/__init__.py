@@ -1,8 +1,7 @@
 """Supports your own rewards: functions from a rollout's record to a number (doc/training.md, "A reward of your own").
 
 `RewardRecord` and `RewardUnavailable` are the public interface. `load` finds the functions before a run, `ask` calls
-them when a rollout has ended, and `judge` is a function of ours: an LLM behind an OpenAI-compatible address. Leaves out
-how their numbers become a reward (`sql_agent.rewards.summed_reward`).
+them when a rollout has ended, and `judge` is a function of ours: an LLM behind an OpenAI-compatible address.
 """
 
 from sql_agent.reward_functions.datatypes import RewardRecord, RewardUnavailable

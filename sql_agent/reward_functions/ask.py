@@ -1,9 +1,9 @@
-"""Calls reward functions for rollouts that have ended, many at once, each within its deadline.
+"""Calls of reward functions for rollouts that have ended, many at once, each within its deadline.
 
 Functions run in a thread pool of their own, so that a slow or hanging one blocks neither the runner's event loop nor
 its databases. The coroutine of an `async def` is awaited in that loop. A failure loses the rollout, or with
-`RewardUnavailable` the function's part in the group, but never the runner. Leaves out a function that hangs for ever:
-its thread is not ended, and when all threads are taken, every later call misses its deadline.
+`RewardUnavailable` the function's part in the group, but never the runner. A function that hangs for ever keeps its
+thread, and when all threads are taken, every later call misses its deadline.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from sql_agent.reward_functions.datatypes import Function, LoadedReward, RewardR
 
 logger = logging.getLogger(__name__)
 
+# Only the last characters of a longer traceback are kept.
 TRACEBACK_CHARS = 4_000
-"""Only the last characters of a longer traceback are kept."""
 
 
 class RewardFunctions:
-    """Calls the reward functions of one run.
-
+    """
     Args:
         functions: the functions of the run.
         threads: calls that may compute at the same time in this process.
@@ -43,7 +42,6 @@ class RewardFunctions:
         return bool(self._functions)
 
     async def ask(self, record: RewardRecord) -> dict[str, FunctionReward]:
-        """Return the result of each function for the rollout, by its label."""
         said = await asyncio.gather(*(self._ask(function, record) for function in self._functions))
         return {function.label: given for function, given in zip(self._functions, said, strict=True)}
 
@@ -75,7 +73,7 @@ class RewardFunctions:
 
 
 def number(label: str, value: Any, num_turns: int) -> FunctionReward:
-    """Turn what a function returned into a finite number, one for each turn, or None with a reason."""
+    """One finite number, one for each turn, or None with a reason."""
     if hasattr(value, "tolist"):
         value = value.tolist()  # a numpy or torch value
     if isinstance(value, list | tuple):
@@ -112,7 +110,7 @@ def _wrong(what: str) -> FunctionReward:
 
 
 def _call(function: Function, record: RewardRecord) -> tuple[Any, BaseException | None]:
-    """Return the result, or the exception; a future cannot carry StopIteration, and SystemExit would end the loop."""
+    # A future cannot carry StopIteration, and SystemExit would end the loop.
     try:
         return function(record.copy()), None
     except BaseException as error:  # the user's code may raise anything; it loses its rollout, but not the runner

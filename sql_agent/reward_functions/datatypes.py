@@ -18,7 +18,7 @@ from sql_agent.rewards import OWN_LOSSES
 
 @dataclass(frozen=True)
 class RewardRecord:
-    """Holds one rollout that has ended, as a reward function sees it; each function gets its own copy.
+    """One rollout that has ended, as a reward function sees it; each function gets its own copy.
 
     Wall-clock time is left out, because the speed of the machine must not decide what is trained on.
     """
@@ -52,7 +52,7 @@ class RewardRecord:
 
     @property
     def replies(self) -> list[dict[str, Any]]:
-        """Return the model's messages in order, without the examples in the first prompt."""
+        """The model's messages in order, without the examples in the first prompt."""
         if self.said_at is not None:
             return [self.messages[place] for place in self.said_at]
         said = [message for message in self.messages if message.get("role") == "assistant"]
@@ -60,12 +60,12 @@ class RewardRecord:
 
     @property
     def answer(self) -> str:
-        """Return the text of the model's last reply; empty if that is a tool call without text."""
+        """The text of the model's last reply; empty if that is a tool call without text."""
         return str(self.replies[-1].get("content") or "") if self.replies else ""
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """Return name and arguments (JSON text) of every tool call, in order."""
+        """Name and arguments (JSON text) of every tool call, in order."""
         made = [call.get("function") or {} for reply in self.replies for call in reply.get("tool_calls") or ()]
         return [(str(call.get("name")), str(call.get("arguments"))) for call in made]
 
@@ -87,12 +87,11 @@ class RewardRecord:
         )
 
     def copy(self) -> RewardRecord:
-        """Return a deep copy, whose messages and task may be changed."""
         return copy.deepcopy(self)
 
 
 class RewardUnavailable(Exception):
-    """Says that a reward function has no number now, for any rollout: a service is down, a budget is spent.
+    """A reward function has no number now, for any rollout: a service is down, a budget is spent.
 
     All rollouts of the group are then rewarded without the function, so that the result does not depend on which of
     them were asked in time. A function that cannot rate this one rollout returns None instead.
@@ -113,15 +112,13 @@ class RewardUnavailable(Exception):
         self.reason = reason
 
 
+# One number for the rollout, or one for each of its `num_turns` turns.
 RewardValue = float | int | Sequence[float] | None
-"""One number for the rollout, or one for each of its `num_turns` turns."""
 Function = Callable[[RewardRecord], RewardValue | Awaitable[RewardValue]]
 
 
 @dataclass(frozen=True)
 class LoadedReward:
-    """Holds a reward function that was found, and where it comes from."""
-
     label: str
     call: Function
     file: Path

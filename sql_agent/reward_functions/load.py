@@ -1,7 +1,5 @@
-"""Finds reward functions before a run, and refuses those that cannot be called with a record.
-
-Every error names the file, the line if there is one, and what to do. Leaves out the import (`agentgrpo.own_files`) and
-the calls (`ask`).
+"""Reward functions are found before a run, and those that cannot be called with a record are refused. Every error names
+the file, the line if there is one, and what to do.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ def load_functions(rollout: RolloutConfig, judge: JudgeConfig, run_dir: Path) ->
 
 
 def load_function(name: str, timeout_s: float) -> LoadedReward:
-    """Load one reward function.
-
+    """
     Args:
         name: FILE.py:NAME or module:NAME.
         timeout_s: limit of one call.
@@ -50,11 +47,7 @@ def load_function(name: str, timeout_s: float) -> LoadedReward:
 
 
 def _check_call(function: Any, name: str, source: Source) -> None:
-    """Check that a function can be called with a record.
-
-    Raises:
-        OwnFileError: it cannot be called with one argument.
-    """
+    """Raises OwnFileError: the function cannot be called with one argument."""
     if not callable(function) or inspect.isclass(function):
         kind = "a class" if inspect.isclass(function) else f"a value ({type(function).__name__})"
         raise OwnFileError(f"{name} in {source.file} is {kind}, expected a function of the rollout's record")

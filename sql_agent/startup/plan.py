@@ -1,7 +1,4 @@
-"""Chooses the tasks of a run, and describes before its start what it will do: tasks, steps, memory, files.
-
-Leaves out memory that depends on the rows (activations, logits) and on vLLM; doc/benchmarks.md has measurements.
-"""
+"""Chooses the tasks of a run, and describes before its start what it will do: tasks, steps, memory, files."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.time_left import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
+# Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32.
 TRAINED_BYTES = 16
-"""Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32."""
+# Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments.
 SAVED_BYTES = 12
-"""Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments."""
+# Characters of a token in a trajectory's line, about.
 TOKEN_BYTES = 4
-"""Characters of a token in a trajectory's line, about."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class ChosenTasks:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Return what verl takes as data.max_prompt_length: the limit if it is given, else the longest prompt."""
+        """What verl takes as data.max_prompt_length: the limit if it is given, else the longest prompt."""
         limit = self.prompts.limit
         if limit.given and limit.tokens is not None:
             return limit.tokens
@@ -70,8 +67,7 @@ class ChosenTasks:
 
 
 def choose_tasks(cfg: TrainConfig, environment: Taskset) -> ChosenTasks:
-    """Choose the tasks of a run.
-
+    """
     Raises:
         ValueError: a file does not fit, no task does, or the model has learnt held-out ones.
     """
@@ -93,13 +89,13 @@ def choose_tasks(cfg: TrainConfig, environment: Taskset) -> ChosenTasks:
 
 
 def with_prompts(cfg: TrainConfig, tasks: ChosenTasks) -> TrainConfig:
-    """Return the settings with the length of the prompts that were chosen; a resumed run chooses it anew."""
+    # A resumed run chooses the length of the prompts anew.
     data = cfg.data.model_copy(update={"max_prompt_tokens": tasks.max_prompt_tokens})
     return cfg.model_copy(update={"data": data})
 
 
 def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[str]]:
-    """Return the settings with the length of the prompts, and lines about tasks and prompts, for `--dry-run`.
+    """The settings with the length of the prompts, and lines about tasks and prompts, for `--dry-run`.
 
     A model that is not on this machine is not fetched for it; the length stays unknown then.
     """
@@ -114,7 +110,6 @@ def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[s
 
 
 def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
-    """Describe the steps, the memory and the files of a run, for `--dry-run`."""
     lines: list[str] = []
     weights = count_weights(cfg.model) if cfg.model is not None else None
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
@@ -162,7 +157,7 @@ def describe_learning_rate(optim: OptimConfig, lora: LoraConfig, weights: int | 
 
 
 def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:
-    """Return what the run directory will hold.
+    """What the run directory will hold.
 
     verl writes its shards in float32 (`SAVED_BYTES`), and beside them the whole model in float32, which vLLM serves. Of
     a LoRA run the optimiser's moments are those of the adapter, a few percent.

@@ -1,8 +1,4 @@
-"""Checks of a training run's settings and servers (`agentgrpo.checks.CHECKS`), and what fills in those left open.
-
-Leaves out the run's folder (`agentgrpo.run_folder`), the machine and the tasks (`sql_agent.startup.machine`,
-`sql_agent.startup.readable`).
-"""
+"""Checks of a training run's settings and servers (`agentgrpo.checks.CHECKS`), and what fills in those left open."""
 
 from __future__ import annotations
 
@@ -26,11 +22,11 @@ from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.main_job import EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 
+# The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address.
 USUAL_STORE = "http://localhost:9999"
-"""The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
 ROLES = ("algorithm", "runner", "both")
+# The values of AGL_MANAGED_STORE that agent-lightning knows (agentlightning/env_var.py).
 UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
-"""The values of AGL_MANAGED_STORE that agent-lightning knows (agentlightning/env_var.py)."""
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
@@ -148,11 +144,7 @@ def check_store(store: StoreConfig) -> Finding | None:
 
 
 def check_episodes(cfg: TrainConfig, environment: Taskset) -> None:
-    """Check that episodes can be opened on this machine.
-
-    Raises:
-        UsageError: they cannot; the message says why and what to do.
-    """
+    """Raises UsageError: episodes cannot be opened on this machine; the message says why and what to do."""
     from dbbench_adapter.engines import BackendUnavailable
 
     try:
@@ -163,7 +155,7 @@ def check_episodes(cfg: TrainConfig, environment: Taskset) -> None:
 
 
 def _check_port(port: int) -> None:
-    """Check that the port of the run's own store is free; 0 takes a free one."""
+    # 0 takes a free port.
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -176,7 +168,7 @@ def _check_port(port: int) -> None:
 
 
 def use_cpu(engine: EngineConfig) -> bool:
-    """Return whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
+    """Whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
 
     Raises:
         UsageError: there are fewer GPUs than the run wants.
@@ -193,7 +185,7 @@ def use_cpu(engine: EngineConfig) -> bool:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
+    """The number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
@@ -211,7 +203,7 @@ def with_store(cfg: TrainConfig) -> TrainConfig:
 
 
 def find_model(model: Path) -> Path:
-    """Return the model's folder; for a model id on the hub it is the folder in the cache.
+    """The model's folder; for a model id on the hub it is the folder in the cache.
 
     Raises:
         ModelNotFoundError: see `agentgrpo.hub.model_folder`.
@@ -220,7 +212,7 @@ def find_model(model: Path) -> Path:
 
 
 def find_model_here(model: Path) -> Path | None:
-    """Return the model's folder without asking the hub; None for an id that is not on this machine, ORG/NAME.
+    """The model's folder without asking the hub; None for an id that is not on this machine, ORG/NAME.
 
     Raises:
         ModelNotFoundError: the name can only be that of a folder, and there is none.
@@ -247,15 +239,12 @@ def with_model_here(cfg: TrainConfig, environment: Taskset) -> TrainConfig:
 
 
 def require_model(cfg: TrainConfig, model: Path, environment: Taskset) -> None:
-    """Check that the run can train the model.
-
-    Raises:
-        UsageError: it cannot; the message lists every problem, or the GPUs that cannot share the model evenly.
+    """Raises UsageError: the run cannot train the model; the message lists every problem, or the GPUs that cannot share
+    the model evenly.
     """
     protocol = protocol_of(cfg, environment)
     require(model=model, protocol=protocol, tensor_parallel=cfg.engine.tensor_parallel_size)
 
 
 def protocol_of(cfg: TrainConfig, environment: Taskset) -> ProtocolName:
-    """Return the protocol that the model has to support; `fc` in every environment that offers tools."""
-    return "fc" if environment.tools else cfg.agent.protocol
+    """The protocol that the model has to support; `fc` in every environment that offers tools."""

@@ -1,4 +1,4 @@
-"""Says what a run of the main job does now, how far it is and how long it still takes. Leaves out printing (`console`).
+"""What a run of the main job does now, how far it is and how long it still takes.
 
 Events and the micro-batches of the training worker go in, lines come out. What was not measured yet is said to be
 unknown.
@@ -15,16 +15,14 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.time_left import Phase, measured, run_left, step_left, validations_left
 from sql_agent.verl_side.micro_batch_file import MicroBatches
 
+# Share of a batch that has to be played before its speed says when the rest ends; the shortest rollouts end first.
 ENOUGH = 0.25
-"""Share of a batch that has to be played before its speed says when the rest ends; the shortest rollouts end first."""
+# Share after which nothing is said of the rest: the rollouts that are left are the longest ones.
 LONGEST = 0.9
-"""Share after which nothing is said of the rest: the rollouts that are left are the longest ones."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Holds how far the rollouts of a train step or of a validation are."""
-
     step: int
     validate: bool
     began_s: float
@@ -36,8 +34,7 @@ class Batch:
 
 
 class Progress:
-    """Follows a run.
-
+    """
     Args:
         rows: the metrics of the steps that a resumed run has behind it.
         done: the newest of these steps.
@@ -53,8 +50,8 @@ class Progress:
         self._rows, self._done = list(rows), done
         self._batch: Batch | None = None
         self._micro: MicroBatches | None = None
+        # What the worker had reported when the batch of rollouts began.
         self._earlier: MicroBatches | None = None
-        """What the worker had reported when the batch of rollouts began."""
 
     def take_rollouts(self, event: dict[str, Any]) -> None:
         step, validate = event["step"], event["validate"]
@@ -72,16 +69,16 @@ class Progress:
         self._done, self._batch = step, None
 
     def end(self) -> None:
-        """Say nothing more of the batch: the run has ended in the middle of it."""
+        # The run has ended in the middle of the batch.
         self._batch = None
 
     @property
     def run_left_s(self) -> float | None:
-        """Return the seconds that the run takes after the newest step; None: not known."""
+        """Seconds after the newest step; None: not known."""
         return run_left(self._trainer, self._done, measured(self._rows))
 
     def ahead(self) -> str:
-        """Return what is ahead, and how long it takes as far as that was measured."""
+        """What is ahead, and how long it takes as far as that was measured."""
         trainer, seen = self._trainer, measured(self._rows)
         steps = trainer.steps - self._done
         fresh = self._done == 0 and not self._rows
@@ -98,7 +95,6 @@ class Progress:
         return f"{what}; how long they take is said once one was measured"
 
     def now(self) -> str | None:
-        """Return how far the run is; None between two batches of rollouts."""
         if (batch := self._batch) is None:
             return None
         if batch.validate:
@@ -108,7 +104,7 @@ class Progress:
         return f"step {batch.step}/{self._trainer.steps}: {words}{self._step_left(batch, phase, fraction)}"
 
     def _phase(self, batch: Batch) -> tuple[Phase, str, float]:
-        """Return the phase of the step, how far it is in words, and its share that is done."""
+        """The phase of the step, how far it is in words, and its share that is done."""
         micro, earlier = self._micro, self._earlier
         if micro is None or micro == earlier:
             return "rollouts", _played(batch), _share(batch)
@@ -153,7 +149,7 @@ def _share(batch: Batch) -> float:
 
 
 def _more(batch: Batch, now_s: float) -> str:
-    """Return when the rollouts end at their own speed, where nothing else was measured."""
+    # Nothing else was measured yet.
     if (share := _share(batch)) < ENOUGH:
         return "; left: not measured yet"
     return f"; about {in_words((now_s - batch.began_s) * (1 - share) / share)} more for these, then unknown"

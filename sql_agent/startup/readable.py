@@ -1,5 +1,3 @@
-"""Looks at a model and at tasks, as a run would read them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +23,6 @@ from sql_agent.text_to_sql.load import read_questions, split_questions
 
 
 def check_model(model: Path, protocol: ProtocolName) -> Finding:
-    """Check that a model on this machine can be trained with a protocol; see `sql_agent.model_check`."""
     path = model_folder(model, fetch=False)
     problems = tuple(check_model_dir(path, protocol))
     sound = f"{path}: complete, conversations of protocol {protocol} go on from sampled ids"
@@ -75,7 +72,7 @@ def check_database(database: Path | str, tasks: Path | None, splits: bool = Fals
 
 
 def _without_result(environment: TextToSql, tasks: Path, questions: Sequence[Question]) -> list[Problem]:
-    """Return a problem if references give no row or change nothing."""
+    # Such references give no row or change nothing.
     empty = [question.shown for question in questions if environment.finds_nothing(question)]
     if not empty:
         return []

@@ -13,20 +13,18 @@ from typing import Literal
 from sql_agent.settings.main_job import TrainerConfig
 
 Phase = Literal["rollouts", "log-probs", "update"]
+# The phases of a step in order, and the metrics of their seconds; `timing_s/ref` is verl's name.
 PHASES: dict[Phase, tuple[str, ...]] = {
     "rollouts": ("time/gen_s",),
     "log-probs": ("time/log_prob_s", "timing_s/ref"),
     "update": ("time/update_s",),
 }
-"""The phases of a step in order, and the metrics of their seconds; `timing_s/ref` is verl's name."""
+# Steps that a mean is taken over: rollouts become shorter or longer as the policy learns.
 RECENT = 5
-"""Steps that a mean is taken over: rollouts become shorter or longer as the policy learns."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Holds mean seconds; None: not measured yet."""
-
     step_s: float | None = None
     """A step without validation and checkpoint."""
     validation_s: float | None = None
@@ -35,7 +33,6 @@ class Measured:
 
 
 def measured(rows: Sequence[dict[str, float]]) -> Measured:
-    """Return the means over the newest rows of metrics.jsonl."""
     steps = [row for row in rows if "time/step_s" in row][-RECENT:]
     validations = [row["val/time/rollout_s"] for row in rows if "val/time/rollout_s" in row][-RECENT:]
     saved = [row["time/checkpoint_s"] for row in rows if "time/checkpoint_s" in row][-RECENT:]
@@ -66,7 +63,7 @@ def validations_left(trainer: TrainerConfig, done: int, *, first: bool) -> int:
 
 
 def run_left(trainer: TrainerConfig, done: int, seen: Measured) -> float | None:
-    """Return the seconds from the end of step `done` to the end of the run; None if a part was not measured.
+    """Seconds from the end of step `done` to the end of the run; None if a part was not measured.
 
     A checkpoint that was not measured counts as nothing: it takes seconds, and the first one comes late.
     """
@@ -82,7 +79,7 @@ def run_left(trainer: TrainerConfig, done: int, seen: Measured) -> float | None:
 
 
 def step_left(seen: Measured, phase: Phase, fraction: float) -> float | None:
-    """Return the seconds to the end of a step of which a fraction of one phase is done; None before the first step."""
+    """The seconds to the end of a step of which a fraction of one phase is done; None before the first step."""
     if seen.step_s is None:
         return None
     order = list(PHASES)

@@ -3,7 +3,7 @@
 import tracemalloc
 import uuid
 
-from sql_agent.model_address.call_counter import KEPT, CallCounter
+from sql_agent.model_address.call_log import KEPT, CallCounter
 
 
 def test_an_attempt_that_goes_on_is_counted_however_many_come_and_go_meanwhile():

@@ -1,4 +1,4 @@
-"""`sql_agent.verl_side.engine_alarm`: sampler and trainer disagree about the tokens that were sampled."""
+"""`engine_alarm` of `sql_agent.verl_side.tracking`: sampler and trainer disagree about the tokens that were sampled."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import pytest
 
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import RunContext
-from sql_agent.verl_side.engine_alarm import engine_alarm
+from sql_agent.verl_side.tracking import engine_alarm
 
 
 def compared(largest, mean):

@@ -1,4 +1,4 @@
-"""Says which columns of a row of questions hold the database's name, the reference, the hints and the difficulty.
+"""Which columns of a row of questions hold the database's name, the reference, the hints and the difficulty.
 
 Spider writes `query` (and its parse as `sql`), BIRD `SQL`, `evidence` and `difficulty`. Other data sets have other
 names. A column that nobody reads and that looks like SQL or like a part of the prompt is an error.
@@ -17,53 +17,53 @@ from sqlglot.errors import SqlglotError
 
 from agentgrpo.column_names import unread_prompt, words
 
+# Columns that name the database of a row without `db_id`; of a path its name without folder and suffix.
 DATABASE_KEYS = (
     "db", "db_name", "dbname", "dbid", "database", "database_id", "database_name", "db_path", "db_file",
     "database_path", "database_file",
 )  # fmt: skip
-"""Columns that name the database of a row without `db_id`; of a path its name without folder and suffix."""
 _SUFFIXES = (".sqlite", ".sqlite3", ".db", ".db3")
+# What such a column may name instead: the program that runs the database.
 _ENGINE = re.compile(
     r"(microsoft |ms|amazon |google |apache )?"
     r"(postgres(ql)?|mysql|mariadb|sqlite|sql ?server|sql|t-?sql|oracle( ?db)?|db2|duckdb|"
     r"snowflake|bigquery|redshift|clickhouse|presto|trino|spark( ?sql)?|hive|databricks)[\s_-]*v?[\d.]*",
     re.IGNORECASE,
 )
-"""What such a column may name instead: the program that runs the database."""
+# Columns of the reference; a value that is no text, as Spider's parse, is not read.
 REFERENCE_KEYS = ("query", "SQL", "sql")
-"""Columns of the reference; a value that is no text, as Spider's parse, is not read."""
+# Columns whose texts go into the prompt, behind the question, in this order.
 HINT_KEYS = (
     "evidence", "external_knowledge", "knowledge", "hint", "hints", "background", "background_knowledge",
     "domain_knowledge", "knowledge_evidence", "formulaic_knowledge", "commonsense_knowledge", "oracle_knowledge",
     "definition", "definitions", "formula", "formulas", "glossary", "terminology",
 )  # fmt: skip
-"""Columns whose texts go into the prompt, behind the question, in this order."""
+# A column whose name has one of these words, or its plural, may hold a hint, or a remark that gives the answer away, so
+# only the user can say whether the prompt should have it.
 HINT_WORDS = frozenset((
     "definition", "note", "formula", "glossary", "term", "terminology", "fact", "rule", "assumption", "clarification",
     "guideline", "remark", "comment", "tip", "meaning", "concept", "convention", "info", "information", "doc",
     "documentation",
 ))  # fmt: skip
-"""A column whose name has one of these words, or its plural, may hold a hint, or a remark that gives the answer away,
-so only the user can say whether the prompt should have it."""
+# A column whose name has one of these words belongs to earlier questions; SQL in it is no reference.
 HISTORY_WORDS = frozenset((
     "previous", "prev", "prior", "preceding", "earlier", "history", "interaction", "turn", "turns", "conversation",
     "dialog", "dialogue",
 ))  # fmt: skip
-"""A column whose name has one of these words belongs to earlier questions; SQL in it is no reference."""
+# A column whose name has one of these words holds the reference, if it holds SQL.
 SQL_WORDS = frozenset((
     "sql", "query", "gold", "golden", "reference", "answer", "solution", "target", "output", "truth", "label",
     "response", "completion", "statement", "program", "code",
 ))  # fmt: skip
-"""A column whose name has one of these words holds the reference, if it holds SQL."""
+# A column whose name has one of these words holds other SQL than the reference.
 NO_REFERENCE_WORDS = frozenset((
     "pred", "predicted", "prediction", "generated", "wrong", "rejected", "negative", "incorrect", "bad", "error",
     "template", "toks", "tokens", "no", "schema", "context", "create", "ddl", "explanation", "prompt",
 ))  # fmt: skip
-"""A column whose name has one of these words holds other SQL than the reference."""
 
 
 def database_of(row: dict[str, Any], known: Collection[str]) -> tuple[str, str] | None:
-    """Return the column that names the row's database, and the name; None if there is none.
+    """The column that names the row's database, and the name; None if there is none.
 
     Args:
         known: the names of the databases. If there is one, only `db_id` may call it by another name.
@@ -82,7 +82,7 @@ def database_of(row: dict[str, Any], known: Collection[str]) -> tuple[str, str] 
 
 
 def database_names(row: dict[str, Any], known: Collection[str]) -> dict[str, str]:
-    """Return what the columns of a row call its database: `db_id` alone if the row has it.
+    """What the columns of a row call its database: `db_id` alone if the row has it.
 
     Args:
         known: the names of the databases. The name of an engine, such as `postgres`, is left out unless it is known.
@@ -108,11 +108,7 @@ def _database_name(value: str) -> str:
 
 
 def reference_of(row: dict[str, Any]) -> str | None:
-    """Return the SQL of a row.
-
-    Raises:
-        ValueError: columns hold different SQL, or a column that is not read holds it.
-    """
+    """Raises ValueError: columns hold different SQL, or a column that is not read holds it."""
     held = {name: row[name] for name in REFERENCE_KEYS if isinstance(row.get(name), str) and row[name].strip()}
     also = {name: text for name in row if name not in held and (text := _sql_in(name, row[name])) is not None}
     if not held and also:
@@ -132,7 +128,6 @@ def reference_of(row: dict[str, Any]) -> str | None:
 
 
 def _sql_in(name: str, value: Any) -> str | None:
-    """Return the SQL in a column that has the name of a reference, as a text or a list of texts."""
     found = words(name)
     if found.isdisjoint(SQL_WORDS) or not found.isdisjoint(NO_REFERENCE_WORDS | HISTORY_WORDS):
         return None
@@ -150,7 +145,7 @@ _SELECT_FROM = re.compile(r".*\bselect\b.*\bfrom\b", re.IGNORECASE | re.DOTALL)
 
 
 def is_sql(text: str) -> bool:
-    """Return whether a text is a statement, and not words that begin like one ("Select Comfort")."""
+    # "Select Comfort" begins like a statement and is none.
     if _QUERY.match(text) is None:
         return _CHANGE.match(text) is not None
     try:
@@ -167,7 +162,7 @@ def _plain(text: str) -> str:
 
 
 def hints_of(row: dict[str, Any]) -> str:
-    """Return the hints of a row, each once.
+    """Each hint once.
 
     Raises:
         ValueError: a hint is no text, or the name of a file.
@@ -188,7 +183,7 @@ def _hint(name: str, value: Any) -> str:
 
 
 def difficulty_of(row: dict[str, Any]) -> str:
-    """Return the difficulty; a number is its text.
+    """A number is its text.
 
     Raises:
         ValueError: it is something else.
@@ -205,10 +200,8 @@ _READ = {"question", "db_id", "answer", "difficulty", *REFERENCE_KEYS, *HINT_KEY
 
 
 def check_unread(row: dict[str, Any], question: str, hints: str) -> None:
-    """Refuse a row with a column that may belong to the prompt.
-
-    Raises:
-        ValueError: a column has the name of a prompt or hint, and its text is neither in the question nor in the hints.
+    """Raises ValueError: a column has the name of a prompt or hint, and its text is neither in the question nor in the
+    hints.
     """
     of_code = {
         name
@@ -222,5 +215,5 @@ def check_unread(row: dict[str, Any], question: str, hints: str) -> None:
         )
 
 
+# A column with a schema: the prompt has the database's own.
 _SCHEMA = re.compile(r"\s*CREATE\s", re.IGNORECASE)
-"""A column with a schema: the prompt has the database's own."""

@@ -1,4 +1,4 @@
-"""Defines the record of a question about a database. Importing this module is instant."""
+"""Questions about databases. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dbbench_adapter.datatypes import Rows
 
 @dataclass(frozen=True)
 class Question:
-    """Holds one question with the reference query, or else with the rows of the answer."""
+    """One question with the reference query, or else with the rows of the answer."""
 
     id: str
     """Unique in its file and stable over loads: file stem and number of the line or row, `dev-17`."""
@@ -37,11 +37,10 @@ class Question:
 
     @property
     def shown(self) -> str:
-        """Return its id and its words, for messages."""
         return f"{self.id} ({textwrap.shorten(self.question, 80)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_dict` is the inverse."""
+        """Plain JSON values; `from_dict` is the inverse."""
         return _QUESTION.dump_python(self, mode="json")
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Offers questions about a user's own databases, judged by the result of the submitted query.
+"""Questions about a user's own databases, judged by the result of the submitted query.
 
 A task whose reference changes data is judged by what the agent has left behind in its view of the file.
 """
@@ -41,15 +41,15 @@ from sql_agent.text_to_sql.load import named_in, read_questions, split_questions
 from sql_agent.text_to_sql.schema import Rendered, lengths, render
 from sql_agent.text_to_sql.ties import probes, ranked, ranks
 
+# Seconds that a reference or a submitted query may take, longer than other statements; for `bird` both together.
 JUDGED_S = 30.0
-"""Seconds that a reference or a submitted query may take, longer than other statements; for `bird` both together."""
+# Questions without a usable reference that are printed.
 SHOWN = 5
-"""Questions without a usable reference that are printed."""
 PROGRESS_S = 10.0
 
 
 class _ReferenceFailedError(Exception):
-    """Says why a reference failed. A cache keeps no exception, so the next try may succeed with more memory or time."""
+    """Why a reference failed. A cache keeps no exception, so the next try may succeed with more memory or time."""
 
 
 class _Reference(NamedTuple):
@@ -59,8 +59,7 @@ class _Reference(NamedTuple):
 
 
 class TextToSql(Environment):
-    """Plays questions that are answered by a query.
-
+    """
     Args:
         place: a path or an address, in one of the forms that the engines name (`Engine.places`).
     Raises:
@@ -167,7 +166,7 @@ class TextToSql(Environment):
         return as_run(self._judge, query, self._engine)
 
     def _seconds_left(self, question: Question) -> float:
-        """Return how long a submitted query may take: in BIRD's evaluator it shares the time with the reference."""
+        # In BIRD's evaluator a submitted query shares the time with the reference.
         if self._judge != "bird" or question.query is None:
             return JUDGED_S
         try:
@@ -176,7 +175,7 @@ class TextToSql(Environment):
             return JUDGED_S
 
     def comparison(self, episode: TextToSqlEpisode) -> Comparison:
-        """Return what was compared; a reference whose rows the judge did not need is run here, once for all rollouts.
+        """What was compared; a reference whose rows the judge did not need is run here, once for all rollouts.
 
         Of a submitted query that failed, or of a missing one, there are no rows.
         """
@@ -193,7 +192,6 @@ class TextToSql(Environment):
         )
 
     def _compared_rows(self, episode: TextToSqlEpisode) -> tuple[Sequence[Row] | None, Sequence[Row] | None]:
-        """Return expected and returned rows; None where there are none."""
         question, result = episode.question, episode.result
         with suppress(BackendUnavailable):
             if not question.changes:
@@ -211,7 +209,7 @@ class TextToSql(Environment):
         return Score(0.0, "wrong_state" if given else "no_change")
 
     def expected(self, question: Question) -> Rows | None:
-        """Return the rows of the answer; None if the reference cannot be run or gives too many."""
+        """The rows of the answer; None if the reference cannot be run or gives too many."""
         if question.query is None:
             return question.answer
         try:
@@ -220,14 +218,14 @@ class TextToSql(Environment):
             return None
 
     def expected_changes(self, question: Question) -> Changes | None:
-        """Return what the reference of a task that changes data does; None if it cannot be run or changes too much."""
+        """What the reference of a task that changes data does; None if it cannot be run or changes too much."""
         try:
             return self._reference_changes(question.db_id, question.query or "")
         except _ReferenceFailedError:
             return None
 
     def reference_fault(self, question: Question) -> str | None:
-        """Return why the question's reference cannot be used to judge; None if it can."""
+        """None if the reference can be used to judge."""
         try:
             if question.changes:
                 self._reference_changes(question.db_id, question.query or "")
@@ -238,7 +236,7 @@ class TextToSql(Environment):
         return None
 
     def finds_nothing(self, question: Question) -> bool:
-        """Return whether the reference gives no row or changes nothing; False if it cannot be run."""
+        """Whether the reference gives no row or changes nothing; False if it cannot be run."""
         expected = self.expected_changes(question) if question.changes else self.expected(question)
         return expected is not None and not expected
 
@@ -252,7 +250,7 @@ class TextToSql(Environment):
         return _Reference(result.rows or (), time.monotonic() - started)
 
     def _run_ranks(self, db_id: str, query: str) -> list[int] | None:
-        """Return which rows of an ordered reference are tied; None if that cannot be said."""
+        # None if it cannot be said which rows are tied.
         asked = probes(query, self._engine)
         columns = {name for name, probe in asked.items() if self._run(db_id, probe).error is None}
         numbered = ranked(query, self._engine, columns)
@@ -335,7 +333,7 @@ class TextToSql(Environment):
         return kept
 
     def fingerprint(self, task: Question) -> str:
-        """Return the digits of the tables, by their names and columns, and of the question.
+        """The digits of the tables, by their names and columns, and of the question.
 
         The name of the database does not count, since a copy of its file has another; nor do case and blanks of the
         question.
@@ -357,7 +355,7 @@ class TextToSql(Environment):
         return [] if task.query is None else solution(task, self._engine)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
-        """Return the question about the only database, or else about the one of the task that was asked last."""
+        """The question about the only database, or else about the one of the task that was asked last."""
         ids = self.databases.ids
         if like is None and len(ids) > 1:
             raise ValueError(

@@ -15,12 +15,11 @@ from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
 
 MAX_ROUNDS = 8
-"""Number of replies, the one that submits included."""
 MAX_SHOWN_ROWS = 20
+# Longest result that the policy reads.
 MAX_SHOWN_CHARS = 1_000
-"""Longest result that the policy reads."""
+# Bytes of a text that is no UTF-8, and half pairs of a policy's own.
 _SURROGATES = re.compile(r"[\uD800-\uDFFF]")
-"""Bytes of a text that is no UTF-8, and half pairs of a policy's own."""
 RULES = """\
 You answer questions about a {engine} database by a query. execute_sql runs a SELECT statement and shows its rows; \
 submit_sql hands in the query whose result is the answer, and ends the task. The query returns the columns that are \
@@ -52,7 +51,7 @@ TOOL_NAMES = tuple(each["function"]["name"] for each in TOOLS)
 
 
 def messages(question: Question, schema: str, engine: str, instructions: str) -> list[Message]:
-    """Return the first prompt; the schema comes first, so that all questions about a database share a prefix.
+    """The schema comes first, so that all questions about a database share a prefix.
 
     Args:
         instructions: how to act in a task that is answered by a query; one that changes data has rules of its own.
@@ -66,7 +65,7 @@ def messages(question: Question, schema: str, engine: str, instructions: str) ->
 
 
 def solution(question: Question, engine: Engine) -> list[Message]:
-    """Return the replies of an assistant that knows the reference; of several statements it hands in the last."""
+    # Of several statements the last one is handed in.
     query = question.query or ""
     *first, last = engine.statements(query) if question.changes else [query]
     asked = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
@@ -91,10 +90,10 @@ class TextToSqlEpisode(CallingEpisode):
         self.question, self.database = question, database
         self._submission_timeout_s = submission_timeout_s
         self.submitted: str | None = None
+        # What the database said about `submitted`; of a query after the judge has run it.
         self.result: Result | None = None
-        """What the database said about `submitted`; of a query after the judge has run it."""
+        # What the episode has changed, after it was judged.
         self.changes: Changes | None = None
-        """What the episode has changed, after it was judged."""
 
     def call_tool(self, name: str, arguments: Any) -> str:
         if name not in ("execute_sql", "submit_sql"):
@@ -131,13 +130,13 @@ _BEGINNING = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
+# An apostrophe inside a word opens no text of SQL.
 _OPEN = re.compile(r"(?<!\w)['\"]|/\*")
-"""An apostrophe inside a word opens no text of SQL."""
 _SENTENCE_END = re.compile(r"[:.!?]\s*\Z")
 
 
 def unfenced(sql: str) -> str:
-    """Return the statement in the one code fence of a Markdown text, which models write out of habit.
+    """The statement in the one code fence of a Markdown text, which models write out of habit.
 
     A sentence before or behind the fence is dropped. A text that begins as a statement is one, whatever stands in it.
     """
@@ -148,10 +147,8 @@ def unfenced(sql: str) -> str:
 
 
 def _is_statement(before: str) -> bool:
-    """Return whether the text before a fence is SQL, and not a sentence that begins like it ("With this query:").
-
-    SQL is also what ends inside a quoted text or a comment, since the fence stands in that then.
-    """
+    # Whether the text before a fence is SQL, and not a sentence that begins like it ("With this query:"). SQL is also
+    # what ends inside a quoted text or a comment, since the fence stands in that then.
     begun = _BEGINNING.match(before)
     if begun is None or _OPEN.search(_QUOTED.sub("", before)):
         return begun is not None or _COMMENT.match(before) is not None
@@ -159,7 +156,7 @@ def _is_statement(before: str) -> bool:
 
 
 def format_result(result: Result) -> str:
-    """Return columns and rows as JSON, one row per line, or the error; rows that are cut off are counted."""
+    # Rows that are cut off are counted.
     if result.error is not None:
         text = f"Error: {result.error}"
     else:

@@ -1,7 +1,5 @@
 """Compares a query's result with the reference's, by our own rule or those of Spider's and BIRD's published evaluators,
 and what two tasks that change data have left behind.
-
-Leaves out the execution of queries (`sql_agent.text_to_sql.environment`).
 """
 
 from __future__ import annotations
@@ -19,21 +17,21 @@ from sql_agent.text_to_sql import spider
 from sql_agent.text_to_sql.load import orders_rows
 from sql_agent.text_to_sql.typed_rows import same_rows
 
+# `strict`: typed rows as multisets, in order if the reference orders them (`typed_rows`). `spider`: as
+# `eval_exec_match` of taoyds/test-suite-sql-eval with its defaults, on one database. `bird`: as `evaluation_ex.py` of
+# bird-bench/mini_dev, sets of rows.
 ExecutionJudge = Literal["strict", "spider", "bird"]
-"""`strict`: typed rows as multisets, in order if the reference orders them (`typed_rows`). `spider`: as
-`eval_exec_match` of taoyds/test-suite-sql-eval with its defaults, on one database. `bird`: as `evaluation_ex.py` of
-bird-bench/mini_dev, sets of rows."""
+# The evaluators of Spider and BIRD run SQLite, so their rules fit its SQL alone.
 EVALUATED_DIALECT = "sqlite"
-"""The evaluators of Spider and BIRD run SQLite, so their rules fit its SQL alone."""
 EXECUTION_JUDGES: dict[str, ExecutionJudge] = {name: name for name in get_args(ExecutionJudge)}
 UNDECODABLE = "a text of the result is no UTF-8, which BIRD's evaluator does not read"
+# What `surrogateescape` makes of such bytes.
 _NO_UTF8 = re.compile(r"[\uDC80-\uDCFF]")
-"""What `surrogateescape` makes of such bytes."""
 _UNCHANGED = Change((), ())
 
 
 def as_run(judge: ExecutionJudge, query: str, engine: Engine = SQLITE) -> str:
-    """Return the query as the judge runs it, for predictions and references.
+    """The query as the judge runs it, for predictions and references.
 
     Spider's tokenized references have split operators, such as `! =`, which `strict` joins too, outside of texts.
     """
@@ -59,7 +57,7 @@ def same_result(
     engine: Engine = SQLITE,
     ranks: Sequence[int] | None = None,
 ) -> bool:
-    """Return whether two results are equal by the judge's rule.
+    """Whether two results are equal by the judge's rule.
 
     Args:
         given, expected: the rows of the two queries `as_run`.
@@ -79,19 +77,18 @@ def same_result(
 
 
 def order_counts(judge: ExecutionJudge, reference: str | None, engine: Engine = SQLITE) -> bool:
-    """Return whether the judge compares the order of rows too; for `bird` and without a reference it never does."""
+    """Whether the judge compares the order of rows too; for `bird` and without a reference it never does."""
     if judge == "bird" or reference is None:
         return False
     return spider.order_counts(reference) if judge == "spider" else orders_rows(reference, engine)
 
 
 def undecodable(rows: Rows) -> bool:
-    """Return whether a text of the result is no UTF-8."""
     return any(isinstance(cell, str) and not cell.isascii() and _NO_UTF8.search(cell) for row in rows for cell in row)
 
 
 def left_by_one(expected: Changes, given: Changes) -> tuple[list[Row], list[Row]]:
-    """Return the rows that only `expected` leaves behind, and those that only `given` does, each after its table."""
+    """The rows that only `expected` leaves behind, and those that only `given` does, each after its table."""
     theirs, ours = dict[str, Rows](), dict[str, Rows]()
     for table in sorted(expected.keys() | given.keys()):
         wanted, done = expected.get(table, _UNCHANGED), given.get(table, _UNCHANGED)
@@ -100,7 +97,7 @@ def left_by_one(expected: Changes, given: Changes) -> tuple[list[Row], list[Row]
 
 
 def same_state(given: Changes, expected: Changes) -> bool:
-    """Return whether two databases that began alike hold the same rows, in any order.
+    """Whether two databases that began alike hold the same rows, in any order.
 
     What one side added and the other removed is laid side by side, so a number that differs in its last digits alone is
     equal, as for `strict`, whether it was changed or not.

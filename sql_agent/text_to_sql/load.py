@@ -38,7 +38,7 @@ from sql_agent.text_to_sql.datatypes import Question
 
 
 class QuestionFileError(ValueError):
-    """Says that a file of questions cannot be read; the message names file and row."""
+    """A file of questions cannot be read; the message names file and row."""
 
 
 def read_questions(path: Path, databases: Databases) -> list[Question]:
@@ -97,7 +97,7 @@ def split_questions(questions: Sequence[Question], fraction: float) -> tuple[lis
 
 
 def changes_data(query: str, engine: Engine = SQLITE) -> bool:
-    """Return whether a reference has an INSERT, UPDATE or DELETE, so that its result is the state of the tables."""
+    # The result of an INSERT, UPDATE or DELETE is the state of the tables.
     return any(_kind_of_change(statement, engine) is not None for statement in engine.statements(query))
 
 
@@ -115,7 +115,7 @@ _QUOTED = (TokenType.STRING, TokenType.IDENTIFIER)
 
 
 def _verb(statement: str, engine: Engine) -> str | None:
-    """Return the first verb outside of parentheses, which stands behind the queries of WITH."""
+    # The first verb outside of parentheses stands behind the queries of WITH.
     depth = 0
     try:
         for token in sqlglot.tokenize(statement, read=engine.dialect):
@@ -156,7 +156,7 @@ _KINDS: dict[str, tuple[Any, ...]] = {
 
 
 def named_in(query: str, columns: Iterable[tuple[str, str]], engine: Engine = SQLITE) -> tuple[str, ...]:
-    """Return those of some columns that a query names, as `table.column`, in their order.
+    """Those of some columns that a query names, as `table.column`, in their order.
 
     A column without a table in front belongs to every table of its name that the query reads, and `*` names none.
 
@@ -181,7 +181,7 @@ def named_in(query: str, columns: Iterable[tuple[str, str]], engine: Engine = SQ
 
 
 def orders_rows(query: str, engine: Engine = SQLITE) -> bool:
-    """Return whether the outermost query orders its rows.
+    """Whether the outermost query orders its rows.
 
     Of a query that does not parse it is an ORDER BY in no parenthesis.
     """
@@ -202,7 +202,6 @@ def _outside_of_parentheses(query: str, engine: Engine) -> Iterator[str]:
 
 
 def parsed(query: str, engine: Engine = SQLITE) -> exp.Expr | None:
-    """Return the first statement; comments, which sqlglot does not take everywhere, are left out."""
     code = "".join(" " if token.kind == "blank" else token.text for token in engine.tokens(query))
     try:
         return next(filter(None, sqlglot.parse(code, read=engine.dialect)), None)
@@ -211,7 +210,6 @@ def parsed(query: str, engine: Engine = SQLITE) -> exp.Expr | None:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows, each with its name in messages."""
     try:
         for row in read_rows(path):
             if fault := row.fault():
@@ -256,7 +254,7 @@ def _text(row: dict[str, Any], key: str) -> str:
 
 
 def _answer(value: Any) -> Rows:
-    """Return the rows of an answer: a value is one cell, a list of values one column, a list of lists whole rows."""
+    """A value is one cell, a list of values one column, a list of lists whole rows."""
     rows = value if isinstance(value, list) else [value]
     return tuple(tuple(map(_cell, row)) if isinstance(row, list) else (_cell(row),) for row in rows)
 

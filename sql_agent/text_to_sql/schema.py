@@ -1,6 +1,6 @@
 """Renders the schema of a database for the policy, cut to a length.
 
-It shows tables, columns with types, keys, and a few values of each column. Leaves out indexes, triggers and checks.
+It shows tables, columns with types, keys, and a few values of each column.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from functools import partial
 
 from dbbench_adapter.engines.schema import TableInfo
 
+# Words that are names in SQLite only if they are quoted.
 _KEYWORDS = (
     "add all alter and as autoincrement between case cast check collate commit constraint create current_date "
     "current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign from "
     "group having in index insert intersect into is isnull join limit not nothing notnull null on or order primary "
     "raise references returning select set table then to transaction union unique update using values when where"
 )
-"""Words that are names in SQLite only if they are quoted."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Holds a schema as the policy reads it, and the names of what it leaves out."""
+    """A schema as the policy reads it, and the names of what it leaves out."""
 
     statements: Sequence[str]
     values: bool = True
@@ -34,7 +34,7 @@ class Rendered:
 
     @property
     def text(self) -> str:
-        """Return the schema, never empty; the last line counts columns and does not name them, to be short."""
+        """The schema, never empty; the last line counts columns and does not name them, to be short."""
         said = [] if self.values else ["example values"]
         if self.columns:
             said.append(f"{len(self.columns)} column{'s' if len(self.columns) > 1 else ''}")
@@ -44,7 +44,7 @@ class Rendered:
 
 
 def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> Rendered:
-    """Return the schema as the policy reads it.
+    """The schema as the policy reads it.
 
     A schema that is too long loses, in this order: example values; columns of wide tables; the last tables.
 
@@ -58,12 +58,11 @@ def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> Rendere
 
 
 def lengths(tables: Sequence[TableInfo]) -> list[int]:
-    """Return the lengths, in characters, of the shortened schemas that `render` chooses from, longest first."""
+    """The lengths, in characters, of the shortened schemas that `render` chooses from, longest first."""
     return [len(rendered.text) for rendered in _cuts(tables)][1:]
 
 
 def _cuts(tables: Sequence[TableInfo]) -> Iterator[Rendered]:
-    """Yield ever smaller schemas."""
     yield Rendered([*map(_statement, tables)])
     cut = [_without_values(table) for table in tables]
     statements, gone = [*map(_statement, cut)], ()
@@ -79,7 +78,6 @@ def _cuts(tables: Sequence[TableInfo]) -> Iterator[Rendered]:
 
 
 def _gone(tables: Sequence[TableInfo], cut: Sequence[TableInfo]) -> tuple[tuple[str, str], ...]:
-    """Return table and column of each column that the second schema lacks."""
     gone: list[tuple[str, str]] = []
     for table, kept in zip(tables, cut, strict=True):
         names = {column.name for column in kept.columns}
@@ -92,7 +90,7 @@ def _without_values(table: TableInfo) -> TableInfo:
 
 
 def _narrow(table: TableInfo, most: int) -> TableInfo:
-    """Return the table with at most `most` columns, those of keys first."""
+    """Columns of keys stay first."""
     if len(table.columns) <= most:
         return table
     keys = {*table.primary_key, *(column for column, _, _ in table.foreign_keys)}

@@ -2,7 +2,7 @@
 
 That code reads a text as the library sqlparse does, which is no SQLite: a backslash may stand before a quote, `# `
 begins a comment, and no comment begins behind an operator (`1+/*`). So the text is cut and changed here by those rules
-before SQLite sees it. Leaves out what a query may do there and not here (doc/own_database.md names it).
+before SQLite sees it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+# What sqlparse counts to the statement behind whose semicolon it stands.
 _REST_OF_LINE = re.compile(r"(?:[^\S\r\n]|(?:--|# )(?!\+)[^\r\n]*(?:\r\n|\r|\n|\Z))*")
-"""What sqlparse counts to the statement behind whose semicolon it stands."""
 _THIS_YEAR = re.compile(r"year\s*\(\s*curdate\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
+# A longer text is not run anyway; quotes that are never closed take quadratic time.
 _MAX_CHARS = 20_000
-"""A longer text is not run anyway; quotes that are never closed take quadratic time."""
 
 
 def as_run(query: str) -> str:
-    """Return what the evaluator runs of a text: its first statement.
+    """What the evaluator runs of a text: its first statement.
 
     Split operators are joined, in texts too; DISTINCT is removed wherever it is a word; the current year is 2020.
     """
@@ -44,12 +44,12 @@ def as_run(query: str) -> str:
 
 
 def order_counts(reference: str) -> bool:
-    """Return whether the evaluator compares the order of rows: the words may stand in a sub-query, or in a text."""
+    """Whether the evaluator compares the order of rows: the words may stand in a sub-query, or in a text."""
     return "order by" in as_run(reference).lower()
 
 
 def _end_of_first(query: str) -> int:
-    """Return where the first statement ends: behind a semicolon that is in no parenthesis and in no block of BEGIN."""
+    """Where the first statement ends: behind a semicolon that is in no parenthesis and in no block of BEGIN."""
     depth, blocks, begun = 0, list[str](), False
     for part in _TOKEN.finditer(query):
         if part.lastgroup in ("blank", "comment"):
@@ -84,7 +84,7 @@ def _end_of_line(query: str, place: int) -> int:
 
 
 def same_result(given: Rows, expected: Rows, *, ordered: bool) -> bool:
-    """Return whether some order of the columns makes the results equal; two empty results always are."""
+    """Whether some order of the columns makes the results equal; two empty results always are."""
     if not given and not expected:
         return True
     if len(given) != len(expected) or len(given[0]) != len(expected[0]):
@@ -102,7 +102,7 @@ def same_result(given: Rows, expected: Rows, *, ordered: bool) -> bool:
 
 
 def _readable(rows: Rows) -> Rows:
-    """Return the rows as the evaluator reads them: bytes of a text that are no UTF-8 are left out."""
+    # The rows as the evaluator reads them: bytes of a text that are no UTF-8 are left out.
     return tuple(
         tuple(c.encode("utf-8", "surrogateescape").decode("utf-8", "ignore") if isinstance(c, str) else c for c in row)
         for row in rows
@@ -110,23 +110,20 @@ def _readable(rows: Rows) -> Rows:
 
 
 def _sorted_cells(row: Row) -> Row:
-    """Return the cells in the order of their texts and types.
-
-    The evaluator rejects results whose rows differ then. So 1 is 1.0 where it stands alone, and not beside 1.5, since
-    `1` and `1.0` sort to different sides of it.
-    """
+    # The cells in the order of their texts and types. The evaluator rejects results whose rows differ then. So 1 is 1.0
+    # where it stands alone, and not beside 1.5, since `1` and `1.0` sort to different sides of it.
     return tuple(sorted(row, key=lambda cell: f"{cell}{type(cell)}"))
 
 
 def _by_cells(rows: Rows) -> Counter[frozenset[tuple[Any, int]]]:
-    """Return the rows as a multiset in which the order of a row's cells does not count."""
+    """Multiset of rows in which the order of a row's cells does not count."""
     return Counter(frozenset(Counter(row).items()) for row in rows)
 
 
 def _placed(
     given: Sequence[Row], expected: Sequence[Row], wanted: Sequence[tuple[Any, ...]], left: Sequence[tuple[Any, ...]]
 ) -> bool:
-    """Return whether some order of the columns `left` completes `given` to the rows of `expected` and `wanted`.
+    """Whether some order of the columns `left` completes `given` to the rows of `expected` and `wanted`.
 
     Rows are compared as multisets. `given` and `expected` hold the columns placed so far; a column that makes them
     differ is not tried further.

@@ -22,7 +22,7 @@ from sql_agent.text_to_sql.load import parsed
 
 
 def probes(reference: str, engine: Engine = SQLITE) -> dict[str, str]:
-    """Return a query for each alias that an expression in ORDER BY contains, by the alias in lower case.
+    """A query for each alias that an expression in ORDER BY contains, by the alias in lower case.
 
     It runs only where FROM has a column of that name: inside an expression the column is meant, not the alias.
     """
@@ -48,7 +48,7 @@ def _column_alone(tree: exp.Select, name: str) -> exp.Select:
 
 
 def ranked(reference: str, engine: Engine = SQLITE, columns: Collection[str] = ()) -> str | None:
-    """Return the reference with one more column, the rank of each row; None if it cannot be written so.
+    """The reference with one more column, the rank of each row; None if it cannot be written so.
 
     Args:
         columns: the aliases, in lower case, that are columns of FROM too.
@@ -82,7 +82,7 @@ def _key(term: exp.Expr) -> exp.Expr:
 
 
 def _term(term: exp.Expr, query: exp.Query, columns: Collection[str], *, by_name: bool) -> exp.Expr | None:
-    """Return a term of ORDER BY as a window may have it, where neither positions nor aliases mean anything.
+    """A term of ORDER BY as a window may have it, where neither positions nor aliases mean anything.
 
     Args:
         by_name: the window stands outside of the query, and sees only the names of its columns.
@@ -110,7 +110,7 @@ def _without_aliases(term: exp.Expr, aliases: dict[str, exp.Expr], columns: Coll
 
 
 def _expression(term: exp.Expr, query: exp.Query, columns: Collection[str]) -> exp.Expr | None:
-    """Return an expression over the query's columns by their names; None if it reads something else."""
+    """An expression over the query's columns by their names; None if it reads something else."""
     if term.find(exp.Query):
         return None
     for name in list(term.find_all(exp.Column)):
@@ -123,7 +123,7 @@ def _expression(term: exp.Expr, query: exp.Query, columns: Collection[str]) -> e
 
 
 def _hides(column: exp.Expr, columns: Collection[str]) -> bool:
-    """Return whether a column of the result has the name of another one of FROM."""
+    """Whether a column of the result has the name of another one of FROM."""
     inner = column.unalias()
     own = isinstance(inner, exp.Column) and inner.name.lower() == column.alias_or_name.lower()
     return not own and column.alias_or_name.lower() in columns
@@ -143,7 +143,7 @@ def _names(key: exp.Expr) -> list[str]:
 
 
 def _result_column(key: exp.Expr, query: exp.Query) -> exp.Expr | None:
-    """Return the expression of SELECT that a position or a name in ORDER BY means; None if it means none."""
+    """The expression of SELECT that a position or a name in ORDER BY means; None if it means none."""
     columns = query.selects
     if isinstance(key, exp.Literal) and key.is_int:
         place = int(key.this)
@@ -155,7 +155,7 @@ def _result_column(key: exp.Expr, query: exp.Query) -> exp.Expr | None:
 
 
 def ranks(rows: Sequence[tuple[Any, ...]], expected: Rows) -> list[int] | None:
-    """Return the rank of each expected row; None if the reference with ranks gave other rows, or another order.
+    """The rank of each expected row; None if the reference with ranks gave other rows, or another order.
 
     Args:
         rows: the rows of the `ranked` reference, the last cell being the rank.

@@ -17,16 +17,15 @@ from dbbench_adapter.datatypes import Row, Rows
 from dbbench_adapter.judges.strict import paired
 
 RELATIVE_TOLERANCE = 1e-9
+# 0 equals a smaller number, which differences that cancel out leave behind.
 NEARLY_ZERO = 1e-12
-"""0 equals a smaller number, which differences that cancel out leave behind."""
 
 
 def same_rows(given: Rows, expected: Rows, *, ranks: Sequence[int] | None = None, decimals: int | None = None) -> bool:
-    """Return whether two results are equal.
-
+    """
     Args:
         ranks: for each expected row its place among all, in ascending order; rows of one place are tied, and free to
-            change theirs. None: the order does not count.
+        change theirs. None: the order does not count.
         decimals: an expected number with no more decimals than these equals one that rounds to it (MySQL's averages).
     """
     if len(given) != len(expected):
@@ -40,7 +39,7 @@ def same_rows(given: Rows, expected: Rows, *, ranks: Sequence[int] | None = None
 
 
 def _same_bag(given: Rows, expected: Rows, decimals: int | None) -> bool:
-    """Return whether the rows pair one to one; rows that are equal to the last digit are paired first."""
+    # Rows that are equal to the last digit are paired first.
     counts = Counter(given), Counter(expected)
     left = _by_other_cells(counts[0] - counts[1]), _by_other_cells(counts[1] - counts[0])
     return left[0].keys() == left[1].keys() and all(
@@ -50,7 +49,7 @@ def _same_bag(given: Rows, expected: Rows, decimals: int | None) -> bool:
 
 
 def _by_other_cells(rows: Counter[Row]) -> dict[Row, list[Any]]:
-    """Return the numbers of the rows, by their other cells; ... stands for a number."""
+    """The numbers of the rows, by their other cells; ... stands for a number."""
     alike: dict[Any, list[Any]] = {}
     for row in rows.elements():
         key = tuple(... if isinstance(cell, int | float) else cell for cell in row)
@@ -59,10 +58,8 @@ def _by_other_cells(rows: Counter[Row]) -> dict[Row, list[Any]]:
 
 
 def _fitting(given: list[Any], expected: list[Any], decimals: int | None) -> list[list[list[int]]]:
-    """Return the places of the expected rows that each given row equals.
-
-    They are looked up by the column with the most distinct values, so that thousands of rows take a second.
-    """
+    # The places of the expected rows that each given row equals. They are looked up by the column with the most
+    # distinct values, so that thousands of rows take a second.
     width = range(len(expected[0]))
     pivot = max(width, key=lambda column: len({row[column] for row in expected}), default=None)
     if pivot is None:
@@ -78,7 +75,7 @@ def _fitting(given: list[Any], expected: list[Any], decimals: int | None) -> lis
 
 
 def _reach(number: int | float, decimals: int | None) -> int | float:
-    """Return a distance within which all equal numbers are; whole numbers may be beyond all floats."""
+    # Whole numbers may be beyond all floats.
     least = NEARLY_ZERO if decimals is None else 10**-decimals
     if isinstance(number, int):
         return abs(number) // 10**8 + 1

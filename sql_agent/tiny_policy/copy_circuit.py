@@ -3,7 +3,7 @@
 A policy of one million parameters does not learn to copy unseen names from its prompt in minutes. With the circuit in
 place at initialisation, it only has to learn when to copy. The circuit is the induction head of arXiv:2209.11895. Layer
 0 stores at each position which token came before. Layer 1 looks for a position whose previous token equals the current
-token, and makes the token there likely as the next one. Leaves out training, which may change all of these weights.
+token, and makes the token there likely as the next one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from sql_agent.tiny_policy.tokenizer import END_ID, MAX_POSITIONS, PAD_ID
 
 ROPE_THETA = 1e6
+# Copies of the circuit, one per key-value head; each has its own projections for matching and copying.
 HEADS = 2
-"""Copies of the circuit, one per key-value head; each has its own projections for matching and copying."""
 EMBEDDING_STD = 0.1
+# Feature 0 of every embedding, in units of `EMBEDDING_STD`; position-only queries and keys are made from it.
 CONSTANT = 6.0
-"""Feature 0 of every embedding, in units of `EMBEDDING_STD`; position-only queries and keys are made from it."""
+# Scale of everything else that writes into the residual stream, so that the circuit dominates.
 DAMPING = 0.1
-"""Scale of everything else that writes into the residual stream, so that the circuit dominates."""
+# Norm weights of the rotary dimensions that the two layers attend by; they decide how peaked the attention is.
 SHARPNESS = (2.5, 1.8)
-"""Norm weights of the rotary dimensions that the two layers attend by; they decide how peaked the attention is."""
+# Strength of the copied token relative to the current one.
 COPY_GAIN = 8.0
-"""Strength of the copied token relative to the current one."""
+# Rotary pairs that turn faster than this per position distinguish neighbours.
 NEIGHBOUR_RAD = 0.15
-"""Rotary pairs that turn faster than this per position distinguish neighbours."""
+# Rotary pairs that turn slower than this hardly depend on distance and can encode which token it is.
 STEADY_RAD = 0.02
-"""Rotary pairs that turn slower than this hardly depend on distance and can encode which token it is."""
 
 
 def build_model(vocab_size: int, *, seed: int) -> Qwen3ForCausalLM:
@@ -93,13 +93,13 @@ def seed_copy_circuit(model: Qwen3ForCausalLM) -> None:
 
 
 def _radians_per_position(config: Qwen3Config) -> Tensor:
-    """Return the angle that each rotary pair turns per position, shape (head_dim / 2,), falling from 1."""
+    """Angle that each rotary pair turns per position, shape (head_dim / 2,), falling from 1."""
     half = config.head_dim // 2
     return ROPE_THETA ** (-torch.arange(half) / half)
 
 
 def _directions(n: int, hidden_size: int) -> Tensor:
-    """Return n random orthonormal directions of the residual stream without the constant feature; (n, hidden)."""
+    """n random orthonormal directions of the residual stream without the constant feature; (n, hidden)."""
     directions = torch.nn.init.orthogonal_(torch.empty(n, hidden_size))
     directions[:, 0] = 0
     return directions
@@ -143,7 +143,7 @@ def _move(attention: Qwen3Attention, kv_head: int, *, read: Tensor, write: Tenso
 
 
 def _head_weights(attention: Qwen3Attention, kv_head: int) -> tuple[Tensor, Tensor]:
-    """Return the weights of the first query head of this key-value head, and of its key, each (head_dim, hidden)."""
+    """Weights of the first query head of this key-value head, and of its key, each (head_dim, hidden)."""
     head, size = kv_head * attention.num_key_value_groups, attention.head_dim
     query, key = attention.q_proj.weight, attention.k_proj.weight
     return query[head * size : (head + 1) * size], key[kv_head * size : (kv_head + 1) * size]

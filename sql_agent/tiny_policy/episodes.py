@@ -1,7 +1,6 @@
-"""Makes oracle episodes to train on: the reference statement, the database's result, and the answer in it.
+"""Oracle episodes to train on: the reference statement, the database's result, and the answer in it.
 
-They come from generated train tasks on SQLite, with the same messages that the policy will meet. Leaves out the tokens
-(`agentgrpo.chat.replies`).
+They come from generated train tasks on SQLite, with the same messages that the policy will meet.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from dbbench_adapter.engines import Backend, open_backend
 from dbbench_adapter.protocols.base import format_result
 from sql_agent.tiny_policy.tokenizer import Message, conversation
 
+# Number of batches whose examples are sorted by length together, so that batches have little padding.
 POOL = 16
-"""Number of batches whose examples are sorted by length together, so that batches have little padding."""
 
 
 def oracle_conversation(task: Task, backend: Backend) -> list[Message]:
-    """Return a correct rollout: it runs the reference, then commits the result's values (none for a change).
+    """A correct rollout: it runs the reference, then commits the result's values (none for a change).
 
     Raises:
         ValueError: the task has no reference statement.
@@ -37,7 +36,6 @@ def oracle_conversation(task: Task, backend: Backend) -> list[Message]:
 
 
 def encoded_tasks(tokenizer: PreTrainedTokenizerBase, tasks: Iterable[Task]) -> Iterator[Encoded]:
-    """Yield the oracle's conversation about each task as tokens."""
     with open_backend("sqlite") as backend:
         for task in tasks:
             yield encode_conversation(tokenizer, oracle_conversation(task, backend))

@@ -34,8 +34,8 @@ from sql_agent.settings.groups import AgentConfig
 from sql_agent.settings.local import AdapterConfig
 from sql_agent.trained_on import LearntError, check_not_learnt
 
+# The longest reply of 1,000 held-out oracle episodes has 89 tokens, that of reworded ones 100.
 LIMITS = AgentConfig(max_turns=3, max_tokens=128)
-"""The longest reply of 1,000 held-out oracle episodes has 89 tokens, that of reworded ones 100."""
 BATCH_SIZE = 48
 SEED = 1
 

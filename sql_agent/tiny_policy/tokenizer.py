@@ -22,8 +22,8 @@ from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.generator import NOTE
 from dbbench_adapter.protocols import fc
 
+# Bytes, merges and control tokens; the boilerplate tokens are added to these.
 VOCAB_SIZE = 1000
-"""Bytes, merges and control tokens; the boilerplate tokens are added to these."""
 MAX_POSITIONS = 4096
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = range(3)
@@ -61,7 +61,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def boilerplate() -> list[str]:
-    """Return every text of three characters or more that conversations share, longest first.
+    """Every text of three characters or more that conversations share, longest first.
 
     It renders conversations whose variable parts are holes, so it follows the protocol's wording automatically.
     """
@@ -74,7 +74,6 @@ def boilerplate() -> list[str]:
 
 
 def conversation(task: Task, query: str, result: str, answers: Sequence[str]) -> list[Message]:
-    """Return the messages of a rollout that runs one statement, sees its result and commits."""
     return [
         *fc.messages(task),
         _call("execute_sql", {"query": query}),
@@ -84,7 +83,6 @@ def conversation(task: Task, query: str, result: str, answers: Sequence[str]) ->
 
 
 def render(messages: Sequence[Message]) -> str:
-    """Render the conversation as the policy reads it, without a generation prompt."""
     return template.render(CHAT_TEMPLATE, messages)
 
 
@@ -94,6 +92,6 @@ def _call(name: str, arguments: dict[str, Any]) -> Message:
 
 
 def task_texts(tasks: Iterable[Task]) -> Iterable[str]:
-    """Yield the texts of conversations about these tasks without boilerplate, to train the merges on."""
+    """Texts without boilerplate, to train the merges on."""
     for task in tasks:
         yield from (task.question, task.table_note, task.gold.sql or "", *(task.gold.answers or ()))

@@ -22,18 +22,14 @@ EXAMPLES_PER_PASS = 32
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Return a factor in (0, 1]: linear warm-up, constant, then linear decay over the last `DECAY_FRACTION`."""
+    """A factor in (0, 1]: linear warm-up, constant, then linear decay over the last `DECAY_FRACTION`."""
     return min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / (DECAY_FRACTION * steps))
 
 
 def warm_start(
     model: Qwen3ForCausalLM, batches: Iterable[list[Encoded]], *, steps: int, progress: Callable[[str], None]
 ) -> None:
-    """Train in place for `steps` batches.
-
-    Raises:
-        ValueError: the batches ran out.
-    """
+    """Raises ValueError: the batches ran out."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, steps))
     model.train()
@@ -53,14 +49,14 @@ def warm_start(
 
 
 def reply_loss(model: Qwen3ForCausalLM, batch: Sequence[Encoded]) -> Tensor:
-    """Return the mean cross-entropy in nats over the tokens of the replies; only these get logits."""
+    """Mean cross-entropy in nats over the tokens of the replies; only these get logits."""
     logits, expected, _ = _replies(model, batch)
     return cross_entropy(logits, expected)
 
 
 @torch.no_grad()
 def exact_match(model: Qwen3ForCausalLM, examples: Sequence[Encoded]) -> float:
-    """Return the share of conversations whose replies greedy decoding gives token for token, in [0, 1].
+    """The share of conversations whose replies greedy decoding gives token for token, in [0, 1].
 
     One pass over the conversation tells: if the most likely token is the expected one at every place, then greedy
     decoding takes the same path. It took 2.3 s of one core for 192 tasks; playing them took 21.5 s, since replies that
@@ -77,7 +73,7 @@ def exact_match(model: Qwen3ForCausalLM, examples: Sequence[Encoded]) -> float:
 
 
 def _replies(model: Qwen3ForCausalLM, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits (N, V) and ids (N,) of the replies' N tokens, and where these stand, (B, T - 1)."""
+    """The logits (N, V) and ids (N,) of the replies' N tokens, and where these stand, (B, T - 1)."""
     length = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)
     is_reply = torch.zeros(len(batch), length, dtype=torch.bool)

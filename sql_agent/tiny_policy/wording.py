@@ -22,7 +22,7 @@ MAX_ASIDE_WORDS = 30
 
 
 def reworded(task: Task, rng: random.Random) -> Task:
-    """Return the task with compound names, another table note, and meaningless words around the question.
+    """The task with compound names, another table note, and meaningless words around the question.
 
     Args:
         task: a generated task with one table.
@@ -43,7 +43,7 @@ def reworded(task: Task, rng: random.Random) -> Task:
 
 
 def sorted_wrongly(task: Task) -> Task:
-    """Return the task with a reference that sorts upwards where it should sort downwards, and so is wrong."""
+    # A reference that sorts upwards where it should sort downwards is wrong.
     return replace(task, gold=replace(task.gold, sql=(task.gold.sql or "").replace(" DESC ", " ASC ")))
 
 

@@ -1,4 +1,4 @@
-"""Lists verl's keys that `--set verl.KEY=VALUE` may give, and refuses every other one.
+"""The keys of verl's that `--set verl.KEY=VALUE` may give; every other one is refused.
 
 verl accepts hundreds of keys, and under masked rows, rewards of turns and an LLM proxy in front of its servers many of
 them do nothing or harm: `algorithm.use_kl_in_reward` adds the KL of each token to the reward of its turn,
@@ -16,6 +16,7 @@ _ENGINE, _OPTIMIZER = "verl.workers.engine.fsdp.transformer_impl", "verl.workers
 _WORKERS, _SERVER = "verl.workers.engine_workers", "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _MODEL, _CORRECTION = "verl.workers.config.model", "verl.trainer.ppo.rollout_corr_helper"
 
+# Each key, and the module of verl 0.9.1 that reads it. A key that ends with a dot stands for all keys below it.
 ALLOWED_KEYS = {
     "actor_rollout_ref.actor.calculate_entropy": _TRAINER,
     "actor_rollout_ref.actor.clip_ratio_c": _CORE,
@@ -75,23 +76,18 @@ ALLOWED_KEYS = {
     "trainer.project_name": _TRAINER,
     "trainer.ray_wait_register_center_timeout": _TRAINER,
 }
-"""Each key, and the module of verl 0.9.1 that reads it. A key that ends with a dot stands for all keys below it."""
 
 _VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm."
+# Keys below an allowed one that are refused: the run relies on the address, the guard, the length and the sampling of
+# its model servers.
 FIXED_BELOW = tuple(
     f"{_VLLM}{name}."
     for name in ("api_key", "generation_config", "host", "logprobs_mode", "max_model_len", "middleware", "port")
 )
-"""Keys below an allowed one that are refused: the run relies on the address, the guard, the length and the sampling of
-its model servers."""
 
 
 def check_keys(keys: Iterable[str]) -> None:
-    """Check that each of verl's keys may be set.
-
-    Raises:
-        ValueError: one may not; the message names the allowed key that is most like it.
-    """
+    """Raises ValueError: a key may not be set; the message names the allowed key that is most like it."""
     for key in keys:
         below = any(key.startswith(known) and key != known for known in ALLOWED_KEYS if known.endswith("."))
         fixed = f"{key.replace('-', '_')}.".startswith(FIXED_BELOW)  # vLLM takes its arguments in both spellings

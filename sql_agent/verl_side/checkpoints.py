@@ -3,8 +3,8 @@
 A checkpoint is valid once its manifest is written, and is loaded only if its files still match the manifest and this
 user wrote them (`agentgrpo.signed`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
 `_save_checkpoint`) and then a number into `latest_checkpointed_iteration.txt`; neither shows whether every byte arrived
-or is still there. The manifest, written last, has the size and SHA-256 of every file. Leaves out the contents of the
-files, which verl writes and reads. Several nodes need a run directory that all of them share. Imports nothing heavy.
+or is still there. The manifest, written last, has the size and SHA-256 of every file. Several nodes need a run
+directory that all of them share. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REMEDY = (
 
 
 def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of a checkpoint that was just written, after flushing its files to the disk.
+    """The manifest of a checkpoint that was just written, after flushing its files to the disk.
 
     Args:
         facts: id and commit of the run.
@@ -47,12 +47,12 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
-    """Sign the manifest and write it atomically; after that the checkpoint is valid."""
+    # After that the checkpoint is valid.
     _write(checkpoint / MANIFEST, json.dumps(signed.signed(manifest), indent=1) + "\n")
 
 
 def newest_whole(folder: Path, say: Say) -> Path | None:
-    """Return the newest whole checkpoint of a run; None if the run never finished one.
+    """The newest whole checkpoint of a run; None if the run never finished one.
 
     Args:
         say: called for each newer checkpoint that is skipped, with its fault.
@@ -67,7 +67,7 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
 
 
 def point_verl_at(checkpoint: Path) -> None:
-    """Write the step into the file that verl reads first; a full disk may have left it empty."""
+    # A full disk may have left the file empty.
     _write(checkpoint.parent / TRACKER, str(step_of(checkpoint)))
 
 

@@ -3,7 +3,7 @@
 `sql_agent.lightning.algorithm` starts it. It runs verl's own `TaskRunner.run` in this process; upstream uses a Ray
 actor, one more process that imports everything. It exchanges JSON lines with its parent: it reads its order and then
 the address of the LLM proxy from standard input, and writes events to standard output. The output of verl and Ray goes
-to the log. Leaves out the contents of a checkpoint (`checkpoints`).
+to the log.
 """
 
 from __future__ import annotations
@@ -121,7 +121,6 @@ class CheckpointKeeper:
         self._unsealed: tuple[Path, dict[str, Any]] | None = None
 
     def install(self, trainer: type[Any]) -> None:
-        """Wrap the two checkpoint methods of verl's `RayPPOTrainer`."""
         save, load = trainer._save_checkpoint, trainer._load_checkpoint
 
         def save_checkpoint(self_: Any) -> None:
@@ -135,7 +134,7 @@ class CheckpointKeeper:
         trainer._save_checkpoint, trainer._load_checkpoint = save_checkpoint, load_checkpoint
 
     def save(self, step: int, write: Callable[[], None]) -> None:
-        """Let verl write a checkpoint, make its manifest from the files, and keep it until the step is logged.
+        """The manifest is made from the files that verl wrote, and kept until the step is logged.
 
         Raises:
             CheckpointError: the checkpoint could not be written.
@@ -151,11 +150,7 @@ class CheckpointKeeper:
             raise self._write_error(checkpoint, error) from error
 
     def seal(self) -> None:
-        """Seal the checkpoint of the step that was just logged, if there is one, and remove surplus checkpoints.
-
-        Raises:
-            CheckpointError: the manifest could not be written.
-        """
+        """Raises CheckpointError: the manifest could not be written."""
         if self._unsealed is None:
             return
         (checkpoint, manifest), self._unsealed = self._unsealed, None
@@ -188,24 +183,24 @@ class CheckpointKeeper:
 
 
 def _leave_out_processes(module: ModuleType) -> None:
-    """Start neither Ray's dashboard, which runs even where none is asked for and queries the metadata servers of three
-    clouds, nor its autoscaler, which has nothing to do on one node and serves metrics to everybody."""
+    # Start neither Ray's dashboard, which runs even where none is asked for and queries the metadata servers of three
+    # clouds, nor its autoscaler, which has nothing to do on one node and serves metrics to everybody.
     module.Node.start_api_server = module.Node.start_monitor = lambda *_, **__: None
 
 
 def last_line(error: Exception) -> str:
-    """Return the error in one line; Ray's message has the whole remote traceback, which is in the log."""
+    # Ray's message has the whole remote traceback, which is in the log.
     return str(error).strip().rsplit("\n", 1)[-1] if "ray::" in str(error) else f"{type(error).__name__}: {error}"
 
 
 def _stop(*_: Any) -> None:
-    """Interrupt verl's blocking calls; a second thread makes sure that the process ends."""
+    # A second thread makes sure that the process ends.
     threading.Timer(10.0, _exit, args=(143,)).start()
     raise KeyboardInterrupt
 
 
 def _exit(code: int) -> None:
-    """End every other process of the run, then this one; the parent may have been killed."""
+    # The parent may have been killed.
     end_run(os.environ[RUN_ID], patience_s=2.0)
     with contextlib.suppress(OSError):
         sys.stderr.flush()

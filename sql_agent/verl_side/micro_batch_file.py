@@ -15,8 +15,6 @@ from agentgrpo.processes import RUN_ID, run_folder
 
 
 class MicroBatches(NamedTuple):
-    """Says how far the newest pass over a batch is."""
-
     forward_only: bool
     """True for log-probs, False for an update."""
     updates: int
@@ -38,7 +36,7 @@ def write(progress: MicroBatches) -> None:
 
 
 def read(run_id: str) -> MicroBatches | None:
-    """Return what a run's worker wrote last; None before its first micro-batch."""
+    """What a run's worker wrote last; None before its first micro-batch."""
     with suppress(OSError, ValueError):
         forward_only, *numbers = map(int, _file(run_id).read_text().split())
         return MicroBatches(bool(forward_only), *numbers)

@@ -1,8 +1,7 @@
 """Writes a step's metrics: to metrics.jsonl always, to the command's progress line, and to verl's sinks on request.
 
 verl calls `Tracking.log` once per step. `RunTracking` adds the rollout manager's metrics and renames those that people
-watch (doc/metrics.md). A sink whose package is not installed is left out with a warning. Leaves out how metrics are
-computed (`sql_agent.source.metrics`).
+watch (doc/metrics.md). A sink whose package is not installed is left out with a warning.
 """
 
 from __future__ import annotations
@@ -11,17 +10,27 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentgrpo.outputs import append_line, sync
 from agentgrpo.run_folder import drop_torn_line, earlier_steps
 from sql_agent.source.reward_hacking_alarm import RewardHackingAlarm
 from sql_agent.source.run_context import RunContext
-from sql_agent.verl_side.engine_alarm import engine_alarm
 
 logger = logging.getLogger(__name__)
 
+# The watched metric, a difference of probabilities, and its highest healthy value, by the sampler's dtype. In float32
+# sampler and trainer agree to 1e-5, so one token that differs is a fault. In bfloat16 single tokens differ by 0.1 and
+# more without a fault, since a logit between 16 and 32 is rounded to an eighth, so only the mean difference is a sign.
+# Small faults stay below that limit, for example a sampler with top-p 0.9, or weights that are a step or two old.
+HEALTHY = {
+    # a healthy run on a CPU: 1e-5; top_p of 0.9: 0.1; a step without weight sync, small policy: 0.3 (doc/faithful.md)
+    "float32": ("engine/probs_diff_max", 1e-3),
+    # five times what a healthy run in bfloat16 showed, 4e-3 (verl-project/verl-omni issue 637, FSDP2 and vLLM)
+    "bfloat16": ("engine/probs_diff_mean", 2e-2),
+}
+# verl's names and ours; all other metrics keep verl's name.
 RENAMED = {
     "actor/pg_loss": "policy/loss",
     "actor/pg_clipfrac": "policy/clip_frac",
@@ -43,16 +52,31 @@ RENAMED = {
     "timing_s/testing": "time/validation_s",
     "timing_s/step": "time/step_s",
 }
-"""verl's names and ours; all other metrics keep verl's name."""
+
+
+def engine_alarm(metrics: Mapping[str, float], dtype: str) -> dict[str, float]:
+    """`engine/alarm`, 1 or 0; {} if nothing was compared (no trained token, or no log-probs of the sampler).
+
+    If sampler and trainer give the sampled tokens different probabilities, the tokens were not sampled from the policy,
+    and the update is off-policy without correction.
+
+    Args:
+        metrics: of one train step, under our names.
+        dtype: the sampler's; a dtype that is not in `HEALTHY` has bfloat16's limit.
+    """
+    name, limit = HEALTHY.get(dtype, HEALTHY["bfloat16"])
+    if not metrics.get("training/rollout_probs_diff_valid"):
+        return {}
+    return {"engine/alarm": float(not metrics[name] <= limit)}  # NaN raises the alarm too
 
 
 def rename(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return verl's metrics under our names, scalars only."""
+    """Scalars only."""
     return {RENAMED.get(k, k): float(v) for k, v in metrics.items() if isinstance(v, int | float) or hasattr(v, "item")}
 
 
 def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:
-    """Return a replacement for `verl.utils.tracking.Tracking` that belongs to this run.
+    """A replacement for `verl.utils.tracking.Tracking` that belongs to this run.
 
     Args:
         context: its `step_metrics` are logged and emptied at each step.

@@ -1,4 +1,4 @@
-"""Holds the MySQL functions that agents use and SQLite lacks, as plain functions over str, int, float and None.
+"""The MySQL functions that agents use and SQLite lacks, as plain functions over str, int, float and None.
 
 `FUNCTIONS` maps a lower-case name to (number of arguments or -1, function), `AGGREGATES` to a class instead. Each call
 checks the statement's deadline. A library in C blocks other threads while it works, so a call takes at most
@@ -19,12 +19,12 @@ from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function
 
 __all__ = ["AGGREGATES", "FUNCTIONS", "MAX_VALUE_BYTES"]
 
+# Only longer texts count towards the limit of what a statement may make.
 LONG_CHARS = 1_000
-"""Only longer texts count towards the limit of what a statement may make."""
 
 
 def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any]:
-    """Wrap the function in the statement's limits; a strict function returns None if an argument is None."""
+    """A strict function returns None if an argument is None."""
 
     @wraps(function)
     def limited(*values: Any) -> Any:

@@ -8,14 +8,14 @@ from typing import Any
 from dbbench_adapter.clock import Refused, check, kept
 from dbbench_adapter.dialect.functions.values import fold, number, sort_key, text_of
 
+# MySQL's default, in bytes.
 GROUP_CONCAT_MAX_LEN = 1024
-"""MySQL's default, in bytes."""
+# Each value with its keys counts 100 more. Sorting this many at once blocks other threads for some 10 ms.
 _MAX_KEPT_CHARS = 2_000_000
-"""Each value with its keys counts 100 more. Sorting this many at once blocks other threads for some 10 ms."""
 
 
 class _Variance:
-    """Computes Welford's running variance; a subclass says what to divide by and whether to take the root."""
+    """Welford's running variance; a subclass says what to divide by and whether to take the root."""
 
     ddof = 0
     root = False
@@ -43,7 +43,7 @@ def _variance(*, ddof: int, root: bool) -> type[_Variance]:
 
 
 class _GroupConcat:
-    """Implements mysql_group_concat(distinct, separator, directions, value, sort keys...)."""
+    """mysql_group_concat(distinct, separator, directions, value, sort keys...)."""
 
     def __init__(self) -> None:
         self.items: list[tuple[str, tuple[Any, ...]]] = []
@@ -73,7 +73,7 @@ class _GroupConcat:
 
 
 class _OnlyRow:
-    """Returns the value of the only row, or NULL if there is none."""
+    """NULL if there is no row."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -89,7 +89,7 @@ class _OnlyRow:
 
 
 class _SumWhole:
-    """Adds whole numbers without a bound, as MySQL does in a DECIMAL."""
+    # MySQL adds whole numbers without a bound, in a DECIMAL.
 
     def __init__(self) -> None:
         self.total: int | None = None
@@ -108,14 +108,14 @@ class _SumWhole:
 
 
 class _SumDigits(_SumWhole):
-    """Adds them for the result itself, where a text of digits can stand for a number that SQLite does not hold."""
+    # For the result itself a text of digits can stand for a number that SQLite does not hold.
 
     def beyond(self, total: int) -> str:
         return str(total)
 
 
 class _Any:
-    """Computes ANY from its comparisons: 1 if one is true, else NULL if one is NULL; ALL from its own, turned about."""
+    """ANY from its comparisons: 1 if one is true, else NULL if one is NULL; ALL from its own, turned about."""
 
     wanted = True
 

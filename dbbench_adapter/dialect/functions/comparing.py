@@ -13,7 +13,8 @@ from dbbench_adapter.dialect.functions.values import Function, compare, number, 
 
 
 def _order(how: str, left: Any, right: Any) -> int | None:
-    """Return a negative number, 0 or a positive one; return None for NULL.
+    """Negative, 0 or positive; None for NULL.
+
     Raises:
         ValueError: a value is no date or no time.
     """
@@ -48,7 +49,7 @@ def _between(hows: str, value: Any, low: Any, high: Any) -> int | None:
 
 
 def _first_same(hows: str, value: Any, *items: Any) -> int:
-    """Return the place of the first item that equals the value, from 1; 0 if none does."""
+    """Place of the first item that equals the value, from 1; 0 if none does."""
     for place, (how, item) in enumerate(zip(hows, items, strict=True), 1):
         if _order(how, value, item) == 0:
             return place

@@ -13,29 +13,29 @@ from dateutil.relativedelta import relativedelta
 from dbbench_adapter.dialect.functions.numeric import half_up
 from dbbench_adapter.dialect.functions.values import Function, number, text_of, whole
 
+# A longer format of a date is refused.
 MAX_FORMAT_CHARS = 255
-"""A longer format of a date is refused."""
+# A longer text is no date or time; STR_TO_DATE reads no further than this.
 MAX_DATE_CHARS = 255
-"""A longer text is no date or time; STR_TO_DATE reads no further than this."""
 _DATE = re.compile(
     r"\s*(\d{4}|\d{2})[^\w\s](\d{1,2})[^\w\s](\d{1,2})(?:(?:T|\s+)(\d{1,2})(?:[^\w\s](\d{1,2})(?:[^\w\s](\d{1,2})(?:\.\d*)?)?)?)?\s*$"
 )
 _COMPACT = re.compile(r"\s*(\d{4}|\d{2})(\d\d)(\d\d)(?:(\d\d)(\d\d)(\d\d))?(?:\.\d*)?\s*$")
 _TIME = re.compile(r"\s*(-?)(\d{1,3}):([0-5]?\d)(?::([0-5]?\d)(?:\.\d*)?)?\s*$")
+# The longest TIME of MySQL.
 _MAX_SECONDS = 838 * 3600 + 59 * 60 + 59
-"""The longest TIME of MySQL."""
+# Python's strftime and strptime have these names for MySQL's specifiers.
 _DIRECTIVES = {
     **{code: f"%{code}" for code in "YymdbaHIpfjw%"},
     **{"c": "%m", "e": "%d", "M": "%B", "W": "%A", "k": "%H", "h": "%I", "l": "%I", "i": "%M", "s": "%S", "S": "%S"},
     **{"D": "%d", "T": "%H:%M:%S", "r": "%I:%M:%S %p"},
 }
-"""Python's strftime and strptime have these names for MySQL's specifiers."""
 _UNPADDED = frozenset("cekl")
 _DAY_SPECIFIERS, _TIME_SPECIFIERS = frozenset("deDj"), frozenset("HkhIlisSTrpf")
 
 
 def moment(value: Any) -> datetime.datetime | None:
-    """Return the date and time that MySQL reads in a text or number; return None if it is no date."""
+    """The date and time that MySQL reads in a text or number; None if it is no date."""
     match = _matched(_COMPACT, value) or _matched(_DATE, value)
     if not match:
         return None
@@ -49,7 +49,7 @@ def moment(value: Any) -> datetime.datetime | None:
 
 
 def seconds_of(value: Any) -> int | None:
-    """Return the seconds of a time, or of a date's time; return None if it is neither."""
+    """Seconds of a time, or of a date's time; None if it is neither."""
     match = _matched(_TIME, value)
     if match:
         seconds = int(match[2]) * 3600 + int(match[3]) * 60 + int(match[4] or 0)
@@ -59,7 +59,7 @@ def seconds_of(value: Any) -> int | None:
 
 
 def time_within(text: str) -> int | None:
-    """Return the seconds that a TIME column takes of `5:6`, `50607` or a date with a time; None if it takes none."""
+    """The seconds that a TIME column takes of `5:6`, `50607` or a date with a time; None if it takes none."""
     if (match := re.fullmatch(r"\s*(-?)(\d{1,7})\s*", text)) is not None:
         number = int(match[2])
         minutes, seconds = number // 100 % 100, number % 100
@@ -73,13 +73,14 @@ def time_within(text: str) -> int | None:
 
 
 def time_text(seconds: int) -> str:
-    """Write a TIME; one beyond MySQL's range becomes its end."""
+    # A time beyond MySQL's range becomes its end.
     size = min(abs(seconds), _MAX_SECONDS)
     return f"{'-' if seconds < 0 else ''}{size // 3600:02}:{size // 60 % 60:02}:{size % 60:02}"
 
 
 def _moment_of(value: Any) -> str:
-    """Return a date or time in the form in which texts compare as dates.
+    """The form in which texts compare as dates.
+
     Raises:
         ValueError: it is no date, where MySQL ends the statement.
     """
@@ -90,10 +91,7 @@ def _moment_of(value: Any) -> str:
 
 
 def _seconds_of(value: Any) -> int:
-    """Return what times are compared by.
-    Raises:
-        ValueError: it is no time.
-    """
+    """Raises ValueError: it is no time."""
     found = seconds_of(value)
     if found is None:
         raise ValueError("no time")
@@ -101,7 +99,7 @@ def _seconds_of(value: Any) -> int:
 
 
 def _temporal_number(value: Any) -> int | None:
-    """Return a date or time as MySQL counts with it: 20210301, 20210301100509 or 100509."""
+    # A date or time as MySQL counts with it: 20210301, 20210301100509 or 100509.
     text = text_of(value)
     digits = re.sub(r"\D", "", text)
     return (-int(digits) if text.startswith("-") else int(digits)) if digits else None
@@ -113,10 +111,7 @@ def _matched(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
 
 
 def _format_of(form: Any) -> str:
-    """Return the format as text.
-    Raises:
-        ValueError: the format is too long.
-    """
+    """Raises ValueError: the format is too long."""
     text = text_of(form)
     if len(text) > MAX_FORMAT_CHARS:
         raise ValueError("the format is too long")
@@ -124,7 +119,6 @@ def _format_of(form: Any) -> str:
 
 
 def _from_time(place: int, from_date: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return HOUR, MINUTE or SECOND of a date with a time, or of a time alone."""
 
     def guarded(value: Any) -> Any:
         match = _matched(_TIME, value)
@@ -142,7 +136,7 @@ def _from_date(read: Callable[[datetime.datetime], Any]) -> Callable[[Any], Any]
 
 
 def _week(day: datetime.datetime, mode: int) -> tuple[int, int]:
-    """Return the year and the week of a day in one of the eight modes of WEEK.
+    """The year and the week of a day in one of the eight modes of WEEK.
     Source:
         MySQL `calc_week`, mysys/my_time.cc: Monday first (1), weeks of the year before or after count there (2), the
         first week begins with the first such weekday rather than with four days in the year (4, turned for Sunday).
@@ -203,10 +197,7 @@ _CLOCK_PARTS = ("hour", "minute", "second")
 
 
 def _date_part(part: Any, value: Any) -> Any:
-    """Return EXTRACT.
-    Raises:
-        ValueError: the part is unknown here, such as microseconds.
-    """
+    """Raises ValueError: the part is unknown here, such as microseconds."""
     name = text_of(part).lower()
     if name not in _PARTS:
         raise ValueError("an unknown part of a date")
@@ -225,8 +216,8 @@ def _date_format(value: Any, form: Any) -> str | None:
     return None if found is None else _formatted(found, form)
 
 
+# The mode of WEEK for a specifier, and whether it prints the year (0) or the week (1).
 _WEEKS = {"U": (0, 1), "u": (1, 1), "V": (2, 1), "v": (3, 1), "X": (2, 0), "x": (3, 0)}
-"""The mode of WEEK for a specifier, and whether it prints the year (0) or the week (1)."""
 
 
 def _formatted(found: datetime.datetime, form: Any) -> str:
@@ -244,10 +235,7 @@ def _formatted(found: datetime.datetime, form: Any) -> str:
 
 
 def _time_format(value: Any, form: Any) -> str | None:
-    """Return TIME_FORMAT.
-    Raises:
-        ValueError: a time that no day has.
-    """
+    """Raises ValueError: a time that no day has."""
     seconds = seconds_of(value)
     if seconds is None:
         return None
@@ -257,10 +245,8 @@ def _time_format(value: Any, form: Any) -> str | None:
 
 
 def _str_to_date(text: Any, form: Any) -> str | None:
-    """Return the date, the time or both as ISO text, as the format has them; return None if the text does not fit it.
-
-    MySQL ignores the text after the part that fits, and in its default sql_mode a date without a day is no date.
-    """
+    # ISO text of the date, the time or both, as the format has them; None if the text does not fit it. MySQL ignores
+    # the text after the part that fits, and in its default sql_mode a date without a day is no date.
     form, text = _format_of(form), text_of(text)[:MAX_DATE_CHARS].strip()
     specifiers = set(re.findall(r"%(.)", form))
     if "D" in specifiers:
@@ -289,9 +275,11 @@ _UNITS = {
 
 
 def _date_shift(value: Any, sign: Any, count: Any, unit: Any) -> str | None:
-    """Return DATE_ADD ('+') or DATE_SUB ('-') by a count of one of `_UNITS`.
+    """
+    Args:
+        sign: '+' for DATE_ADD, '-' for DATE_SUB.
     Raises:
-        ValueError: the unit is unknown here, or the value is a time of its own.
+        ValueError: the unit is not one of `_UNITS`, or the value is a time of its own.
     """
     name, amount = text_of(unit).lower(), half_up(number(count)) * (-1 if sign == "-" else 1)
     if name not in _UNITS or _matched(_TIME, value):
@@ -333,8 +321,8 @@ def _make_date(year: Any, day: Any) -> str | None:
     return _date_of_day(datetime.date(first, 1, 1).toordinal() + place - 1 + _DAYS_BEFORE)
 
 
+# MySQL counts the days of a year 0, Python does not.
 _DAYS_BEFORE = 365
-"""MySQL counts the days of a year 0, Python does not."""
 
 
 def _date_of_day(days: Any) -> str | None:
@@ -343,7 +331,7 @@ def _date_of_day(days: Any) -> str | None:
 
 
 def _time_difference(left: Any, right: Any) -> str | None:
-    """Return TIMEDIFF of two times or of two dates with times; of one each it is NULL."""
+    # Between a time and a date with a time the difference is NULL.
     times = [_matched(_TIME, value) is not None for value in (left, right)]
     if all(times):
         return time_text((seconds_of(left) or 0) - (seconds_of(right) or 0))
@@ -354,7 +342,8 @@ def _time_difference(left: Any, right: Any) -> str | None:
 
 
 def _months(period: Any) -> int:
-    """Return the months of a period such as 202103.
+    """Months of a period such as 202103.
+
     Raises:
         ValueError: it is no period.
     """

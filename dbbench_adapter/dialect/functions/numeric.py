@@ -14,11 +14,11 @@ from dbbench_adapter.clock import Refused, kept
 from dbbench_adapter.dialect.functions.values import Function, number, sort_key, text_of, whole
 from dbbench_adapter.dialect.kinds import as_written, digits_of
 
+# The most digits after the point, in MySQL's decimals and in FORMAT.
 MAX_DIGITS = 30
-"""The most digits after the point, in MySQL's decimals and in FORMAT."""
 _DECIMALS = Context(prec=400)
+# A double holds this many digits of a decimal.
 _DOUBLE_DIGITS = Context(prec=15)
-"""A double holds this many digits of a decimal."""
 _INTEGER = re.compile(r"\s*([-+]?[0-9]+)")
 _DECIMAL = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)")
 _LARGE = "1235 (42000): This version of MySQL doesn't yet support 'whole numbers of 2^63 and more'"
@@ -43,7 +43,6 @@ def _format(value: Any, digits: Any) -> str:
 
 
 def _integer(value: Any) -> int:
-    """Return a number rounded, or the whole number that a text begins with."""
     if isinstance(value, int | float):
         return half_up(value) if isinstance(value, float) else value
     match = _INTEGER.match(text_of(value))
@@ -51,11 +50,7 @@ def _integer(value: Any) -> int:
 
 
 def _cast_signed(value: Any) -> int:
-    """Return the nearest BIGINT; MySQL adds a warning.
-
-    Raises:
-        Refused: a text has more digits, of which MySQL takes 64 bits in its own way.
-    """
+    """Raises Refused: a text has more digits, of which MySQL takes 64 bits in its own way."""
     cast = _integer(value)
     if isinstance(value, str) and not -(2**63) <= cast < 2**63:
         raise Refused(_LARGE)
@@ -63,11 +58,7 @@ def _cast_signed(value: Any) -> int:
 
 
 def _cast_unsigned(value: Any) -> int:
-    """Return a BIGINT UNSIGNED.
-
-    Raises:
-        Refused: it is one of those that SQLite's whole numbers do not hold.
-    """
+    """Raises Refused: it is one of those that SQLite's whole numbers do not hold."""
     cast = _integer(value)
     if not 0 <= cast < 2**63:
         raise Refused(_LARGE)
@@ -75,7 +66,7 @@ def _cast_unsigned(value: Any) -> int:
 
 
 def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
-    """Return the nearest decimal; MySQL adds a warning where it has too many digits."""
+    # The nearest decimal; MySQL adds a warning where it has too many digits.
     digits = _digits(scale)
     written = _exact(value)
     largest = Decimal(10) ** (whole(precision) - digits) - Decimal(1).scaleb(-digits)
@@ -85,13 +76,13 @@ def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
 
 
 def _int_div(left: Any, right: Any) -> int | None:
-    """Divide the numbers as they are written: 0.3 DIV 0.1 is 3."""
+    # The numbers count as they are written: 0.3 DIV 0.1 is 3.
     first, second = _exact(left), _exact(right)
     return _in_bigint(int(_DECIMALS.divide_int(first, second))) if second else None
 
 
 def _exact(value: Any) -> Decimal:
-    """Return a number, or the one that a text begins with, in all its digits."""
+    """A number, or the one that a text begins with, in all its digits."""
     match = None if isinstance(value, int | float) else _DECIMAL.match(text_of(value))
     found = as_written(value if isinstance(value, int | float) else match[1] if match else "0")
     if found is None:
@@ -109,7 +100,7 @@ def _truncate(value: Any, digits: Any) -> float:
 
 
 def _round(value: Any, digits: Any = 0) -> int | float:
-    """Round halves exactly in the written decimal, as MySQL rounds its decimals."""
+    # Round halves exactly in the written decimal, as MySQL rounds its decimals.
     if isinstance(value, str):
         return _round_double(value, digits)
     found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
@@ -127,7 +118,7 @@ def _round_double(value: Any, digits: Any = 0) -> float:
 
 
 def _as_text(value: Any, digits: Any = None, own: Any = 0) -> str:
-    """Return the text of a number: a decimal with `digits` after the point, a double or an integer with its own.
+    """The text of a number: a decimal with `digits` after the point, a double or an integer with its own.
 
     Args:
         own: 1 leaves whole numbers as they are, since a decimal that was chosen from several keeps its own digits.
@@ -145,7 +136,7 @@ def _as_text(value: Any, digits: Any = None, own: Any = 0) -> str:
 
 
 def _decimal_text(value: Any) -> str:
-    """Return the text of a decimal with all the digits that SQLite knows of it."""
+    # The text of a decimal with all the digits that SQLite knows of it.
     if not isinstance(value, float) or not math.isfinite(value):
         return text_of(value)
     return f"{_DOUBLE_DIGITS.create_decimal(repr(value)):f}"
@@ -155,7 +146,7 @@ def _decimal_text(value: Any) -> str:
 
 
 def _in_bigint(value: Any) -> Any:
-    """Return the result of a sum of whole numbers, which SQLite turns into a double where it is out of range."""
+    # SQLite turns a sum of whole numbers into a double where it is out of range.
     if isinstance(value, float) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         raise kept(Refused(_BIGINT))
     return value
@@ -168,7 +159,7 @@ def _in_unsigned(value: Any) -> Any:
 
 
 def _in_double(value: Any) -> Any:
-    """Return a sum in which one operand is a double, also where SQLite adds a text as a whole number."""
+    # A sum in which one operand is a double, also where SQLite adds a text as a whole number.
     if isinstance(value, int) and abs(value) > 2**53:
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -177,14 +168,14 @@ def _in_double(value: Any) -> Any:
 
 
 def _in_either(value: Any) -> Any:
-    """Return a sum of numbers of unknown kinds; a large double may be a whole number that is out of range."""
+    # A large double may be a whole number that is out of range.
     if isinstance(value, float) and abs(value) >= 2.0**63:
         raise kept(Refused(_BIGINT if math.isfinite(value) else _DOUBLE))
     return value
 
 
 def _extreme(wanted: int, *values: Any) -> Any:
-    """Return GREATEST (1) or LEAST (-1): texts alone compare by the collation, numbers and mixtures by number."""
+    """GREATEST (1) or LEAST (-1): texts alone compare by the collation, numbers and mixtures by number."""
     texts = [value for value in values if isinstance(value, str)]
     extreme = max if wanted > 0 else min
     if len(texts) == len(values):
@@ -207,7 +198,7 @@ def _mod(left: Any, right: Any) -> int | float | None:
 
 
 def _bits(combine: Callable[..., int]) -> Callable[..., int]:
-    """Return a function of bits; MySQL's are whole numbers without a sign.
+    """A function of bits; MySQL's are whole numbers without a sign.
     Raises:
         ArithmeticError: the result does not fit into SQLite's whole numbers.
     """
@@ -241,7 +232,7 @@ def _math(function: Callable[..., float]) -> Callable[..., float | None]:
 
 
 def _to_whole(rounding: Callable[[float], int]) -> Callable[[Any], Any]:
-    """Return CEIL or FLOOR, which leave a whole number as it is and turn a double into one."""
+    """CEIL or FLOOR, which leave a whole number as it is and turn a double into one."""
 
     def rounded(value: Any) -> Any:
         found = number(value)
@@ -304,10 +295,10 @@ STRICT: dict[str, Function] = {
     "cot": (1, _math(lambda value: 1 / math.tan(value))),
 }
 
+# These stand around every sum, so they run without the limits of other functions, which cost three times as much.
 RANGES: dict[str, Function] = {
     "in_bigint": (1, _in_bigint),
     "in_unsigned": (1, _in_unsigned),
     "in_double": (1, _in_double),
     "in_either": (1, _in_either),
 }
-"""These stand around every sum, so they run without the limits of other functions, which cost three times as much."""

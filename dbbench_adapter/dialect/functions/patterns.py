@@ -17,13 +17,13 @@ from dbbench_adapter.clock import StatementTimeout, check, remaining_s
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function, fold, text_of, whole
 
 MAX_PATTERN_CHARS = 1_000
+# The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2.
 MAX_REPEAT = 1_000
-"""The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2."""
 MAX_SUBJECT_CHARS = 65_536
+# The time limit of one match, in seconds; MySQL gives up after 32 ms (`regexp_time_limit`).
 MAX_REGEX_S = 0.5
-"""The time limit of one match, in seconds; MySQL gives up after 32 ms (`regexp_time_limit`)."""
+# REGEXP_REPLACE inserts no longer text, because each match makes its result longer by it.
 MAX_REPLACEMENT_CHARS = 16
-"""REGEXP_REPLACE inserts no longer text, because each match makes its result longer by it."""
 _BOUNDS = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _CACHED_CHARS = 200
 
@@ -34,7 +34,7 @@ _Piece = tuple[str | None, ...]  # characters; None stands for `_`
 
 
 def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
-    """Match `text LIKE pattern`, for which SQLite calls like(pattern, text)."""
+    # SQLite calls like(pattern, text) for `text LIKE pattern`.
     folded = fold(text_of(pattern))
     if len(folded) > MAX_VALUE_BYTES:  # one character may become eighteen
         raise ValueError("the pattern is too long")
@@ -42,7 +42,7 @@ def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
 
 
 def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
-    """Match LIKE with regard to case and accents, as MySQL does for names of tables."""
+    # MySQL compares names of tables with regard to case and accents.
     read = _pieces_often if len(pattern) <= _CACHED_CHARS else _pieces
     first, *rest = read(pattern, escape)
     if not rest:
@@ -62,7 +62,6 @@ def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
 
 
 def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
-    """Return the parts of a pattern between its `%`."""
     pieces: list[list[str | None]] = [[]]
     chars = iter(pattern)
     for count, char in enumerate(chars):
@@ -85,7 +84,6 @@ def _fits(piece: _Piece, text: str, at: int) -> bool:
 
 
 def _find(piece: _Piece, text: str, start: int, end: int) -> int:
-    """Return the first index at which a piece fits into text[start:end], or -1."""
     if None not in piece:
         return text.find("".join(char for char in piece if char), start, end)
     for place in range(start, end - len(piece) + 1):
@@ -140,11 +138,7 @@ def _like_bin(pattern: Any, text: Any, escape: Any = "\\") -> int:
 
 
 def _regexp_like(text: Any, pattern: Any, flags: Any = "") -> int:
-    """Return MySQL's REGEXP_LIKE.
-
-    Raises:
-        ValueError: a flag is neither `c` nor `i`, of which the last one counts.
-    """
+    """Raises ValueError: a flag is neither `c` nor `i`, of which the last one counts."""
     flags = text_of(flags)
     if flags.strip("ci"):
         raise ValueError("REGEXP_LIKE takes the flags c and i")
@@ -152,10 +146,7 @@ def _regexp_like(text: Any, pattern: Any, flags: Any = "") -> int:
 
 
 def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
-    """Return MySQL's REGEXP_REPLACE.
-    Raises:
-        ValueError: the replacement is long, or refers to groups, which may hold all of the text each time.
-    """
+    """Raises ValueError: the replacement is long, or refers to groups, which may hold all of the text each time."""
     text, replacement = text_of(text), text_of(replacement)
     if len(replacement) > MAX_REPLACEMENT_CHARS or "\\" in replacement or "$" in replacement:
         raise ValueError("the replacement is too long or refers to groups")

@@ -31,16 +31,15 @@ _FRACTION = re.compile(r":\d{1,2}\.0*[1-9]")
 _DAYS = re.compile(r"\s*-?\d+ +\d")
 _DECIMALS = Context(prec=400)
 _TIMESTAMPS = ("1970-01-01 00:00:01", "2038-01-19 03:14:07")
+# BIGINT UNSIGNED has so many; a number with more is not rounded, since it may exceed the precision.
 _MAX_INTEGER_DIGITS = 20
-"""BIGINT UNSIGNED has so many; a number with more is not rounded, since it may exceed the precision."""
 _YEAR_DIGITS = 4
 _LARGEST_FLOAT = 3.4028234663852886e38
 _SHOWN_CHARS = 80
 
 
 def stored_as(declared: str, column: str, value: Any) -> Any:
-    """Return the value that a column holds.
-
+    """
     Args:
         declared: MySQL's type of the column, one that `kinds.sqlite_type` knows.
         column: the column's name, for the error.
@@ -56,11 +55,7 @@ def stored_as(declared: str, column: str, value: Any) -> Any:
 
 
 def stored_ignoring(declared: str, column: str, value: Any) -> Any:
-    """Return what INSERT IGNORE stores, of values that the column takes as they are.
-
-    Raises:
-        Refused: MySQL would store the nearest value that fits.
-    """
+    """Raises Refused: MySQL would store the nearest value that fits."""
     try:
         return stored_as(declared, column, value)
     except Refused:
@@ -111,7 +106,7 @@ def _written(kind: Kind, column: str, value: Any) -> Decimal:
 
 
 def _year(column: str, written: Decimal, value: Any) -> int:
-    """Return a year; of two digits those to 69 are in this century, and the text `0` is 2000.
+    """A year; of two digits those to 69 are in this century, and the text `0` is 2000.
 
     A double is cut and other numbers are rounded. A text with a point is a decimal (`stored._as_number` passes it so).
     """
@@ -150,7 +145,7 @@ def _moment(declared: str, kind: Kind, column: str, text: str) -> str:
 
 
 def _text(declared: str, column: str, text: str) -> str:
-    """Return a text; VARCHAR and CHAR cut blanks that are too many, and CHAR keeps none at the end."""
+    """A text; VARCHAR and CHAR cut blanks that are too many, and CHAR keeps none at the end."""
     name, sizes, _ = column_type(declared)
     if name in SIZED_TEXTS:
         size = (sizes or (1,))[0]

@@ -115,7 +115,7 @@ def _find_in_set(needle: Any, items: Any) -> int:
 
 
 def _trim(text: Any, piece: Any, *, ends: str) -> str:
-    """Return MySQL's TRIM: the text without the pieces at its ends. SQLite's reads a piece as a set of characters."""
+    # SQLite's TRIM reads a piece as a set of characters.
     text, piece = text_of(text), text_of(piece)
     begin, end = 0, len(text)
     while piece and "l" in ends and text.startswith(piece, begin, end):
@@ -162,7 +162,7 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _in_base(value: Any, old: Any, new: Any) -> str | None:
-    """Return CONV: the whole number that a text begins with, in another base, as 64 bits without a sign.
+    """CONV: the whole number that a text begins with, in another base, as 64 bits without a sign.
     Raises:
         ValueError: a base is negative, with which MySQL reads or writes a sign.
     """
@@ -190,7 +190,7 @@ _SOUNDS = {letter: code for code, letters in enumerate(_SOUNDING) for letter in 
 
 
 def _soundex(value: Any) -> str:
-    """Return SOUNDEX, which in MySQL has a code for every letter that sounds unlike the one before, at least three."""
+    # SOUNDEX, which in MySQL has a code for every letter that sounds unlike the one before, at least three.
     letters = [letter for letter in text_of(value).upper() if letter in _SOUNDS]
     if not letters:
         return ""

@@ -1,4 +1,4 @@
-"""Holds what all functions share: how a value becomes a text or a number, and how the collation compares texts."""
+"""What all functions share: how a value becomes a text or a number, and how the collation compares texts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 from dbbench_adapter.clock import StatementTimeout, check, expired
 
+# The largest value; MySQL's TEXT holds 65,535 bytes.
 MAX_VALUE_BYTES = 262_144
-"""The largest value; MySQL's TEXT holds 65,535 bytes."""
 Function = tuple[int, Callable[..., Any]]
+# Each table of characters holds at most this many, which take some 3 MiB.
 MAX_KNOWN_CHARS = 16_384
-"""Each table of characters holds at most this many, which take some 3 MiB."""
 _CACHED_CHARS = 64
+# A table is applied to this many characters at once; in between the deadline is checked and other threads may run.
 _CHUNK_CHARS = 8_192
-"""A table is applied to this many characters at once; in between the deadline is checked and other threads may run."""
 _NUMBER = re.compile(r"\s*+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 
 
 class _CharTable(dict[int, str]):
-    """Holds a table for `str.translate` that is filled on demand and emptied when it is full."""
+    """A table for `str.translate` that is filled on demand and emptied when it is full."""
 
     def __init__(self, of_char: Callable[[str], str]) -> None:
         super().__init__()
@@ -37,10 +37,7 @@ class _CharTable(dict[int, str]):
         return found
 
     def applied(self, text: str) -> str:
-        """Return the text with its characters replaced.
-        Raises:
-            StatementTimeout: the time is up.
-        """
+        """Raises StatementTimeout: the time is up."""
         if len(text) <= _CHUNK_CHARS:
             return text.translate(self)
         pieces = []
@@ -51,7 +48,7 @@ class _CharTable(dict[int, str]):
 
 
 def _folded_char(char: str) -> str:
-    """Fold one character. For a whole text `normalize` would take quadratic time to sort its marks."""
+    # For a whole text `normalize` would take quadratic time to sort its marks.
     decomposed = unicodedata.normalize("NFKD", char.casefold())
     return "".join(part for part in decomposed if not unicodedata.combining(part))
 
@@ -60,7 +57,7 @@ _FIRST = {char: chr(rank) for rank, char in enumerate(" _-,;:!?.'\"()[]{}@*/\\&#
 
 
 def _weight(char: str) -> str:
-    """Return the sort key of a character: punctuation before digits and letters, in the order of Unicode's table."""
+    """The sort key of a character: punctuation before digits and letters, in the order of Unicode's table."""
     return "".join(_FIRST.get(part) or (part if part.isalnum() else "\x2f" + part) for part in _folded_char(char))
 
 
@@ -68,7 +65,7 @@ _FOLDED, _WEIGHTS = _CharTable(_folded_char), _CharTable(_weight)
 
 
 def fold(text: str) -> str:
-    """Return a text as utf8mb4_0900_ai_ci compares it: without case and accents, with its trailing blanks.
+    """A text as utf8mb4_0900_ai_ci compares it: without case and accents, with its trailing blanks.
 
     Raises:
         StatementTimeout: the time is up in the middle of a long text.
@@ -82,7 +79,7 @@ _folded_often = lru_cache(maxsize=4096)(_FOLDED.applied)
 
 
 def sort_key(text: str) -> str:
-    """Return a key that orders texts nearly as utf8mb4_0900_ai_ci does; keys are equal where `fold` is equal.
+    """A key that orders texts nearly as utf8mb4_0900_ai_ci does; keys are equal where `fold` is equal.
     Raises:
         StatementTimeout: the time is up.
     """
@@ -113,7 +110,7 @@ def collate(left: str, right: str) -> int:
 
 
 def number(value: Any) -> float:
-    """Return a value in a numeric context: text counts as the number it begins with, else 0."""
+    """A value in a numeric context: text counts as the number it begins with, else 0."""
     if isinstance(value, int | float):
         return value
     match = _NUMBER.match(text_of(value))
@@ -121,20 +118,19 @@ def number(value: Any) -> float:
 
 
 def whole(value: Any) -> int:
-    """Return a value as an integer within 64 bits."""
     found = number(value)
     return round(max(min(found, 2**63 - 1), -(2**63))) if found == found else 0
 
 
 def text_of(value: Any) -> str:
-    """Return a value in a text context; doubles are written as by MySQL."""
+    """A value in a text context; doubles are written as by MySQL."""
     if isinstance(value, float):
         return _double_text(value)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _double_text(value: float) -> str:
-    """Return the shortest digits that give this double: 7, not 7.0; plain from 1e-15 to 1e14, else 1e20, not 1e+20.
+    """The shortest digits that give this double: 7, not 7.0; plain from 1e-15 to 1e14, else 1e20, not 1e+20.
 
     Source:
         MySQL `my_gcvt`, strings/dtoa.cc.

@@ -12,8 +12,8 @@ from dbbench_adapter.engines.base import Backend
 from dbbench_adapter.engines.engine import Databases, Engine
 from dbbench_adapter.engines.mysql.address import FORM, parse_address
 
+# The word for a MariaDB server that is started for the backend, and ends with it.
 PRIVATE = "mariadb"
-"""The word for a MariaDB server that is started for the backend, and ends with it."""
 
 
 class Mysql(Engine):

@@ -23,9 +23,9 @@ class Address:
 
 
 def parse_address(spec: str, *, of_database: bool = False) -> Address:
-    """Return the parts of an address, whose password may be hidden (`agentgrpo.passwords`).
-
+    """
     Args:
+        spec: its password may be hidden (`agentgrpo.passwords`).
         of_database: whether it is one database, `FORM/database`, and not a server, whose user is root if none is named.
     Raises:
         ValueError: it is no such address, or its password is not known here. No message shows a password.

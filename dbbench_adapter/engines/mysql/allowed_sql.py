@@ -20,26 +20,26 @@ def _names(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
 
 
+# Statements with these first words cannot harm others, whatever follows.
 _ALONE = _names(
     "select with values insert replace update delete truncate do explain describe desc analyze check checksum "
     "optimize repair commit rollback savepoint use"
 )
-"""Statements with these first words cannot harm others, whatever follows."""
 _QUERIES = frozenset(["select", "with", "values"])
 _LOOKS = _QUERIES | _names("show describe desc explain set use do begin start commit rollback savepoint release")
 _OBJECTS = _names("table tables view index database schema sequence")
+# These words may precede the object that is made, altered, dropped or shown; DEFINER and INVOKER follow SECURITY.
 _MODIFIERS = _names(
     "or replace temporary unique fulltext spatial online offline ignore algorithm = merge temptable undefined sql "
     "security full extended"
 )
-"""These words may precede the object that is made, altered, dropped or shown; DEFINER and INVOKER follow SECURITY."""
+# The server also knows these words after CREATE, ALTER, DROP, RENAME and SHOW; all others are syntax errors.
 _ADMINISTRATIVE = _names(
     "aggregate authors binary binlog client contributors definer engine event events explain function global grants "
     "index_statistics locales logfile logs master open package plugins privileges procedure profile profiles "
     "relaylog role server session slave slaves slow stage status tablespace trigger triggers user user_statistics "
     "variables"
 )
-"""The server also knows these words after CREATE, ALTER, DROP, RENAME and SHOW; all others are syntax errors."""
 _SECOND = {
     "create": _OBJECTS,
     "alter": _OBJECTS,
@@ -53,12 +53,14 @@ _SECOND = {
     "release": frozenset(["savepoint"]),
     "begin": frozenset(["work"]),
 }
+# The server knows these first words, but an agent may not use them; any other first word is a syntax error.
 _REFUSED = _names(
     "backup binlog cache call case change deallocate declare execute flush for get grant handler help if install "
     "kill load lock loop prepare purge repeat reset resignal restart revoke shutdown signal stop uninstall unlock "
     "while xa"
 )
-"""The server knows these first words, but an agent may not use them; any other first word is a syntax error."""
+# Settings that change what an agent's own statements mean, but not how they are read or how long they may run. With
+# both unique_checks and foreign_key_checks off an INSERT fills files that nobody measures, so the first stays on.
 _SETTABLE = _names(
     "auto_increment_increment auto_increment_offset autocommit completion_type cte_max_recursion_depth "
     "default_week_format div_precision_increment foreign_key_checks group_concat_max_len identity insert_id "
@@ -66,8 +68,6 @@ _SETTABLE = _names(
     "sql_select_limit sql_warnings time_zone timestamp transaction_isolation transaction_read_only tx_isolation "
     "tx_read_only"
 )
-"""Settings that change what an agent's own statements mean, but not how they are read or how long they may run. With
-both unique_checks and foreign_key_checks off an INSERT fills files that nobody measures, so the first stays on."""
 _READABLE = _SETTABLE | _names(
     "character_set_client character_set_connection character_set_database character_set_results "
     "character_set_server collation_connection collation_database collation_server default_storage_engine "
@@ -80,23 +80,24 @@ _MODES = _names(
     "STRICT_ALL_TABLES STRICT_TRANS_TABLES TRADITIONAL"
 ) | {""}
 _CHARACTER_SETS = frozenset(["utf8", "utf8mb3", "utf8mb4"])
+# These functions of the server reach other sessions, users or files.
 _FUNCTIONS = _names(
     "binlog_gtid_pos get_lock is_free_lock is_used_lock load_file master_gtid_wait master_pos_wait "
     "release_all_locks release_lock roles_graphml source_pos_wait wait_for_executed_gtid_set "
     "wait_until_sql_thread_after_gtids"
 )
-"""These functions of the server reach other sessions, users or files."""
+# These functions crash the server by recursion (a path of thousands of signs or brackets), use gigabytes, or ignore
+# KILL: in a text of a megabyte REGEXP_REPLACE searches for hours and inserts without a limit.
 _UNBOUNDED = _names("extractvalue updatexml json_objectagg regexp_replace")
-"""These functions crash the server by recursion (a path of thousands of signs or brackets), use gigabytes, or ignore
-KILL: in a text of a megabyte REGEXP_REPLACE searches for hours and inserts without a limit."""
+# A statement may call at most this many functions; each may use some megabytes until the statement ends.
 _MAX_CALLS = 200
-"""A statement may call at most this many functions; each may use some megabytes until the statement ends."""
+# A parenthesis after these words does not make a function call.
 _NO_CALLS = _names(
     "all and any as between bigint binary bit by char check decimal div distinct else except exists float from having "
     "in index int integer intersect join key like not numeric on or over references regexp returning rlike row select "
     "set smallint some table text then tinyint union using value values varbinary varchar when where with xor"
 )
-"""A parenthesis after these words does not make a function call."""
+# These clauses make or remove files, or print names of columns in other databases; MySQL 8 has some of them.
 _PAIRS = {
     ("data", "directory"): "DATA DIRECTORY",
     ("index", "directory"): "INDEX DIRECTORY",
@@ -106,7 +107,6 @@ _PAIRS = {
     ("import", "partition"): "IMPORT PARTITION",
     ("procedure", "analyse"): "PROCEDURE ANALYSE",
 }
-"""These clauses make or remove files, or print names of columns in other databases; MySQL 8 has some of them."""
 _LOOKED_AT = (
     "/*",
     "@@",
@@ -116,12 +116,11 @@ _LOOKED_AT = (
     *_UNBOUNDED,
     *(second for _, second in _PAIRS),
 )
+# This many tokens at the start of a statement show its kind.
 _LEADING = 100
-"""This many tokens at the start of a statement show its kind."""
 
 
 def refusal(sql: str) -> str | None:
-    """Return the error, in the driver's words, if a statement must not be sent; return None if it may."""
     if "\0" in sql:
         return _syntax_error(sql, sql.index("\0"))
     parts = _parts(sql)
@@ -135,7 +134,6 @@ def refusal(sql: str) -> str | None:
 
 
 def _refuse_calls(sql: str) -> str | None:
-    """Refuse a statement that calls too many functions."""
     if sql.count("(") <= _MAX_CALLS:
         return None
     code = pairwise(tokens(sql, blanks=False))
@@ -148,10 +146,7 @@ def _refuse_calls(sql: str) -> str | None:
 
 
 def _parts(sql: str) -> list[Token]:
-    """Return the tokens to be checked: the leading ones, and all others if something in the statement may be refused.
-
-    Values and the commas between them are left out; they are most of a long statement.
-    """
+    # Values and the commas between them are left out; they are most of a long statement.
     code = tokens(sql, blanks=False)
     parts = list(islice(code, _LEADING))
     lowered = sql.lower()
@@ -164,13 +159,11 @@ def _parts(sql: str) -> list[Token]:
 
 
 def may_write(sql: str) -> bool:
-    """Return whether a statement may make its database larger."""
     first = next((word for word in leading_words(sql, _LEADING) if word != "("), "")
     return first not in _LOOKS
 
 
 def _refuse_kind(sql: str, parts: Sequence[Token]) -> str | None:
-    """Refuse a statement by its leading words."""
     first, *rest = _words(parts)
     if rest and rest[0] == ":":  # a label begins a compound statement
         return _syntax_error(sql, parts[1].start)
@@ -195,7 +188,6 @@ def _refuse_kind(sql: str, parts: Sequence[Token]) -> str | None:
 
 
 def _place_of_object(rest: Sequence[str]) -> int:
-    """Return the index of the word for the object that a statement makes, alters, drops or shows, else the length."""
     for place, word in enumerate(rest):
         after_security = place > 0 and rest[place - 1] == "security" and word in ("definer", "invoker")
         if word not in _MODIFIERS and not after_security:
@@ -231,7 +223,7 @@ def _refuse_set(parts: Sequence[Token]) -> str | None:
 
 
 def _assignments(parts: Sequence[Token]) -> Iterator[tuple[list[str], list[Token]]]:
-    """Yield the assignments of a SET: the words of the target (all words without a `=`), and the value's tokens."""
+    """The words of the target (all words without a `=`), and the value's tokens, for each assignment of a SET."""
     depth, target, value, in_value = 0, [], [], False
     for token in parts:
         depth += (token.text == "(") - (token.text == ")")
@@ -252,7 +244,6 @@ def _modes(literal: str) -> set[str]:
 
 
 def _refuse_parts(parts: Sequence[Token]) -> str | None:
-    """Refuse a clause, a variable or a function anywhere in the statement."""
     words = _words(parts)
     for pair in pairwise(words):
         if pair in _PAIRS and (pair[0] in ("procedure", "discard", "import") or words[0] in ("create", "alter")):
@@ -270,7 +261,7 @@ def _refuse_parts(parts: Sequence[Token]) -> str | None:
 
 
 def _is_partitioned(words: Sequence[str]) -> bool:
-    """Return whether a table gets partitions (thousands of files). A window has its PARTITION BY in parentheses."""
+    # A partitioned table has thousands of files. A window has its PARTITION BY in parentheses.
     depth = 0
     for word, after in pairwise(words):
         depth += (word == "(") - (word == ")")
@@ -280,7 +271,6 @@ def _is_partitioned(words: Sequence[str]) -> bool:
 
 
 def _readable(parts: Sequence[Token]) -> bool:
-    """Return whether the tokens after `@@` name a variable that an agent may see."""
     names: list[str | None] = []
     for name, dot in zip(parts[::2], [*parts[1::2], None], strict=False):
         names.append(name.identifier)
@@ -292,7 +282,7 @@ def _readable(parts: Sequence[Token]) -> bool:
 
 
 def _words(parts: Sequence[Token]) -> list[str]:
-    """Return the tokens in lower case; quoted ones keep their quotes, so they are no keywords."""
+    # Quoted tokens keep their quotes, so they are no keywords.
     return [token.text.lower() for token in parts]
 
 

@@ -53,11 +53,11 @@ from dbbench_adapter.engines.mysql.state import StateReader
 from dbbench_adapter.engines.mysql.tables import make_table
 
 MAX_SQL_BYTES = 1_000_000
+# A database is measured after this much writing, about ten MiB; a measurement is a round trip and delays CREATE.
 _MEASURE_AFTER_S = 0.05
-"""A database is measured after this much writing, about ten MiB; a measurement is a round trip and delays CREATE."""
 _HARMLESS_SELECTS = 4
+# A statement that sqlglot cannot parse may have at most this many SELECTs.
 _MAX_UNREAD_SELECTS = 50
-"""A statement that sqlglot cannot parse may have at most this many SELECTs."""
 _PARSE_S = 0.3
 _FULL = "1114 (HY000): The table is full"
 _LOST = "2013 (HY000): Lost connection to MySQL server during query"
@@ -67,7 +67,7 @@ _ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[
 
 
 class MysqlBackend(Backend):
-    """Makes databases on one server; `open` may be called from any thread.
+    """`open` may be called from any thread.
 
     Args:
         url: `mysql://user:password@host:port` of a user who may create databases and users.
@@ -102,19 +102,16 @@ class MysqlBackend(Backend):
         return self._pool.live_databases()
 
     def close(self) -> None:
-        """Remove our databases and users from the server; databases still in use are dropped as well."""
         self._pool.close()
 
 
 class MysqlDatabase(Database):
-    """Holds the database of one episode; see `Database` for what its methods promise."""
-
     def __init__(self, pool: Pool, slot: Slot, *, typed: bool, statement_timeout_s: float) -> None:
         self._pool, self._slot = pool, slot
         self._typed, self._timeout_s = typed, statement_timeout_s
         self._closed = self._full = False
+        # Seconds that statements have written since the database was last measured.
         self._unmeasured_s = 0.0
-        """Seconds that statements have written since the database was last measured."""
 
     def run(self, sql: str) -> Result:
         if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
@@ -190,7 +187,7 @@ class MysqlDatabase(Database):
         return Result(tuple(rows), tuple(self._neutral(column[0]) for column in cursor.description))
 
     def _after_loss(self) -> Result:
-        """Report a session that ended or overran. The agent caused it, unless the server is gone."""
+        # The agent caused the loss, unless the server is gone.
         with self._pool.failures_named():
             self._slot.admin.ping(reconnect=False)
             self._pool.end_session(self._slot)
@@ -205,7 +202,7 @@ class MysqlDatabase(Database):
         return scrubbed(cell, catalogue=self._pool.catalogue, private=self._pool.private, sql=sql)
 
     def _driver_text(self, error: pymysql.Error, sql: str) -> str:
-        """Return the error in the words of AgentBench's driver: `1146 (42S02): Table 'x.y' doesn't exist`."""
+        # AgentBench's driver words it so: `1146 (42S02): Table 'x.y' doesn't exist`.
         number, text = error.args if len(error.args) == 2 else (1105, str(error))
         if number == _NO_EXECUTE and (match := _ROUTINE.search(str(text))):
             return f"1305 (42000): FUNCTION {NEUTRAL_NAME}.{match[1]} does not exist"  # AgentBench's root reads this

@@ -16,7 +16,7 @@ _SAMPLES_S = 10.0
 
 
 class ServerSession:
-    """Runs the statements of one episode, or of a judge; it holds no connection between them."""
+    # It holds no connection between statements.
 
     def __init__(self, server: ReadOnlyServer, statement_timeout_s: float) -> None:
         self._server, self._timeout_s = server, statement_timeout_s

@@ -15,10 +15,11 @@ from typing import Any
 from dbbench_adapter.dialect.lexer import end_of_empty_call, leading_words, tokens
 
 NEUTRAL_NAME = "dbbench"
+# Every name that we make on a server begins with this prefix.
 PREFIX = "agentgrpo_"
-"""Every name that we make on a server begins with this prefix."""
 CATALOGUE = "information_schema"
 _USER = f"'{NEUTRAL_NAME}@localhost'"
+# These functions return a name; the text replaces their call.
 _CALLS = {
     "user": _USER,
     "session_user": _USER,
@@ -26,25 +27,23 @@ _CALLS = {
     "database": f"'{NEUTRAL_NAME}'",
     "schema": f"'{NEUTRAL_NAME}'",
 }
-"""These functions return a name; the text replaces their call."""
+# These functions return a name even without parentheses.
 _BARE = {"current_user": _USER, "current_role": "NULL"}
-"""These functions return a name even without parentheses."""
 _REPLACED = frozenset([NEUTRAL_NAME, CATALOGUE, *_CALLS, *_BARE])
 _ANY = (*_REPLACED, "show")
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
 _ACCOUNT = re.compile(r"(['`]?)dbbench\1@(['`])[^'`]*\2")
+# One of our names, or its beginning where the server cut off its message.
 _CUT_NAME = re.compile(rf"{PREFIX}[0-9a-f]*(?:_\d*)?")
-"""One of our names, or its beginning where the server cut off its message."""
 _LISTS = {
     "databases": f"SELECT * FROM (SELECT SCHEMA_NAME AS `Database` FROM {CATALOGUE}.SCHEMATA) AS found",
     "processlist": f"SELECT ID, USER, HOST, DB, COMMAND, TIME, STATE, INFO FROM {CATALOGUE}.PROCESSLIST",
 }
+# These queries of the catalogue's views replace SHOW.
 _LISTS["schemas"] = _LISTS["databases"]
-"""These queries of the catalogue's views replace SHOW."""
 
 
 def uses_catalogue(sql: str) -> bool:
-    """Return whether a statement, as it is sent, may read the catalogue's views."""
     lowered = sql.lower()
     return any(word in lowered for word in (CATALOGUE, *_LISTS))
 
@@ -82,7 +81,7 @@ def as_sent(sql: str, *, name: str, catalogue: str) -> str:
 
 
 def _in_place_of_show(sql: str) -> str:
-    """Turn SHOW DATABASES and SHOW PROCESSLIST into queries of the catalogue, which shows no real name."""
+    # The catalogue shows no real name.
     if leading_words(sql, 1) != ["show"]:
         return sql
     code = [token for token in tokens(sql, blanks=False) if token.text != ";"]
@@ -96,7 +95,6 @@ def _in_place_of_show(sql: str) -> str:
 
 
 def tells_messages(sql: str) -> bool:
-    """Return whether a statement returns messages of the server."""
     first, second = [*leading_words(sql, 2), "", ""][:2]
     return first in ("check", "analyze", "repair", "optimize") or (first == "show" and second in ("warnings", "errors"))
 
@@ -115,7 +113,6 @@ def scrubbed(text: str, *, catalogue: str, private: Mapping[str, str], sql: str)
 
 
 def with_neutral_names(cell: Any, *, catalogue: str) -> Any:
-    """Replace the real names in a cell of a result by the neutral ones."""
     if isinstance(cell, bytes):
         return with_neutral_names(cell.decode("latin-1"), catalogue=catalogue).encode("latin-1")
     if not isinstance(cell, str) or PREFIX not in cell:

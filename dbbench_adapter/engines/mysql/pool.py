@@ -34,10 +34,10 @@ CONNECT_TIMEOUT_S = 10.0
 ADMIN_TIMEOUT_S = 30.0
 LOCK_WAIT_S = 2
 _REMOVE_ATTEMPTS = 30
+# The statement is killed this long after its own limit, at which the server should have ended it.
 KILL_AFTER_S = 0.25
-"""The statement is killed this long after its own limit, at which the server should have ended it."""
+# We stop waiting for the server this long after a statement's limit.
 GIVE_UP_AFTER_S = 0.75
-"""We stop waiting for the server this long after a statement's limit."""
 _WATCH_S = 0.1
 _PING_S = 30.0
 _OURS = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_\d+")
@@ -47,12 +47,12 @@ MODES = (  # MySQL 8's defaults; MariaDB's are laxer
 )
 _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
 _COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's utf8mb4_0900_ai_ci
+# These columns of the catalogue are compared with case, like names of files.
 _CASE_SENSITIVE = frozenset(["SCHEMA_NAME", "TABLE_SCHEMA", "TABLE_NAME"])
-"""These columns of the catalogue are compared with case, like names of files."""
 _RESET_CONNECTION = 0x1F
 MAX_DATABASE_BYTES = 128 * 1024**2
+# From this time on a running statement is ended if its database is larger than `MAX_DATABASE_BYTES`.
 _MEASURE_AFTER_S = 0.25
-"""From this time on a running statement is ended if its database is larger than `MAX_DATABASE_BYTES`."""
 _CATALOGUE_VIEWS = (
     *("TABLES", "COLUMNS", "SCHEMATA", "STATISTICS", "VIEWS", "ROUTINES", "TRIGGERS", "PROCESSLIST"),
     *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
@@ -65,8 +65,6 @@ Connection = pymysql.Connection
 
 @dataclass(eq=False)
 class Slot:
-    """Holds a database name, the user who may use it, and the sessions of the administrator and of the agent."""
-
     name: str
     password: str
     admin: Connection
@@ -79,8 +77,6 @@ class Slot:
 
 @dataclass
 class _Watched:
-    """Holds a running statement."""
-
     database: str
     started: float
     limit_s: float
@@ -88,7 +84,7 @@ class _Watched:
 
 @dataclass
 class Keeper:
-    """Holds the owner's lock and ends statements that run too long or fill too much, on its own connection and thread.
+    """The owner's lock and ends statements that run too long or fill too much, on its own connection and thread.
 
     Args:
         connect: a function that opens a connection of the administrator.
@@ -167,7 +163,7 @@ class Keeper:
 
 
 class Pool:
-    """Holds the slots on the server at `mysql://user:password@host:port`; its user may create databases and users.
+    """The slots on the server at `mysql://user:password@host:port`; its user may create databases and users.
 
     Raises:
         ValueError: the address cannot be read.
@@ -198,7 +194,6 @@ class Pool:
         self._free.append(slot)
 
     def close(self) -> None:
-        """Remove our databases and users from the server; databases still in use are dropped as well."""
         self._free.clear()
         slots, self._all = self._all, []
         for slot in slots:
@@ -252,7 +247,7 @@ class Pool:
         return f"SELECT {', '.join(columns)} FROM information_schema.{table}{where}"
 
     def sizes_bytes(self, admin: Connection) -> dict[str, int]:
-        """Return the size on disk of each of our databases that holds anything, by name."""
+        """The size on disk of each of our databases that holds anything, by name."""
         tablespaces = "innodb_sys_tablespaces" if self.is_mariadb else "innodb_tablespaces"
         with admin.cursor() as cursor:
             cursor.execute(  # unlike information_schema.tables, this waits for no lock
@@ -262,7 +257,6 @@ class Pool:
             return {str(found): int(size) for found, size in cursor.fetchall()}
 
     def take(self) -> Slot:
-        """Return a slot with an empty database."""
         # MySQL 8's default ignores case and accents, but not trailing blanks
         collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
@@ -284,7 +278,7 @@ class Pool:
                     hang_up(slot.agent)  # the server closed the session, so it is not used again
 
     def give_back(self, slot: Slot) -> None:
-        """Empty a slot for the next episode; a slot that may not be empty is never used again."""
+        # A slot that may not be empty is never used again.
         try:
             self.reset(slot)
             with slot.admin.cursor() as cursor:
@@ -299,7 +293,7 @@ class Pool:
             threading.Thread(target=_remove_retired, args=(slot,), name="mysql-remove", daemon=True).start()
 
     def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
-        """Return the agent's session, set up to behave like MySQL on either server.
+        """The agent's session, set up to behave like MySQL on either server.
 
         A server that restarted during the episode would accept a new session, but may have lost the database. Therefore
         the administrator's session, which is as old as the episode, is checked first.
@@ -326,7 +320,7 @@ class Pool:
         return slot.agent
 
     def reset_session(self, slot: Slot) -> Connection:
-        """Return the agent's session after `reset`: nothing is set, and perhaps no database is selected."""
+        # After the reset nothing is set, and perhaps no database is selected.
         self.reset(slot)
         if slot.agent is None or not slot.agent.open:
             self.end_session(slot)
@@ -334,7 +328,6 @@ class Pool:
         return slot.agent
 
     def stop_reading(self, slot: Slot, cursor: Any) -> None:
-        """Leave the rest of a result unread. The server stops sending only when the session ends."""
         rest = cursor._result
         if rest is not None and rest.unbuffered_active:
             self.end_session(slot)
@@ -342,7 +335,6 @@ class Pool:
         cursor.connection = None
 
     def reset(self, slot: Slot) -> None:
-        """Reset the agent's session to its state after connecting; end it if it does not answer."""
         if slot.settings is None:  # the session has not been used since the last reset
             return
         slot.settings = None
@@ -355,7 +347,6 @@ class Pool:
             self.end_session(slot)
 
     def end_session(self, slot: Slot) -> None:
-        """End the agent's session through the administrator's."""
         agent, slot.agent, slot.settings = slot.agent, None, None
         if agent is not None:
             with contextlib.suppress(pymysql.OperationalError), slot.admin.cursor() as cursor:
@@ -364,7 +355,6 @@ class Pool:
 
     @contextmanager
     def failures_named(self) -> Iterator[None]:
-        """Turn errors of the connection or the server into `BackendUnavailable`."""
         try:
             yield
         except (pymysql.Error, OSError) as error:
@@ -402,7 +392,6 @@ class Pool:
         return slot
 
     def _remove_orphans(self, admin: Connection) -> None:
-        """Remove databases and users whose owner no longer holds its lock, because its process is gone."""
         with admin.cursor() as cursor:
             cursor.execute("SELECT user FROM mysql.user")
             names = {str(name) for (name,) in cursor.fetchall()} | set(_databases(admin))
@@ -463,7 +452,7 @@ def _remove(admin: Connection, name: str) -> None:
 
 
 def _remove_retired(slot: Slot) -> None:
-    """Remove the database and user of a slot that could not be emptied, once nothing runs in it any more."""
+    # A slot that could not be emptied goes once nothing runs in it any more.
     for _ in range(_REMOVE_ATTEMPTS):
         try:
             _remove(slot.admin, slot.name)

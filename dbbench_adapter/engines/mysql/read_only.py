@@ -41,19 +41,19 @@ from dbbench_adapter.engines.mysql.pool import (
 )
 
 REFUSAL = "not allowed: only SELECT over the tables of this database"
+# A process has at most this many connections.
 MAX_CONNECTIONS = 8
-"""A process has at most this many connections."""
+# A statement waits at most this long for a connection.
 WAIT_S = 60.0
-"""A statement waits at most this long for a connection."""
 MAX_SQL_CHARS = 20_000
 _READING = frozenset(("USAGE", "SELECT", "SHOW VIEW"))
 _QUERIES = ("select", "with", "values")
 _CALLS = frozenset((("sleep", "("), ("benchmark", "(")))
+# It shows the statements that run under the same account, and so the references of other rollouts.
 _OTHER_SESSIONS = ("information_schema", ".", "processlist")
-"""It shows the statements that run under the same account, and so the references of other rollouts."""
 _LOCKS = frozenset((("for", "update"), ("for", "share"), ("share", "mode")))
+# Errors of MariaDB and MySQL about a statement whose time is up.
 _TOO_LONG = frozenset((1969, 3024))
-"""Errors of MariaDB and MySQL about a statement whose time is up."""
 _NAME = r"`(?:[^`]|``)*`|\*"
 _GRANT = re.compile(rf"GRANT (.+?) ON (?:[A-Z ]+ )?({_NAME})\.({_NAME}) TO .*?( WITH GRANT OPTION)?$", re.DOTALL)
 _ACCOUNT = re.compile(r"'[^']*'@'[^']*'")
@@ -85,7 +85,7 @@ def check_grants(grants: Sequence[str], address: Address, visible: Sequence[str]
 
 
 def _excess(grant: str, database: str, others: Sequence[str]) -> str | None:
-    """Return what a line of SHOW GRANTS allows too much.
+    """What a line of SHOW GRANTS allows too much.
 
     Args:
         others: further databases that the account sees.
@@ -111,13 +111,12 @@ def _excess(grant: str, database: str, others: Sequence[str]) -> str | None:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return what a grant's database matches: _ is any character and % any text, unless a backslash is before it."""
+    # In a grant _ is any character and % any text, unless a backslash is before it.
     parts = re.findall(r"\\.|.", name, re.DOTALL)
     return re.compile("".join({"_": ".", "%": ".*"}.get(part) or re.escape(part[-1]) for part in parts), re.IGNORECASE)
 
 
 def refused(sql: str) -> str | None:
-    """Return why an agent's statement is not sent, or None."""
     if len(sql) > MAX_SQL_CHARS:
         return f"the statement is longer than {MAX_SQL_CHARS} characters"
     parts = list(tokens(sql, blanks=False))
@@ -180,11 +179,7 @@ class ReadOnlyServer:
             return Result(error="the statement takes too long; ask for less")
 
     def query(self, sql: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """Run a query of our own and return its rows.
-
-        Raises:
-            AccountError, BackendUnavailable: see `run`.
-        """
+        """Raises AccountError, BackendUnavailable: see `run`."""
         with self._lent() as connection, self._failures_named():
             self._prepare(connection, CONNECT_TIMEOUT_S)
             with connection.cursor() as cursor:
@@ -192,17 +187,12 @@ class ReadOnlyServer:
                 return list(cursor.fetchall())
 
     def version(self) -> str:
-        """Return the server's name and version.
-
-        Raises:
-            AccountError, BackendUnavailable: see `run`.
-        """
+        """Raises AccountError, BackendUnavailable: see `run`."""
         ((version,),) = self.query("SELECT VERSION()")
         return f"{'MariaDB' if 'mariadb' in version.lower() else 'MySQL'} {version.partition('-')[0]}"
 
     @contextmanager
     def _lent(self) -> Iterator[Connection]:
-        """Lend a connection whose session is as new."""
         if self._process != os.getpid():  # the parent of this process goes on with the connections
             self._process = os.getpid()
             self._idle, self._places = queue.LifoQueue(), threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -225,7 +215,6 @@ class ReadOnlyServer:
             places.release()
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
         with contextlib.suppress(queue.Empty):
             while self._process == os.getpid():
                 hang_up(self._idle.get_nowait())
@@ -270,7 +259,6 @@ class ReadOnlyServer:
         return connection
 
     def _prepare(self, connection: Connection, timeout_s: float) -> None:
-        """Set up the session for one statement."""
         limit = f"max_execution_time = {round(timeout_s * 1000)}"
         if "mariadb" in connection.get_server_info().lower():
             # KILL takes effect once per join buffer
@@ -282,7 +270,7 @@ class ReadOnlyServer:
             cursor.execute("START TRANSACTION READ ONLY")
 
     def _end(self, connection: Connection) -> None:
-        """End a statement that the server has not ended, through another connection; every account may do so."""
+        # Every account may end its own statements through another connection.
         with self._failures_named():
             other = self._connect()
             with other, other.cursor() as cursor, contextlib.suppress(pymysql.OperationalError):  # it has ended
@@ -325,7 +313,7 @@ def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, m
 
 
 def _plain(cell: Any) -> Any:
-    """Return a cell as SQLite would give it: whole and other numbers, texts, bytes, NULL."""
+    # A cell as SQLite would give it: whole and other numbers, texts, bytes, NULL.
     if isinstance(cell, Decimal):
         return int(cell) if cell == cell.to_integral_value() and cell.as_tuple().exponent == 0 else float(cell)
     if isinstance(cell, datetime.timedelta):
@@ -336,7 +324,7 @@ def _plain(cell: Any) -> Any:
 
 
 def _time(value: datetime.timedelta) -> str:
-    """Return a TIME as MySQL writes it, -01:30:00 or 125:00:00; Python writes -1 day, 22:30:00 and 5 days, 5:00:00."""
+    # Python writes -1 day, 22:30:00 and 5 days, 5:00:00 where MySQL writes -01:30:00 or 125:00:00.
     seconds, micros = divmod(abs(value) // datetime.timedelta(microseconds=1), 1_000_000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)

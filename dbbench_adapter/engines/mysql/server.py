@@ -31,14 +31,15 @@ _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED_BYTES = 512 * 1024**2
 _PREFIX = "agentgrpo-mariadb-"
 _USER = "agentgrpo"
+# This environment variable names a training run; the folders of its servers carry the name too.
 _RUN_ID = "AGENTGRPO_RUN_ID"
-"""This environment variable names a training run; the folders of its servers carry the name too."""
 _SHORT_LIFE_S = 5.0
+# After this many short lives in a row the server is not started again.
 _MOST_SHORT_LIVES = 5
-"""After this many short lives in a row the server is not started again."""
 _RESTART_PAUSE_S = 0.5
+# The space for the temporary tables of all sessions; space once used stays used until the server ends.
 _TEMPORARY_TABLES_MIB = 256
-"""The space for the temporary tables of all sessions; space once used stays used until the server ends."""
+# A session may use and set at most these bytes. They are MariaDB's defaults; the first two have no default.
 _SESSION_LIMITS = {
     "max-session-mem-used": 256 * 1024**2,
     "tmp-disk-table-size": 128 * 1024**2,
@@ -50,7 +51,6 @@ _SESSION_LIMITS = {
     "bulk-insert-buffer-size": 8 * 1024**2,
     "group-concat-max-len": 1024**2,
 }
-"""A session may use and set at most these bytes. They are MariaDB's defaults; the first two have no default."""
 
 
 class PrivateServer:
@@ -169,11 +169,7 @@ class PrivateServer:
 
 
 def find_programs() -> tuple[str, str]:
-    """Find the programs that install and run a server.
-
-    Raises:
-        BackendUnavailable: MariaDB is not installed.
-    """
+    """Raises BackendUnavailable: MariaDB is not installed."""
     return _binary("mariadb-install-db"), _binary("mariadbd")
 
 
@@ -199,7 +195,6 @@ def _parent_folder() -> Path:
 
 
 def _remove_orphans() -> None:
-    """Remove the folders of servers whose process was killed before it could remove them."""
     for folder in _parent_folder().glob(f"{_PREFIX}*"):
         process_id = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if process_id.isdigit() and not Path("/proc", process_id).exists():

@@ -22,19 +22,19 @@ from dbbench_adapter.engines.base import TableState, hash_rows, join_hashes, quo
 from dbbench_adapter.engines.mysql.names import NEUTRAL_NAME
 from dbbench_adapter.engines.mysql.pool import GIVE_UP_AFTER_S, Connection, Pool, Slot
 
+# The time to read all tables of one episode, in seconds.
 READ_S = 10.0
-"""The time to read all tables of one episode, in seconds."""
 MAX_ROWS = 200_000
+# The most bytes of all cells together; no reference needs as many.
 MAX_BYTES = 32 * 1024**2
-"""The most bytes of all cells together; no reference needs as many."""
 _TABLES = frozenset(["BASE TABLE", "SYSTEM VERSIONED"])
+# A cell counts as its text and this many bytes.
 _CELL_BYTES = 16
-"""A cell counts as its text and this many bytes."""
+# A line of a column in SHOW CREATE TABLE; keys, constraints and counters are not compared.
 _COLUMN = re.compile(r"^  (`.*?),?$", re.MULTILINE)
-"""A line of a column in SHOW CREATE TABLE; keys, constraints and counters are not compared."""
 _CHARSET = re.compile(r"^\).*?(DEFAULT CHARSET=\w+(?: COLLATE=\w+)?)", re.MULTILINE)
+# After these words in a definition `*` may return a computed column or leave out a stored one.
 _NOT_IN_STAR = ("GENERATED", "VIRTUAL", "INVISIBLE", "VERSIONING")
-"""After these words in a definition `*` may return a computed column or leave out a stored one."""
 
 
 class _TooMuch(Exception):
@@ -73,7 +73,7 @@ class StateReader:
         return join_hashes(hashes)
 
     def _kinds(self) -> dict[str, str]:
-        """Return the kind of each table, view and sequence by name, read in the administrator's session."""
+        # They are read in the administrator's session.
         with self._slot.admin.cursor() as cursor:
             # unlike SHOW TABLES, this is no error if the agent dropped the database
             cursor.execute(
@@ -101,12 +101,11 @@ class StateReader:
             return TableState((), (), (kind, f"not to be read {secrets.token_hex(8)}"))  # it equals no state
 
     def _definition(self, session: Connection, name: str) -> str:
-        """Return the statement that makes a table, a view or a sequence."""
         _, rows = self._asked(session, f"SHOW CREATE TABLE {self._full(name)}")
         return self._neutral(str(rows[0][1]))
 
     def _stored(self, session: Connection, name: str, definition: str) -> list[str] | None:
-        """Return the stored columns; return None if the definition shows that `*` returns exactly these."""
+        """The stored columns; None if the definition shows that `*` returns exactly these."""
         if not any(word in definition.upper() for word in _NOT_IN_STAR):
             return None
         _, columns = self._asked(session, f"SHOW FULL COLUMNS FROM {self._full(name)}")
@@ -125,7 +124,7 @@ class StateReader:
         return self._asked(session, f"{select} {columns} FROM {self._full(name)}")
 
     def _asked(self, session: Connection, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Return the names of the columns and all rows. If reading stops early, the session ends."""
+        # If reading stops early, the session ends.
         setattr(session, "_read_timeout", self._left_s() + GIVE_UP_AFTER_S)  # noqa: B010
         cursor: Any = SSCursor(session)
         rows: list[tuple[Any, ...]] = []

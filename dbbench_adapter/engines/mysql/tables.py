@@ -21,12 +21,12 @@ _FAULT_KINDS = (
     pymysql.ProgrammingError,
     pymysql.NotSupportedError,
 )
+# Numbers of errors about names, types and cells for which pymysql has no class of its own.
 _FAULTS = frozenset(
     [1059, 1074, 1075, 1103, 1117, 1118, 1166, 1264, 1265, 1292, 1300, 1366, 1406, 1416, 1425, 1426, 1427, 1439, 4025]
 )
-"""Numbers of errors about names, types and cells for which pymysql has no class of its own."""
+# The size of an escaped and encoded text is estimated with this factor; half of it would be enough.
 _MAX_BYTES_PER_CHAR = 8
-"""The size of an escaped and encoded text is estimated with this factor; half of it would be enough."""
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 
 
@@ -76,7 +76,7 @@ def _fault(table: Table, reason: str) -> TableError:
 
 
 def _column_type(declared: str) -> str:
-    """Return a type as it is, or without what stands behind it, such as NOT NULL; return TEXT for an unknown one."""
+    """A type as it is, or without what stands behind it, such as NOT NULL; return TEXT for an unknown one."""
     if _DECLARED_TYPE.fullmatch(declared):
         return declared
     known = sqlite_type(declared)

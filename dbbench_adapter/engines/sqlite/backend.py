@@ -67,15 +67,15 @@ from dbbench_adapter.engines.sqlite.sandbox import (
     renew_temporary,
 )
 
+# A judge reads at most this much memory in Python; SQLite does not store the default of an added column per row.
 MAX_JUDGED_BYTES = 64 * 1024**2
-"""A judge reads at most this much memory in Python; SQLite does not store the default of an added column per row."""
 JUDGE_TIMEOUT_S = 10.0
+# These errors keep a judge from reading a table; the agent that changed the table caused them.
 _UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
-"""These errors keep a judge from reading a table; the agent that changed the table caused them."""
 
 
 class SqliteBackend(Backend):
-    """Makes SQLite databases in memory, which exist no longer than it does."""
+    # They exist no longer than the backend does.
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
@@ -98,8 +98,6 @@ class SqliteBackend(Backend):
 
 
 class SqliteDatabase(Database):
-    """Holds the database of one episode; see `Database` for what its methods promise."""
-
     def __init__(self, tables: Sequence[Table], watchdog: Watchdog, *, typed: bool, statement_timeout_s: float) -> None:
         self._timeout_s, self._watchdog = statement_timeout_s, watchdog
         self._trusted = True
@@ -190,7 +188,7 @@ class SqliteDatabase(Database):
         return _fetched(cursor, statement)
 
     def _columns_now(self) -> Columns:
-        """Return the columns of all tables; SQLite declares those of CREATE TABLE ... AS by types of its own."""
+        # SQLite declares columns of CREATE TABLE ... AS by types of its own.
         found = []
         temporary = self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'")
         for table in dict.fromkeys([*table_names(self._read), *(name for (name,) in temporary)]):
@@ -203,7 +201,7 @@ class SqliteDatabase(Database):
         return tuple(found)
 
     def _refuse_other_case(self, statement: Statement) -> None:
-        """Refuse a table's name in another case, as MySQL does on Linux; SQLite ignores case."""
+        # MySQL on Linux tells `T` from `t`, SQLite does not.
         unsure = [name for name in statement.tables if name not in self._names]
         if unsure:
             self._names = set(table_names(self._read))
@@ -244,10 +242,7 @@ class SqliteDatabase(Database):
         return [",".join(text_of(cell) for cell in row if cell is not None) for row in rows]
 
     def _stored(self, table: str, columns: Sequence[str]) -> Rows:
-        """Return the rows of these columns.
-        Raises:
-            _UNREADABLE: the rows cannot be read; one of these errors is raised.
-        """
+        """Raises _UNREADABLE: the rows cannot be read; one of these errors is raised."""
         rows = []
         for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
             check()
@@ -274,10 +269,7 @@ class SqliteDatabase(Database):
 
 
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
-    """Make a table and insert its rows.
-    Raises:
-        TableError: SQLite cannot make it.
-    """
+    """Raises TableError: SQLite cannot make the table."""
     types = [column.type if typed else "TEXT" for column in table.columns]
     marks = ", ".join("?" for _ in types)
     declared = ", ".join(_column_sql(column.name, each) for column, each in zip(table.columns, types, strict=True))
@@ -294,10 +286,7 @@ def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) ->
 
 
 def _held(cell: Cell, column: Column) -> Cell:
-    """Return a cell as its column holds it.
-    Raises:
-        ValueError: the column does not take the cell.
-    """
+    """Raises ValueError: the column does not take the cell."""
     if cell is None or sqlite_type(column.type) is None:
         return cell
     try:
@@ -335,8 +324,8 @@ _OUT_OF_STEPS = (
     "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take "
     f"{MAX_SORT_OPCODES:,} steps; read fewer rows"
 )
+# SQLite cannot hold such a value as MySQL does; one of a task's rows stays as it is.
 _LEFT_OUT = "1235 "
-"""SQLite cannot hold such a value as MySQL does; one of a task's rows stays as it is."""
 _OUT_OF_MEMORY = "1038 (HY001): Out of memory"
 _DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)
 _DRIVER_TEXTS = (
@@ -385,7 +374,7 @@ _DRIVER_TEXTS = (
 
 
 def _driver_text(error: Exception, sql: str) -> str:
-    """Return SQLite's error in the words of MySQL's driver, so that an agent reads the same on either backend."""
+    # An agent reads the same on either backend.
     if _DROP.match(sql) and (match := re.fullmatch(r"no such table: (?:main\.)?(.*)", str(error))):
         return f"1051 (42S02): Unknown table 'dbbench.{match[1]}'"
     if isinstance(error, UnicodeError):

@@ -11,8 +11,8 @@ from dbbench_adapter.dialect.syntax import COLLATION, StatementError
 from dbbench_adapter.dialect.translate import CATALOGUE, Statement
 from dbbench_adapter.engines.base import Result, quoted
 
+# Runs one statement with all rights and returns its rows.
 Read = Callable[..., list[tuple[Any, ...]]]
-"""Runs one statement with all rights and returns its rows."""
 
 _SCHEMATA = ("dbbench", "information_schema")
 _VIEWS = {
@@ -24,8 +24,8 @@ _VIEWS = {
     "catalogue schemata": ("CATALOG_NAME", "SCHEMA_NAME"),
 }
 _COUNTS = frozenset(["ORDINAL_POSITION", "TABLE_ROWS"])
+# These columns hold names of files in MySQL, which are compared with case on Linux.
 _EXACT = frozenset(["TABLE_SCHEMA", "TABLE_NAME", "SCHEMA_NAME"])
-"""These columns hold names of files in MySQL, which are compared with case on Linux."""
 
 
 def no_table(name: str) -> StatementError:
@@ -33,19 +33,18 @@ def no_table(name: str) -> StatementError:
 
 
 def table_names(read: Read) -> list[str]:
-    """Return the names of all tables but SQLite's own, without LIKE and `=`, which would fold accents."""
+    # LIKE and `=` would fold accents.
     rows = read("SELECT name FROM main.sqlite_master WHERE type = 'table'")
     return sorted(name for (name,) in rows if not name.startswith("sqlite_"))
 
 
 def column_names(table: str, read: Read) -> tuple[str, ...] | None:
-    """Return the columns of a table that is not temporary; return None if one of them is not stored."""
     columns = read("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", table)
     return None if any(hidden for _, hidden in columns) else tuple(name for name, _ in columns)
 
 
 def catalogue_answer(statement: Statement, read: Read) -> Result | None:
-    """Return the answer to a SHOW or DESCRIBE; return None for every other statement.
+    """None for every statement but SHOW and DESCRIBE.
 
     Raises:
         StatementError: the table does not exist.

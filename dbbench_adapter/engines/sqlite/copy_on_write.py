@@ -30,16 +30,16 @@ from dbbench_adapter.engines.engine import Change, Changes
 from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
 from dbbench_adapter.engines.sqlite.read_only import opened
 
+# An episode may write this much: the pages that SQLite writes are counted each time, and the file may grow by it.
 MAX_WRITTEN_BYTES = 64 * 1024**2
-"""An episode may write this much: the pages that SQLite writes are counted each time, and the file may grow by it."""
+# An episode may insert, update and delete this many rows, since a judge reads all of them.
 MAX_CHANGED_ROWS = 100_000
-"""An episode may insert, update and delete this many rows, since a judge reads all of them."""
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _CACHE_WRITE = 9  # SQLITE_DBSTATUS_CACHE_WRITE
 _INSERT, _DELETE = 18, 9  # SQLITE_INSERT, SQLITE_DELETE
 _ROWIDS_AT_ONCE = 500
+# SQLite takes its own largest limit instead.
 _NO_LIMIT = 2**31 - 1
-"""SQLite takes its own largest limit instead."""
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _ON_CHANGE = ctypes.CFUNCTYPE(
     None,
@@ -49,7 +49,7 @@ _WITHOUT_CALLBACK = _ON_CHANGE()
 
 
 class CopyOnWrite:
-    """Holds one episode's view of a file; only one thread at a time may use it.
+    """One episode's view of a file; only one thread at a time may use it.
 
     Attributes:
         connection: the view, without any limits of an agent's.
@@ -126,15 +126,12 @@ class CopyOnWrite:
         self._settle()
 
     def full(self) -> bool:
-        """Return whether the statement that runs changes more than an episode may."""
         if self._num_changed == self._num_before:
             return False
         return self._num_changed > MAX_CHANGED_ROWS or self._written_bytes() > MAX_WRITTEN_BYTES
 
     def changes(self) -> Changes:
-        """Return how the tables differ from the file's, whose other rows are not read.
-
-        The tables that have no row ids, or hide them, are read whole.
+        """Rows that differ from the file's; tables that have no row ids, or hide them, are read whole.
 
         Raises:
             BackendUnavailable: somebody has changed the file.
@@ -152,7 +149,6 @@ class CopyOnWrite:
         return {table: change for table, change in found.items() if change.removed or change.added}
 
     def close(self) -> None:
-        """Forget the changes; calling it again does nothing."""
         self._undo.close()
 
     def _note(self, _: Any, __: Any, kind: int, schema: bytes, table: bytes, old: int, new: int) -> None:
@@ -166,7 +162,7 @@ class CopyOnWrite:
             rowids.add(new)
 
     def _settle(self) -> None:
-        """Keep the rows that the latest statement changed, or forget them and their number if it was undone."""
+        # The rows are forgotten if the statement was undone.
         if self.connection.total_changes == self._total_before:
             self._num_changed = self._num_before
         else:
@@ -196,7 +192,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def _difference(before: Iterable[Row], after: Iterable[Row]) -> Change:
-    """Return the rows that only one side has; little is held at once where both sides have about the same order."""
+    # Little is held at once where both sides have about the same order.
     surplus = Counter[Row]()
     for old, new in zip_longest(before, after):
         for row, count in ((old, -1), (new, 1)):
@@ -221,11 +217,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 @cache
 def _library() -> Any:
-    """Return the SQLite library of Python's own module.
-
-    Raises:
-        BackendUnavailable: it is built into Python, or lacks a call.
-    """
+    """Raises BackendUnavailable: the SQLite library is built into Python, or lacks a call."""
     try:
         library = ctypes.CDLL(_sqlite3.__file__)
         library.sqlite3_deserialize.argtypes = [
@@ -257,8 +249,8 @@ def _c_library() -> Any:
 
 
 def _mapped(start: int | None, size: int, more_flags: int, descriptor: int) -> int:
-    """Map privately; nothing is reserved, so a large file needs no memory in advance. Python's own `mmap` maps nothing
-    behind the end of a file."""
+    # Nothing is reserved, so a large file needs no memory in advance. Python's own `mmap` maps nothing behind the end
+    # of a file.
     flags = mmap.MAP_PRIVATE | _MAP_NORESERVE | more_flags
     found = _c_library().mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
     if found == ctypes.c_void_p(-1).value:

@@ -14,8 +14,8 @@ from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.engines.sqlite.schema import FileSchema, read_schema
 from dbbench_adapter.engines.sqlite.user_database import ChangeableDatabase, UserDatabase
 
+# The first that a folder has is its database, as in the layout of Spider and BIRD; the others are stray files.
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
-"""The first that a folder has is its database, as in the layout of Spider and BIRD; the others are stray files."""
 
 
 class DatabaseFiles(Databases):
@@ -69,11 +69,7 @@ class DatabaseFiles(Databases):
         return self._schema(db_id).unreadable
 
     def _broken(self) -> dict[str, str]:
-        """Return the databases that cannot be read, each with the reason; a run without questions about them goes on.
-
-        Raises:
-            DatabaseError: none can be read.
-        """
+        """Raises DatabaseError: none can be read."""
         broken = dict[str, str]()
         for db_id in self.files:
             try:
@@ -113,7 +109,6 @@ class DatabaseFiles(Databases):
         return said + (f"; left out: {'; '.join(left_out)}" if left_out else "")
 
     def _strays(self) -> Iterator[tuple[str, Path]]:
-        """Yield the files that have a database's name with another suffix."""
         if not self.path.is_file():
             for db_id, file in self.files.items():
                 others = (file.with_name(f"{db_id}{suffix}") for suffix in SUFFIXES)
@@ -147,7 +142,6 @@ def _files(path: Path) -> dict[str, Path]:
 
 
 def _found_near(path: Path) -> str:
-    """Return what a message adds about databases that lie in another place."""
     for suffix in SUFFIXES:
         if file := next(iter(sorted(path.glob(f"*{suffix}"))), None):
             return f"; it has {file.name}: give that file, or move each into a folder of its name"

@@ -21,22 +21,21 @@ from dbbench_adapter.engines.sqlite.user_database import MAX_VALUE_BYTES
 
 _TOO_BIG = "string or blob too big"
 _COLLATION = "no such collation sequence"
+# SQLite's words where a table's key is sorted by a collation that it does not have.
 _NO_PLAN = "no query solution"
-"""SQLite's words where a table's key is sorted by a collation that it does not have."""
 _WORD = re.compile(r"\w+")
+# Seconds of the search for a long cell, which reads tables.
 _SEARCH_S = 5.0
-"""Seconds of the search for a long cell, which reads tables."""
 _PROGRESS_OPCODES = 10_000
 
 
 def of_database(fault: str) -> bool:
-    """Return whether a reference fails because of the database, so that nothing has to be corrected in it."""
+    """Whether a reference fails because of the database, so that nothing has to be corrected in it."""
     return fault.startswith((_TOO_BIG, _COLLATION, _NO_PLAN)) or fault.endswith(FOREIGN)
 
 
 def explained(error: str, query: str, path: Path, tables: Sequence[TableInfo]) -> str:
-    """Return an error of SQLite's with what it means for a reference, where SQLite does not say it.
-
+    """
     Args:
         tables: those of the file; the ones that the query names are searched for the cell that is too long.
     """
@@ -58,7 +57,7 @@ def explained(error: str, query: str, path: Path, tables: Sequence[TableInfo]) -
 
 
 def _long_cell(path: Path, tables: Sequence[TableInfo]) -> str:
-    """Return the first stored cell that is longer than a statement may use, as the beginning of a sentence."""
+    """The first stored cell that is longer than a statement may use, as the beginning of a sentence."""
     deadline = time.monotonic() + _SEARCH_S
     try:
         with closing(connect(path)) as connection:

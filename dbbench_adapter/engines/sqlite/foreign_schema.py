@@ -15,27 +15,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 FOREIGN = "another version of SQLite wrote its definition"
+# SQLite's words before the name of an entry that it refuses.
 _MALFORMED = "malformed database schema ("
-"""SQLite's words before the name of an entry that it refuses."""
 _LISTED = "SELECT type, name, tbl_name, rootpage > 0, sql FROM sqlite_master ORDER BY rowid"
 _Entry = tuple[str, str, str, int, str | None]
 
 
 @dataclass(frozen=True)
 class Unparsed:
-    """Names an entry of a schema that this SQLite cannot parse."""
-
     kind: str
     """`table`, `view`, `index` or `trigger`."""
     name: str
     table: str
     """The table or view that it belongs to, or itself."""
     error: str
-    """SQLite's words."""
 
     @property
     def is_read(self) -> bool:
-        """Return whether a statement could read it."""
+        """Whether a statement could read it."""
         return self.kind in ("table", "view")
 
     @property
@@ -67,7 +64,7 @@ def load_schema(connection: sqlite3.Connection) -> tuple[Unparsed, ...]:
 
 
 def denying(unparsed: Collection[Unparsed]) -> Callable[..., int]:
-    """Return an authorizer that lets no statement read these entries, in itself or inside a view."""
+    # An entry must not be read inside a view either.
     names = {entry.name.lower() for entry in unparsed if entry.is_read}
 
     def authorize(action: int, first: str | None, _second: str | None, _schema: str | None, inside: str | None) -> int:
@@ -79,8 +76,8 @@ def denying(unparsed: Collection[Unparsed]) -> Callable[..., int]:
 
 @lru_cache(maxsize=64)
 def _unparsed(listed: tuple[_Entry, ...]) -> tuple[Unparsed, ...] | None:
-    """Return the entries that SQLite refuses in a database with this schema and nothing else; None if the schema itself
-    is not to blame."""
+    # The entries that SQLite refuses in a database with this schema and nothing else; None if the schema itself is not
+    # to blame.
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as probe:
         for number in range(len(listed)):
             probe.execute(f"CREATE TABLE t{number} (x)")  # makes a root page
@@ -93,7 +90,6 @@ def _unparsed(listed: tuple[_Entry, ...]) -> tuple[Unparsed, ...] | None:
 
 
 def _refused(probe: sqlite3.Connection, rows: list[_Entry]) -> Iterator[Unparsed]:
-    """Yield each entry that SQLite refuses; it names the first alone, which is then removed with what belongs to it."""
     while (problem := _problem(probe, rows)) is not None:
         named = [row[1] for row in rows if problem.startswith(f"{_MALFORMED}{row[1]}) - ")]
         if not named:
@@ -107,15 +103,15 @@ def _refused(probe: sqlite3.Connection, rows: list[_Entry]) -> Iterator[Unparsed
 
 
 def _blamed(probe: sqlite3.Connection, rows: list[_Entry], name: str, start: str) -> _Entry:
-    """Return the entry of that name that SQLite refuses, of a trigger and a table with one name the first that fails
-    together with what stands before it."""
+    # The entry of that name that SQLite refuses, of a trigger and a table with one name the first that fails together
+    # with what stands before it.
     *others, last = (number for number, row in enumerate(rows) if row[1] == name)
     failing = (number for number in others if (_problem(probe, rows[: number + 1]) or "").startswith(start))
     return rows[next(failing, last)]
 
 
 def _problem(probe: sqlite3.Connection, rows: Sequence[_Entry]) -> str | None:
-    """Return what SQLite says against a schema with these entries; None if it reads it."""
+    # What SQLite says against a schema with these entries; None if it reads it.
     probe.execute("PRAGMA writable_schema = ON")
     probe.execute("DELETE FROM sqlite_master")
     probe.executemany("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", rows)

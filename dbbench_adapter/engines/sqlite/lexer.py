@@ -20,25 +20,24 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+# Blanks and comments at the start of a statement.
 _COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))+", re.DOTALL)
-"""Blanks and comments at the start of a statement."""
 
 
 class Token(NamedTuple):
-    """Holds a part of a text: blanks or a comment, a quoted text or name, a word or number, or any other character."""
+    """A part of a text: blanks or a comment, a quoted text or name, a word or number, or any other character."""
 
     kind: TokenKind
     text: str
 
 
 def tokens(sql: str) -> Iterator[Token]:
-    """Yield the tokens of a text, whose joined texts are the text again."""
     for match in _TOKEN.finditer(sql):
         yield Token(match.lastgroup, match.group())  # pyright: ignore[reportArgumentType]
 
 
 def statements(query: str) -> list[str]:
-    """Return the statements of a reference, which semicolons part; a comment alone is none."""
+    # A comment alone is no statement.
     found = [""]
     for part in query.split(";"):
         found[-1] += part + ";"

@@ -28,7 +28,7 @@ _KEYWORDS = (
 
 
 def fault_of_plan(sql: str) -> str | None:
-    """Return why a statement may take the planner too long; None if it does not."""
+    """None if the planner does not take too long."""
     code = [token for token in tokens(sql) if token.kind != "blank"]
     if sum(token.text.lower() == "select" for token in code) < 2:
         return None
@@ -43,10 +43,10 @@ def fault_of_plan(sql: str) -> str | None:
 
 
 def _may_blow_up(code: list[Token]) -> bool:
-    """Return whether expanded sub-queries could exceed the limits, were each name a use of the widest one below it.
+    """Whether expanded sub-queries could exceed the limits, were each name a use of the widest one below it.
 
-    An expression of a SELECT holds at most as many columns as the SELECT has names, and each of them stands for at
-    most as many in the query that it comes from; of the tables of a SELECT, those with the name of a CTE are expanded.
+    An expression of a SELECT holds at most as many columns as the SELECT has names, and each of them stands for at most
+    as many in the query that it comes from; of the tables of a SELECT, those with the name of a CTE are expanded.
     """
     ctes, selects = set(_names_of_ctes(code)), list(_names_of_selects(code))
     columns = math.prod(max(1, len(names)) for names in selects)
@@ -79,5 +79,4 @@ def _names_of_selects(code: list[Token]) -> Iterator[list[str]]:
 
 
 def _is_name(token: Token) -> bool:
-    """Return whether a token may be a name; SQLite takes a text in any quotes as one where a name has to stand."""
     return token.kind == "quoted" or (token.kind == "word" and not token.text[0].isdigit())

@@ -37,15 +37,15 @@ _SORTS = re.compile(r"\b(order|group|distinct|union|intersect|except|over)\b", r
 _GONE = frozenset(
     (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
 )
+# One result may hold at most this much text: `max_chars` drops whole rows, and a single row could hold 400 MB.
 _MAX_TEXT_BYTES = 16_000_000
-"""One result may hold at most this much text: `max_chars` drops whole rows, and a single row could hold 400 MB."""
+# SQLite may use at most this much memory in this process, over all connections: its planner checks no clock and may
+# expand a short statement to gigabytes.
 MAX_HEAP_BYTES = 512 * 1024**2
-"""SQLite may use at most this much memory in this process, over all connections: its planner checks no clock and may
-expand a short statement to gigabytes."""
+# A file with this version in its header has its changes first written to a file beside it.
 _WAL = 2
-"""A file with this version in its header has its changes first written to a file beside it."""
+# Python functions by their SQL names, each with its number of arguments (-1 for any number).
 Functions = Mapping[str, tuple[int, Callable[..., Any]]]
-"""Python functions by their SQL names, each with its number of arguments (-1 for any number)."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -59,7 +59,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def opened(path: Path) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
-    """Return what `connect` does, and what of the schema cannot be parsed, which the connection never reads."""
+    """What `connect` returns, and what of the schema cannot be parsed, which the connection never reads."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with path.open("rb") as file:
         header = file.read(20)
@@ -88,7 +88,7 @@ def opened(path: Path) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
 
 
 class ReadOnlyDatabase:
-    """Holds the database of one episode; only one thread at a time may use it.
+    """The database of one episode; only one thread at a time may use it.
 
     Args:
         tables: lower-case names of the tables that may be read; None allows the whole file and its schema.
@@ -153,7 +153,6 @@ class ReadOnlyDatabase:
         return opened(self._path)
 
     def run(self, sql: str) -> Result:
-        """Run one statement of the agent; its error is in `Result.error`."""
         if len(sql) > self._max_sql:  # a parser in Python would take seconds for it
             return Result(error=f"the statement is longer than {self._max_sql} characters")
         if self._tables is not None and _EXPLAIN.match(sql):  # EXPLAIN would name other tables
@@ -187,7 +186,7 @@ class ReadOnlyDatabase:
         return Result(tuple(rows), tuple(column[0] for column in cursor.description or ()))
 
     def _text(self, raw: bytes) -> str:
-        """Decode a cell of the result. No limit applies within a row, so its texts are counted one by one."""
+        # No limit applies within a row, so its texts are counted one by one.
         self._bytes_left -= len(raw)
         if self._bytes_left < 0:
             raise MemoryError("too many long texts")
@@ -196,8 +195,7 @@ class ReadOnlyDatabase:
     def _authorize(
         self, action: int, first: str | None, second: str | None, _schema: str | None, inside: str | None
     ) -> int:
-        """Authorize an action of SQLite.
-
+        """
         Args:
             inside: the view or CTE in which it is. A CTE may have a table's name, so it permits nothing.
         """

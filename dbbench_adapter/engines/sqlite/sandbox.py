@@ -18,16 +18,16 @@ from dbbench_adapter.dialect.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_B
 from dbbench_adapter.dialect.functions.values import collate
 from dbbench_adapter.dialect.syntax import COLLATION
 
+# A page has 4 KiB: a database holds at most 16 MiB, and its temporary tables as much again.
 MAX_PAGES = 4_096
-"""A page has 4 KiB: a database holds at most 16 MiB, and its temporary tables as much again."""
 MAX_COLUMNS = 256
+# A statement that sorts may take this many steps of SQLite's machine. A sort checks no clock, so its rows are limited
+# to about 350,000, which take 0.8 s to sort after the deadline (measured).
 MAX_SORT_OPCODES = 1_500_000
-"""A statement that sorts may take this many steps of SQLite's machine. A sort checks no clock, so its rows are limited
-to about 350,000, which take 0.8 s to sort after the deadline (measured)."""
+# The process may grow by this much while one statement runs; memory of other threads counts too.
 MAX_GROWTH_BYTES = 256 * 1024**2
-"""The process may grow by this much while one statement runs; memory of other threads counts too."""
+# The same limit for a statement that sorts, since a sort compares all its texts, at a few hundred MB a second.
 MAX_SORT_GROWTH_BYTES = MAX_GROWTH_BYTES // 4
-"""The same limit for a statement that sorts, since a sort compares all its texts, at a few hundred MB a second."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,
@@ -51,18 +51,18 @@ _BUILT_IN = (
     "typeof acos asin atan atan2 cos sin tan degrees radians current_date current_time current_timestamp "
     "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value"
 )
+# SQLite's ALTER TABLE itself calls these, in addition to the functions that every statement may call.
 _CALLED_BY_ALTER = frozenset(
     [
         *("printf", "glob", "sqlite_drop_column"),
         *(f"sqlite_rename_{what}" for what in ("table", "column", "test", "quotefix")),
     ]
 )
-"""SQLite's ALTER TABLE itself calls these, in addition to the functions that every statement may call."""
 _CALLABLE = frozenset([*FUNCTIONS, *AGGREGATES, *_BUILT_IN.split()])
 
 
 class Watchdog:
-    """Interrupts statements whose time is up, from a thread of its own.
+    """Interrupts from a thread of its own.
 
     The progress handler is called every 2,000 operations; an interrupt takes effect at the next jump, which is sooner
     where each operation is slow.
@@ -103,7 +103,7 @@ class Watchdog:
 
 
 def allows(action: int, first: str | None, second: str | None, *, altering: bool) -> bool:
-    """Return whether an agent's statement may do this; SQLite passes these arguments to an authorizer.
+    """Whether an agent's statement may do this; SQLite passes these arguments to an authorizer.
 
     Args:
         altering: the statement is an ALTER TABLE or DROP, during which SQLite calls functions of its own.
@@ -117,10 +117,7 @@ def allows(action: int, first: str | None, second: str | None, *, altering: bool
 
 
 class Guard:
-    """Counts the steps and the memory that one statement may use; the progress handler checks them.
-
-    The memory is that of the whole process: a statement also ends, with the error for memory, if other episodes grow.
-    """
+    # The memory is that of the whole process: a statement also ends, with the error for memory, if other episodes grow.
 
     def __init__(self, max_opcodes: int | None = None, *, max_growth_bytes: float = MAX_GROWTH_BYTES) -> None:
         self.out_of_memory = self.out_of_steps = False
@@ -142,7 +139,6 @@ class Guard:
 
 
 def _memory_bytes() -> int:
-    """Return how much memory this process has for itself, without pages of files; return 0 if /proc does not tell."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             _, resident, of_files, *_ = map(int, file.read().split())
@@ -153,7 +149,7 @@ def _memory_bytes() -> int:
 
 @cache
 def virtual_tables() -> frozenset[str]:
-    """Return the names that SQLite answers without any table: json_each, pragma_..., dbstat and so on."""
+    """The names that SQLite answers without any table: json_each, pragma_..., dbstat and so on."""
     with closing(sqlite3.connect(":memory:")) as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM pragma_module_list")}
         names |= {f"pragma_{name}" for (name,) in connection.execute("SELECT name FROM pragma_pragma_list")}
@@ -162,8 +158,8 @@ def virtual_tables() -> frozenset[str]:
 
 @cache
 def _shadowing() -> tuple[str, ...]:
-    """Return the names of our functions that SQLite also defines with another number of arguments. Those variants are
-    blocked, because SQLite's own FORMAT writes gigabytes."""
+    # Variants of our functions that SQLite defines with another number of arguments are blocked, because SQLite's own
+    # FORMAT writes gigabytes.
     with closing(sqlite3.connect(":memory:")) as connection:
         own = connection.execute("SELECT name, narg FROM pragma_function_list").fetchall()
     return tuple(sorted({name for name, count in own if name in FUNCTIONS and FUNCTIONS[name][0] not in (-1, count)}))

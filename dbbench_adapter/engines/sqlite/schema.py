@@ -13,11 +13,11 @@ from dbbench_adapter.engines.base import BackendUnavailable
 from dbbench_adapter.engines.schema import SAMPLED_ROWS, ColumnInfo, TableInfo, said_unreadable, sample_values
 from dbbench_adapter.engines.sqlite.read_only import opened
 
+# A view may use this many views, those of its views included.
 MAX_VIEW_USES = 1_000
-"""A view may use this many views, those of its views included."""
 _OF_FOREIGN = "it reads what another version of SQLite defined"
+# SQLite's own; `pragma_collation_list` also lists those that a file names and nobody has.
 _COLLATIONS = ("binary", "nocase", "rtrim")
-"""SQLite's own; `pragma_collation_list` also lists those that a file names and nobody has."""
 _WORD = re.compile(r"\w+")
 _COLLATION = re.compile(r"""\bcollate\s+(?:(\w+)|"([^"]+)"|`([^`]+)`|\[([^]]+)\]|'([^']+)')""", re.IGNORECASE)
 
@@ -75,7 +75,6 @@ def read_schema(path: Path) -> FileSchema:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQLite's statements hold it, whatever it is."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -87,10 +86,7 @@ def why_unreadable(error: str, sql: str | None) -> str:
 
 
 def _large_views(views: dict[str, str]) -> set[str]:
-    """Return the views that SQLite would expand to more than `MAX_VIEW_USES` views.
-
-    SQLite expands a view once for each time that a view names it, which no progress handler interrupts.
-    """
+    # SQLite expands a view once for each time that a view names it, which no progress handler interrupts.
     folded = {name.lower(): name for name in views}
     named = {
         name: [other for word in _WORD.findall(sql.lower()) if (other := folded.get(word)) not in (None, name)]
@@ -106,11 +102,7 @@ def _large_views(views: dict[str, str]) -> set[str]:
 
 
 def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo:
-    """Read one table.
-
-    Raises:
-        sqlite3.OperationalError: no statement can read it, or the file cannot be read.
-    """
+    """Raises sqlite3.OperationalError: no statement can read it, or the file cannot be read."""
     # only table_xinfo lists generated columns; hidden = 1 marks hidden columns of virtual tables
     found = connection.execute("SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1", (name,)).fetchall()
     # a view is only prepared, since its rows may take long; this finds collations that are missing
@@ -129,6 +121,6 @@ def _foreign_keys(connection: sqlite3.Connection, name: str) -> tuple[tuple[str,
 
 
 def _key(connection: sqlite3.Connection, table: str, place: int, default: str) -> str:
-    """Return the column that a foreign key without a named column refers to: that of the primary key."""
+    # A foreign key without a named column refers to the primary key's.
     found = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk = ?", (table, place + 1)).fetchone()
     return found[0] if found else default

@@ -36,8 +36,8 @@ TOO_LARGE = (
     f"{MAX_WRITTEN_BYTES // 1024**2} MiB"
 )
 _CHANGING = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
+# The longest value and the longest row of a statement; `instr` and `replace` then take 0.5 s at most (measured).
 MAX_VALUE_BYTES = 200_000
-"""The longest value and the longest row of a statement; `instr` and `replace` then take 0.5 s at most (measured)."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
@@ -62,11 +62,8 @@ _BUILT_IN = (
 
 
 def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
-    """Return a replacement of `trim`, `ltrim` or `rtrim` that takes linear time.
-
-    SQLite's own compares every character of the text with every one of the set. So does Python's `str.strip`, which no
-    other thread can interrupt.
-    """
+    # A replacement of `trim`, `ltrim` or `rtrim` that takes linear time. SQLite's own compares every character of the
+    # text with every one of the set. So does Python's `str.strip`, which no other thread can interrupt.
 
     def stripped(text: Any, characters: Any) -> Any:
         if text is None or characters is None:
@@ -80,7 +77,6 @@ def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
 
 
 def _text(value: Any) -> str:
-    """Return the value as SQLite casts it to text."""
     if not isinstance(value, float):
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     if math.isinf(value):
@@ -91,12 +87,12 @@ def _text(value: Any) -> str:
 
 _STRIPS = {"trim": (True, True), "ltrim": (True, False), "rtrim": (False, True)}
 _WIDTHS = re.compile(r"%[^a-zA-Z%]*[a-zA-Z%]")
+# Largest number of digits of a width or a precision in a format.
 _MAX_WIDTH = 4
-"""Largest number of digits of a width or a precision in a format."""
 
 
 def _formatted(*values: Any) -> Any:
-    """Format with limited widths; SQLite's own `printf` writes the whole width before it checks the length limit."""
+    # SQLite's own `printf` writes the whole width before it checks the length limit.
     for spec in _WIDTHS.findall(str(values[0]) if values else ""):
         if "*" in spec or any(len(digits) > _MAX_WIDTH for digits in re.findall(r"\d+", spec)):
             raise ValueError(f"{spec} is wider than 9999 characters, or takes its width from an argument")
@@ -144,10 +140,7 @@ class UserDatabase(ReadOnlyDatabase):
         )
 
     def run(self, sql: str) -> Result:
-        """Run one statement of the agent.
-
-        A result that is too long is an error, because a judge would take the rows that are left for the whole result.
-        """
+        # A result that is too long is an error, because a judge would take the rows that are left for the whole result.
         result = super().run(sql)
         chars = sum(len(cell) if isinstance(cell, str | bytes) else 1 for row in result.rows or () for cell in row)
         return Result(error=TOO_LONG) if chars > MAX_RESULT_CHARS else result
@@ -167,9 +160,8 @@ class ChangeableDatabase(UserDatabase):
         return self._view.connection, self._view.unparsed
 
     def run(self, sql: str) -> Result:
-        """Run one statement; one that changes rows gives their number, triggers included, or what RETURNING gives.
-
-        Returned rows that are too long are left out, because the change stands.
+        """One that changes rows gives their number, triggers included, or what RETURNING gives. Returned rows that are
+        too long are left out, because the change stands.
         """
         self._view.begin()
         changed_before = self._connection.total_changes
@@ -180,7 +172,6 @@ class ChangeableDatabase(UserDatabase):
         return Result(((changed,),), ("rows changed",))
 
     def changes(self) -> Changes:
-        """Return what the statements have changed so far."""
         self._guard = Guard(max_growth_bytes=math.inf)
         return self._view.changes()
 

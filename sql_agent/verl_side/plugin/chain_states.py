@@ -3,7 +3,7 @@
 Position ids keep the chains of a row apart in attention (`sql_agent.source.batch`). For recurrent layers (Qwen3.5's
 gated delta net), verl passes the ends of the rows of a micro-batch (`cu_seqlens`, workers/engine/fsdp/
 transformer_impl.py, `prepare_model_inputs`), and a state is carried to the end of a row. So a rollout's second
-conversation would begin with the state of the first. Leaves out the CPU, where such models are refused (`cpu_engine`).
+conversation would begin with the state of the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 def chain_ends(positions: torch.Tensor, row_ends: torch.Tensor) -> torch.Tensor:
-    """Return the ends of the chains of a micro-batch, in the form of verl's `cu_seqlens`.
+    """The ends of the chains of a micro-batch, in the form of verl's `cu_seqlens`.
 
     Args:
         positions: position ids of the tokens of all rows, one row after another, shape (L,); 0 where a chain begins.

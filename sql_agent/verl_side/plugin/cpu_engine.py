@@ -3,11 +3,9 @@
 verl computes every row of a micro-batch in full, and the logits of every token: eight rollouts of 750 tokens at a
 vocabulary of 49,152 are 1.2 GB of float32 logits before the first copy. Here the rows of a group are packed
 (`shared_prefix`), and the output layer gets only the positions whose next token the policy sampled. It returns their
-log-probs and entropies, a chunk of logits at a time. The rest (FSDP2, loss, optimiser, checkpoints) is verl's.
-
-Leaves out images, top-k distillation and sequence parallelism, which verl refuses or ignores on this platform anyway.
-Source of the two methods that are overridden: verl workers/engine/fsdp/transformer_impl.py, `forward_backward_batch`
-and `forward_step` of `FSDPEngineWithLMHead`.
+log-probs and entropies, a chunk of logits at a time. The rest (FSDP2, loss, optimiser, checkpoints) is verl's. Source
+of the two methods that are overridden: verl workers/engine/fsdp/transformer_impl.py, `forward_backward_batch` and
+`forward_step` of `FSDPEngineWithLMHead`.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from verl.workers.engine.utils import detach_tree
 from agentgrpo.micro_batches import return_freed_memory
 from sql_agent.shared_prefix import PackedRows, pack_chains
 
+# Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152.
 CHUNK = 256
-"""Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152."""
+# Fields of a model's config that change logits after the output layer, unless they are None or 1.
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
-"""Fields of a model's config that change logits after the output layer, unless they are None or 1."""
 
+# Layer types (`layer_types` of a model's config) that see other tokens only through attention.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-"""Layer types (`layer_types` of a model's config) that see other tokens only through attention."""
 
 
 class LogProbHead:
@@ -45,8 +43,8 @@ class LogProbHead:
 
     def __init__(self, head: torch.nn.Module) -> None:
         self._head = head
+        # Shape (K,): for each trained position, the index of its hidden state among U, and its next token.
         self.rows = self.labels = torch.empty(0, dtype=torch.long)
-        """Shape (K,): for each trained position, the index of its hidden state among U, and its next token."""
         self.temperature = 1.0
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -64,8 +62,6 @@ class LogProbHead:
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
 class CpuEngine(FSDPEngineWithLMHead):
-    """Trains language models on a CPU with verl's FSDP2 engine."""
-
     def _build_module(self) -> torch.nn.Module:
         module: Any = super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
         config = module.config.get_text_config()
@@ -140,7 +136,7 @@ class CpuEngine(FSDPEngineWithLMHead):
 
 
 def group_size(uids: Sequence[str] | None, rows: int) -> int:
-    """Return the rows per group if the rows of each group are adjacent and all groups have equal size; else 1."""
+    # Rows are packed only if the rows of each group are adjacent and all groups have equal size.
     if uids is None or rows == 0:
         return 1
     sizes = {len(list(group)) for _, group in groupby(uids)}
@@ -167,25 +163,25 @@ def trained_positions(micro_batch: Any, packed: PackedRows) -> tuple[torch.Tenso
 
 
 def _nested(kept: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Return one value per token of each row, as verl expects it; 0 where nothing is trained."""
+    """One value per token of each row, as verl expects it; 0 where nothing is trained."""
     values = kept.new_zeros(int(offsets[-1])).index_put((places,), kept)
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
 def _chains(data: Any) -> list[list[list[int]]]:
-    """Return the token ids of each row, split where its position ids begin anew (`sql_agent.source.batch`)."""
+    """The token ids of each row, split where its position ids begin anew (`sql_agent.source.batch`)."""
     rows = zip(data["input_ids"].unbind(), data["position_ids"].unbind(), strict=True)
     return [[chain.tolist() for chain in ids.tensor_split((at == 0).nonzero().flatten()[1:])] for ids, at in rows]
 
 
 def _tokens(rows: Sequence[list[list[int]]], together: int) -> int:
-    """Return the tokens of the largest micro-batch if `together` rows are computed at once."""
+    """Tokens of the largest micro-batch if `together` rows are computed at once."""
     groups = (rows[i : i + together] for i in range(0, len(rows), together))
     return max(len(pack_chains(group).input_ids) for group in groups)
 
 
 def _temperature(value: Any) -> float:
-    """Return the temperature as one number; verl passes one number, or one per row."""
+    # verl passes one number, or one per row.
     if not isinstance(value, torch.Tensor):
         return float(value)
     if (value != value.flatten()[0]).any():

@@ -1,7 +1,4 @@
-"""Defines a verl platform for machines without a GPU: FSDP2 over gloo, float32 weights, one worker as Ray's "GPU".
-
-Leaves out several CPU workers on one node (verl's device index is always 0 here) and all profilers.
-"""
+"""Defines a verl platform for machines without a GPU: FSDP2 over gloo, float32 weights, one worker as Ray's "GPU"."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _device_module() -> types.ModuleType:
-    """Return a stand-in for `torch.cuda`, which verl asks for memory figures, random state and synchronisation."""
+    # verl asks `torch.cuda` for memory figures, random state and synchronisation.
     module = types.ModuleType("cpu_device")
     members: dict[str, Any] = {
         "is_available": lambda: False,
@@ -126,16 +123,14 @@ def install() -> None:
 
 
 def _reference_stays(module: types.ModuleType) -> None:
-    """Keep the reference policy in place; verl keeps it in pinned CPU memory and moves it to the GPU for use."""
+    # verl keeps the reference in pinned CPU memory and moves it to the GPU for use.
     module.CPUOffloadPolicy = lambda **_: None  # type: ignore[attr-defined]
 
 
 def _join_gloo(module: types.ModuleType) -> None:
-    """Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice.
-
-    Only training workers call this, so it also sets their number of threads (Ray starts them with one). A single worker
-    needs no rendezvous, so torch's rendezvous server, which would listen on every interface, is left out.
-    """
+    # Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice. Only
+    # training workers call this, so it also sets their number of threads (Ray starts them with one). A single worker
+    # needs no rendezvous, so torch's rendezvous server, which would listen on every interface, is left out.
     upstream = module.init_process_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:

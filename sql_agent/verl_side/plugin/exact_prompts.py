@@ -9,9 +9,7 @@ request continues one of them, those ids are used unchanged, and the template pr
 (`agentgrpo.chat.continuation`). This works for every model family whose template ends an assistant turn with a token
 that the engine stops at, even if the agent changes the tool call and the template changes earlier turns. A conversation
 that is unknown (another replica's, an evicted one) or ambiguous is rendered as usual, and the rollout manager counts
-the break if there is one.
-
-Leaves out multi-modal prompts. Source of the two methods that are wrapped: vLLM
+the break if there is one. Source of the two methods that are wrapped: vLLM
 entrypoints/openai/chat_completion/serving.py, `render_chat_request` and `chat_completion_full_generator`.
 """
 
@@ -30,16 +28,16 @@ from typing import Any
 
 from agentgrpo.chat.continuation import another_reply, continue_exactly
 
+# Memory for a server's replies: 16,000 of 1,000 tokens each, far more than a batch of rollouts has open.
 CAPACITY_BYTES = 64 * 2**20
-"""Memory for a server's replies: 16,000 of 1,000 tokens each, far more than a batch of rollouts has open."""
+# Memory of an entry besides its ids: key, array and table (about 390 bytes measured).
 ENTRY_BYTES = 512
-"""Memory of an entry besides its ids: key, array and table (about 390 bytes measured)."""
+# The prefix of vLLM's `make_tool_call_id`. Some parsers (kimi_k2) count, so ids repeat in every conversation.
 RANDOM_ID = "chatcmpl-tool-"
-"""The prefix of vLLM's `make_tool_call_id`. Some parsers (kimi_k2) count, so ids repeat in every conversation."""
 
 
 def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = None) -> str:
-    """Return a key for the conversation that ends with an assistant message, as its client will send it back.
+    """The conversation ends with an assistant message, as its client will send it back.
 
     A reply with tool calls is identified by the ids of the calls if the server drew them at random. So an agent may
     re-render the reply, and return the results of parallel calls in any order. Every other change makes it another
@@ -47,7 +45,7 @@ def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = 
 
     Args:
         scope: other values that all requests of the conversation share, such as the client's name; conversations of
-            different scopes have different keys.
+        different scopes have different keys.
     Returns:
         A digest of 64 characters.
     """
@@ -59,7 +57,7 @@ def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = 
 
 
 class ReplyMemory:
-    """Keeps the token ids of the latest conversations by `conversation_key`; evicts the least recently used one first.
+    """Token ids of the latest conversations by `conversation_key`; the least recently used one is evicted first.
 
     Two rollouts of a task may have the same text in different tokens. Such a conversation counts as unknown.
 
@@ -83,7 +81,7 @@ class ReplyMemory:
             self._bytes -= _size(self._ids.popitem(last=False)[1])
 
     def recall(self, messages: Sequence[Mapping[str, Any]], scope: str | None = None) -> tuple[int, list[int]] | None:
-        """Return the number of messages up to the last assistant message and their ids; None if they are not known."""
+        """The number of messages up to the last assistant message and their ids; None if they are not known."""
         last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=None)
         if last is None:
             return None
@@ -151,16 +149,14 @@ def _wrap_chat_server(module: ModuleType) -> None:
 
 
 def _ends(server: Any) -> frozenset[int]:
-    """Return the tokens that the engine stops at, as in vLLM (`SamplingParams.update_from_generation_config`).
-
-    Turns of Gemma and Llama do not end with the tokenizer's EOS.
-    """
+    # As in vLLM (`SamplingParams.update_from_generation_config`): turns of Gemma and Llama do not end with the
+    # tokenizer's EOS.
     more = server.model_config.try_get_generation_config().get("eos_token_id") or []
     return frozenset([server.renderer.tokenizer.eos_token_id, *([more] if isinstance(more, int) else more)])
 
 
 def _check_length(ids: Sequence[int], max_model_len: int) -> None:
-    """Refuse a prompt that is too long, as vLLM's renderer does; it only saw the template's, which may be shorter."""
+    # vLLM's renderer only saw the template's prompt, which may be shorter.
     if len(ids) >= max_model_len:
         from vllm.exceptions import VLLMValidationError
 
@@ -170,10 +166,8 @@ def _check_length(ids: Sequence[int], max_model_len: int) -> None:
 
 
 def _utf8(text: str) -> str:
-    """Return the text without lone surrogates (\\ud83d), which JSON may hold but UTF-8 cannot encode.
-
-    vLLM would refuse its own reply, and the rollout would be lost because of the policy's text.
-    """
+    # JSON may hold lone surrogates (\ud83d), which UTF-8 cannot encode. vLLM would refuse its own reply, and the
+    # rollout would be lost because of the policy's text.
     return text.encode("utf-8", "replace").decode()
 
 
@@ -186,7 +180,7 @@ def _named(message: Mapping[str, Any]) -> list[Any]:
 
 
 def _scope(request: Any) -> str:
-    """Return what all requests of a conversation share: the client's name, and the tools that the prompt describes."""
+    # All requests of a conversation share the client's name, and the tools that the prompt describes.
     tools = [tool if isinstance(tool, dict) else tool.model_dump(mode="json") for tool in request.tools or []]
     return json.dumps([request.user, tools], sort_keys=True)
 

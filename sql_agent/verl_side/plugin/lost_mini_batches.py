@@ -15,8 +15,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+# Metric of a mini-batch that was left out; verl prefixes it with `actor/` and sums it over the step.
 SKIPPED = "skipped_updates"
-"""Metric of a mini-batch that was left out; verl prefixes it with `actor/` and sums it over the step."""
 
 
 def _skip(module: ModuleType) -> None:
@@ -30,7 +30,7 @@ def _skip(module: ModuleType) -> None:
 
 
 def _sampled_tokens(worker: Any, data: Any) -> int:
-    """Return the mini-batch's sampled tokens over all workers, which take part in an update together or not at all."""
+    """Sampled tokens over all workers, which take part in an update together or not at all."""
     import torch.distributed as dist
     from verl.utils.device import get_device_id
 
@@ -40,7 +40,7 @@ def _sampled_tokens(worker: Any, data: Any) -> int:
 
 
 def _left_out(module: ModuleType, worker: Any, data: Any) -> Any:
-    """Return what upstream's `train_batch` would return for an update that changes nothing."""
+    # What upstream's `train_batch` would return for an update that changes nothing.
     tu, metric = module.tu, module.Metric
     logger.warning("a mini-batch of %d rows has no judged rollout and is left out of the update", data.shape[0])
     # verl's trainer needs `mfu`, the model FLOPs utilisation

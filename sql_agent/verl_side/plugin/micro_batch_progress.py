@@ -16,8 +16,7 @@ from sql_agent.verl_side.micro_batch_file import MicroBatches, write
 
 
 class Reported(list):
-    """Holds micro-batches, and reports how many are done as they are gone over.
-
+    """
     Args:
         progress: the report before the first one.
     """

@@ -13,7 +13,7 @@ from sql_agent import upstream_patches as patches
 
 
 class StaleCacheError(RuntimeError):
-    """Says that vLLM keeps keys and values of the old weights."""
+    """vLLM keeps keys and values of the old weights."""
 
 
 def _check_before_serving(module: ModuleType) -> None:

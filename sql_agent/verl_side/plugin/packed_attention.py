@@ -6,9 +6,9 @@ from types import ModuleType
 
 from sql_agent.shared_prefix import shared_prefix_attention
 
+# The name of transformers' own implementation, which is replaced in verl's processes. verl writes the name into every
+# checkpoint's config, and other processes cannot load a checkpoint with an unknown name.
 NAME = "sdpa"
-"""The name of transformers' own implementation, which is replaced in verl's processes. verl writes the name into every
-checkpoint's config, and other processes cannot load a checkpoint with an unknown name."""
 
 
 def _attend(module: ModuleType) -> None:

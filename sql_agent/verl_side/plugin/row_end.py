@@ -39,7 +39,7 @@ def _reply_may_be_shorter(module: ModuleType) -> None:
 
 
 def reply_tokens(asked: int, row_end: int, prompt: int) -> int:
-    """Return the number of tokens that a reply may have.
+    """Tokens that a reply may have.
 
     Args:
         asked: the request's `max_tokens`.
