@@ -19,6 +19,7 @@ from sql_agent.local.datatypes import Progress, Sampling
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks
 from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Measure, Recipe, describe_loss, success_rate
+from sql_agent.rewards import RewardPreset
 from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.settings.single_skill import ExperimentConfig
 from sql_agent.source.datatypes import Rollout
