@@ -248,3 +248,4 @@ def require_model(cfg: TrainConfig, model: Path, environment: Taskset) -> None:
 
 def protocol_of(cfg: TrainConfig, environment: Taskset) -> ProtocolName:
     """The protocol that the model has to support; `fc` in every environment that offers tools."""
+    return "fc" if environment.tools else cfg.agent.protocol
