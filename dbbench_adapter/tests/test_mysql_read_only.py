@@ -208,7 +208,7 @@ def test_a_process_has_few_connections_and_waits_for_a_free_one(shop_server, rea
     endless = f"SELECT COUNT(*) FROM {', '.join(f't t{n}' for n in range(14))}"  # 4 ** 14 rows
     monkeypatch.setattr(read_only, "WAIT_S", 0.1)
     with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-        others = [pool.submit(run, reader, endless, 4.0) for _ in range(MAX_CONNECTIONS)]
+        others = [pool.submit(run, reader, endless, 10.0) for _ in range(MAX_CONNECTIONS)]
         deadline, busy = time.monotonic() + 10.0, f"{mine} AND info LIKE 'SELECT%t13'"
         while as_admin(shop_server, busy)[0][0] < MAX_CONNECTIONS and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -174,11 +174,12 @@ def test_a_function_is_waited_for_within_the_step():
     assert both.reward_wait_s == 30.0 + 30.0
 
 
-def test_where_nobody_judges_a_function_is_reward_enough():
+def test_where_nobody_judges_a_function_is_reward_enough(tmp_path):
+    (tmp_path / "my.py").write_text("def f(record): return 1.0\n")
     medical = make_taskset(EnvironmentSettings("medical"))
     with pytest.raises(UsageError, match=r"or give a function of your own, --reward FILE\.py:NAME"):
         check_judged(load_config(None, ["env.type=medical"]), medical)
-    check_judged(load_config(None, ["env.type=medical", "rollout.reward=my.py:f"]), medical)
+    check_judged(load_config(None, ["env.type=medical", f"rollout.reward={tmp_path}/my.py:f"]), medical)
 
 
 # what it gets ---------------------------------------------------------------------------------------------------------
