@@ -88,7 +88,7 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
         source = named(cfg.env_type)[1]
         own_files["env"] = f"{source.file.name} with sha256 {source.sha256}"
     for function in load_functions(cfg.rollout, cfg.llm_judge, cfg.run_dir):
-        own_files[function.label] = f"{function.file.name} with sha256 {function.sha256}"
+        own_files[f"reward {function.label}"] = f"{function.file.name} with sha256 {function.sha256}"
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, own_files=own_files)
     with entered(cfg.environment) as environment, claim(cfg.run_dir):
         check_judged(environment, cfg)

@@ -48,14 +48,13 @@ class BatchGrpo(Recipe):
     def some_tasks(self) -> Sequence[Any]:
         return self._tasks[:100]
 
-    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
+    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: Progress) -> dict[str, Any]:
         epoch, place = divmod(progress.batches - 1, self.batches_per_epoch)
-        rollouts = [rollout for group in groups for rollout in group]
-        records = [rollout.record for rollout in rollouts]
+        records = [rollout.record for rollout in first]
         return {
             "epoch": epoch + 1,
             "batch": place + 1,
-            "rollout/success": asdict(success_rate(rollouts)),
+            "rollout/success": asdict(success_rate(first)),
             "rollout/reason": dict(Counter(record.score.reason for record in records)),
             "rollout/tool_calls": sum(record.tool_calls for record in records) / len(records),
             "rollout/malformed_calls": sum(record.malformed_calls for record in records),

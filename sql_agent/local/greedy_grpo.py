@@ -50,7 +50,7 @@ class GreedyGrpo(Recipe):
     def some_tasks(self) -> Sequence[Any]:
         return self._tasks[:100]
 
-    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
+    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: Progress) -> dict[str, Any]:
         [greedy], sampled = groups
         return {
             "task": progress.batches,

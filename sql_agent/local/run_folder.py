@@ -72,11 +72,13 @@ class RunFolder:
         if resumed:
             earlier, now = run_folder.flat(read_settings(self._settings)), run_folder.flat(self._config)
             may_differ = (*free, *FREE)
-            for name in now:
+            for name in {**now, **earlier}:
                 fixed = not any(name == other or name.startswith(f"{other}.") for other in may_differ)
-                if fixed and now[name] != earlier.get(name):
+                # a service may move, but a reward that it gives neither begins nor ends within a run
+                fixed |= name.endswith(".url") and None in (now.get(name), earlier.get(name))
+                if fixed and now.get(name) != earlier.get(name):
                     raise UsageError(
-                        f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now[name]}; "
+                        f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now.get(name)}; "
                         "resume with the same settings, or start anew in another folder"
                     )
 

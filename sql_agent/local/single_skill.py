@@ -89,7 +89,7 @@ class SingleSkill(Recipe):
             credit_group([rollout], lambda _, own=advantage: [None if own is None else [own]])
         return means
 
-    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
+    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: Progress) -> dict[str, Any]:
         by_skill: dict[str, list[Rollout]] = {}
         for rollout in sorted((rollout for group in groups for rollout in group), key=lambda each: each.drawn_for):
             by_skill.setdefault(rollout.drawn_for, []).append(rollout)

@@ -36,7 +36,7 @@ from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.start import start_policy
-from sql_agent.local.transport import InProcess
+from sql_agent.local.transport import REWARDED_TOGETHER, InProcess
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.rewards import RewardPreset
 from sql_agent.settings.groups import RewardModelConfig
@@ -49,13 +49,13 @@ from sql_agent.source.outcomes import Rewarder
 from sql_agent.source.reward_hacking_alarm import CORRECT, SCORE, WINDOW, RewardHackingAlarm
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.source.source import Source
+from sql_agent.source.stops import last_line
 from sql_agent.success import Rate
 
 EVALUATED_TOGETHER = 32
 """Held-out episodes that are played side by side, unless a batch has more."""
 MAX_UNJUDGED = 3
 """Batches in a row without any verdict after which a run stops."""
-REWARD_THREADS = 16
 
 Group = Sequence[Rollout]
 """The rollouts of one task in one batch."""
@@ -125,8 +125,14 @@ class Recipe(ABC):
         return means
 
     @abstractmethod
-    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
-        """Return the recipe's own metrics of a batch; `progress` already counts the batch."""
+    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: Progress) -> dict[str, Any]:
+        """Return the recipe's own metrics of a batch.
+
+        Args:
+            groups: those that are trained on.
+            first: the rollouts of the tasks that were drawn first, which no other task replaces.
+            progress: already counts the batch.
+        """
 
     @abstractmethod
     def labels(self, rollout: Rollout, batches: int) -> dict[str, Any]:
@@ -163,7 +169,7 @@ class Trainer:
         self.policy, self.progress = policy, progress
         self._learner, self._recipe, self._folder, self._say = learner, recipe, folder, say
         self._rewarder = Rewarder(
-            recipe.rollout, recipe.reward_model, recipe.functions, threads=REWARD_THREADS, preset=recipe.preset
+            recipe.rollout, recipe.reward_model, recipe.functions, threads=REWARDED_TOGETHER, preset=recipe.preset
         )
         self._source = Source(
             InProcess(player, self._rewarder, recipe.sampling, task_of),
@@ -191,6 +197,12 @@ class Trainer:
         """
         try:
             self._train()
+        except UnjudgedError:
+            raise
+        except StopError:
+            if self.progress.batches:
+                self._save()  # what was trained before the batch, or the evaluation, that stops the run
+            raise
         finally:
             self._loop.run_until_complete(self._rewarder.aclose())
             self._loop.close()
@@ -223,7 +235,8 @@ class Trainer:
     def _batch(self) -> None:
         recipe, progress = self._recipe, self.progress
         started = time.perf_counter()
-        groups, found = self._ask(self._slots(recipe.draw(progress.batches)), step=progress.batches + 1)
+        slots = self._slots(recipe.draw(progress.batches))
+        groups, found = self._ask(slots, step=progress.batches + 1)
         played_s = time.perf_counter() - started
         try:
             metrics = self._learn(groups)
@@ -233,11 +246,13 @@ class Trainer:
         progress.means = self._means
         self._count(groups)
         rollouts = [rollout for group in groups for rollout in group]
-        rewards = [r.reward for r in rollouts if r.temperature is None and r.reward is not None]
+        # of the tasks that were drawn first: groups are replaced because of their rewards
+        first = [rollout for slot in slots for rollout in slot.draws[0]]
+        rewards = [r.reward for r in first if r.temperature is None and r.reward is not None]
         line = {
             "train_step": progress.batches,
             **({**found, **self._alarm(found)} if recipe.whole_lines else {}),
-            **recipe.metrics(groups, progress),
+            **recipe.metrics(groups, first, progress),
             "reward/mean": sum(rewards) / len(rewards) if rewards else None,
             "rollout/stop": dict(Counter(rollout.record.stop_reason for rollout in rollouts)),
             "train/steps": self._learner.steps,
@@ -254,7 +269,7 @@ class Trainer:
         self._say("  ".join(filter(None, [recipe.describe(line, groups, progress), rest])))
         if recipe.unit and progress.unjudged_in_a_row >= MAX_UNJUDGED:
             lost, record = rollouts[0], rollouts[0].record
-            why = record.error or (lost.outcome and lost.outcome.reward.error) or record.stop_reason
+            why = last_line(record.error or (lost.outcome and lost.outcome.reward.error) or "") or record.stop_reason
             raise UnjudgedError(
                 f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.lost}: {why}); correct "
                 f"that, then go on with {self._folder.resume_flag}"

@@ -6,12 +6,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.datatypes import Sampling
 from sql_agent.local.rollouts import Player
 from sql_agent.source.datatypes import GroupSlot, Rollout, Task
 from sql_agent.source.outcomes import Rewarder
+
+# Rollouts that are rewarded side by side; the deadline of a reward begins when it is asked for.
+REWARDED_TOGETHER = 16
 
 
 class InProcess:
@@ -33,7 +38,11 @@ class InProcess:
         queued, self._queued = self._queued, []
         sampling = [self._sampling if r.temperature is None else Sampling(r.temperature) for r in queued]
         played = self._player.play([self._task_of(rollout.task) for rollout in queued], sampling)
-        await asyncio.gather(*(self._settle(rollout, *each) for rollout, each in zip(queued, played, strict=True)))
+        free = asyncio.Semaphore(REWARDED_TOGETHER)
+        with torch.random.fork_rng():  # a reward function may set a seed, which must not decide what is sampled next
+            await asyncio.gather(
+                *(self._settle(rollout, *each, free) for rollout, each in zip(queued, played, strict=True))
+            )
         return False
 
     async def end(self) -> None:
@@ -41,8 +50,9 @@ class InProcess:
             rollout.lost = "step_deadline"
         self._queued = []
 
-    async def _settle(self, rollout: Rollout, record: RolloutRecord, row: Row | None) -> None:
-        rollout.outcome = outcome = await self._rewarder(record, rollout.task)
+    async def _settle(self, rollout: Rollout, record: RolloutRecord, row: Row | None, free: asyncio.Semaphore) -> None:
+        async with free:
+            rollout.outcome = outcome = await self._rewarder(record, rollout.task)
         rollout.comparison = record.comparison.to_dict() if record.comparison else None
         rollout.trajectory, rollout.turn_ends = row, ends_of_turns(row) if row else ()
         rollout.lost = outcome.reward.reason if outcome.reward.value is None else None if row else "no_turns"

@@ -180,7 +180,8 @@ class Run:
     @property
     def model(self) -> Path | None:
         """The newest model or adapter, which every `model` takes; None before the first is written."""
-        epochs = sorted(self.folder.glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))
+        whole = [path for path in self.folder.glob("epoch_*") if path.name.removeprefix("epoch_").isdigit()]
+        epochs = sorted(whole, key=lambda path: int(path.name.removeprefix("epoch_")))
         written = (*epochs[-1:], self.folder / "adapter", self.folder / "checkpoints/adapter", self.folder)
         places = (*written, *reversed(self.checkpoints))
         return next((path for path in places if any((path / name).is_file() for name in MODEL_CONFIGS)), None)
@@ -201,11 +202,11 @@ def read_run(folder: Path | str) -> Run:
         ValueError: this is not the folder of a run, or its first step has not ended.
     """
     folder = Path(folder)
-    found = [file for name in (METRICS, f"logs/{METRICS}") if (file := folder / name).is_file()]
-    rows = read_metrics(found[0] if found else folder / METRICS)
     for name in (SETTINGS, START):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} does not exist; expected the folder of a training run (--run-dir)")
+    found = [file for name in (METRICS, f"logs/{METRICS}") if (file := folder / name).is_file()]
+    rows = read_metrics(found[0] if found else folder / METRICS)
     try:
         facts = parse_json((folder / START).read_text())
     except ValueError as error:

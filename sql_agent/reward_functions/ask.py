@@ -1,9 +1,9 @@
 """Calls of reward functions for rollouts that have ended, many at once, each within its deadline.
 
-Functions run in a thread pool of their own, so that a slow or hanging one blocks neither the runner's event loop nor
-its databases. The coroutine of an `async def` is awaited in that loop. A failure loses the rollout, or with
-`RewardUnavailable` the function's part in the group, but never the runner. A function that hangs for ever keeps its
-thread, and when all threads are taken, every later call misses its deadline.
+Functions run in threads of their own, so that a slow or hanging one blocks neither the event loop nor databases nor,
+since the threads are daemons, the end of the process. The coroutine of an `async def` is awaited in that loop. A
+failure loses the rollout, or with `RewardUnavailable` the function's part in the group, but never the runner. A
+function that hangs for ever keeps its thread, and when all threads are taken, every later call misses its deadline.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import asyncio
 import inspect
 import logging
 import math
+import threading
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from numbers import Real
 from typing import Any
 
@@ -36,7 +37,7 @@ class RewardFunctions:
 
     def __init__(self, functions: Sequence[LoadedReward], threads: int) -> None:
         self._functions = functions
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reward")
+        self._free = asyncio.Semaphore(threads)
 
     def __bool__(self) -> bool:
         return bool(self._functions)
@@ -66,7 +67,22 @@ class RewardFunctions:
             return _failed(function, error)
 
     async def _call(self, function: Function, record: RewardRecord) -> Any:
-        value, error = await asyncio.get_running_loop().run_in_executor(self._threads, _call, function, record)
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        called: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+        def settle(result: tuple[Any, BaseException | None]) -> None:
+            self._free.release()  # not before the function has returned, even if nobody waits for it any more
+            if not called.done():
+                called.set_result(result)
+
+        def run() -> None:
+            result = _call(function, record)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, result)
+
+        threading.Thread(target=run, name="reward", daemon=True).start()
+        value, error = await called
         if error is not None:
             raise error
         return await value if inspect.isawaitable(value) else value

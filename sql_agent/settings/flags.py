@@ -71,7 +71,7 @@ def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = Fal
         text = (field.description or flag.names[0]).replace("\n", " ").replace("%", "%%")
         options: dict[str, Any] = {"help": text}
         kinds = get_args(field.annotation) or (field.annotation,)
-        choices = [value for value in kinds if isinstance(value, str)]
+        choices = [value for kind in kinds for value in (kind, *get_args(kind)) if isinstance(value, str)]
         if field.annotation is bool:
             options |= {"action": "store_true", "default": None}
         else:

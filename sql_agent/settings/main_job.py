@@ -163,6 +163,7 @@ class LoraConfig(Settings):
 
 class EngineConfig(Settings):
     device: Annotated[Literal["auto", "cpu", "gpu"], FlagName("device")] = "auto"
+    """auto: GPUs if there are any."""
     precision: Annotated[
         PrecisionName,
         VerlKey("actor_rollout_ref.actor.fsdp_config.mixed_precision"),

@@ -87,7 +87,11 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "rollout.train_agents": args.train_agents.split(",") if args.train_agents else None,
     }
     # JSON is YAML: a path with a "#" or with only digits stays a text
-    flags += [f"{setting}={json.dumps(value, default=str)}" for setting, value in given.items() if value is not None]
+    flags += [
+        f"{setting}={json.dumps(value, default=str, ensure_ascii=False)}"
+        for setting, value in given.items()
+        if value is not None
+    ]
     if args.lora_rank is not None and args.lora_rank < 1:
         raise UsageError(
             f"--lora-rank is {args.lora_rank}, expected 1 or more; leave it and --lora out to train all weights"

@@ -152,6 +152,7 @@ def test_a_run_in_one_process_is_opened(tmp_path):
     for epoch in (2, 10):
         (tmp_path / f"epoch_{epoch}").mkdir()
         (tmp_path / f"epoch_{epoch}/adapter_config.json").touch()
+    (tmp_path / "epoch_11.part").mkdir()  # of a run that was killed while it wrote
     run = agentgrpo.read_run(tmp_path)
     assert (run.folder, run.kind, run.settings, run.state) == (tmp_path, "local", {"seed": 3}, "finished")
     assert run.model == tmp_path / "epoch_10"

@@ -119,6 +119,12 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path):
         RunFolder(tmp_path / "elsewhere", config(tmp_path), resumed=True)
 
 
+def test_a_run_is_not_resumed_without_a_file_that_it_began_with(tmp_path):
+    RunFolder(tmp_path, config(tmp_path), resumed=False, own_files={"reward f": "a.py with sha256 1"}).begin()
+    with pytest.raises(UsageError, match=r"started with own_files\.reward f = a.py with sha256 1, now it is None"):
+        RunFolder(tmp_path, config(tmp_path), resumed=True)
+
+
 def test_what_a_killed_run_wrote_before_its_first_checkpoint_is_written_anew(run, tmp_path):
     folder = RunFolder(tmp_path / "run", config(tmp_path), resumed=False)
     folder.begin()

@@ -1,6 +1,8 @@
 """`sql_agent.reward_functions`: a user's function is found or refused with its line, and asked within a deadline."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -222,6 +224,25 @@ def test_a_rollout_without_a_reply_has_no_answer():
 async def said(function, timeout_s=5.0, record=None):
     asked = RewardFunctions([LoadedReward("f", function, None, "", timeout_s)], threads=4)
     return (await asked.ask(record or RewardRecord.of(ended(), TASK)))["f"]
+
+
+HANGING = """
+import asyncio, threading
+from sql_agent.reward_functions.ask import RewardFunctions
+from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord
+from sql_agent.tests.test_reward_functions import TASK, ended
+
+async def ask():
+    hangs = LoadedReward("f", lambda record: threading.Event().wait(), None, "", 0.2)
+    print((await RewardFunctions([hangs], threads=1).ask(RewardRecord.of(ended(), TASK)))["f"].reason)
+
+asyncio.run(ask())
+"""
+
+
+def test_a_function_that_hangs_for_ever_does_not_keep_the_process():
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "reward_deadline\n"), done.stderr
 
 
 @pytest.mark.parametrize(

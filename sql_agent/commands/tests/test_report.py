@@ -356,7 +356,7 @@ def test_two_runs_of_other_commands_are_compared(tmp_path, capsys):
 def test_a_folder_that_another_version_wrote_names_the_file_that_is_missing(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 0, "held_out": {"n": 4, "judged": 4, "correct": 1}}\n')
     assert main([str(tmp_path)]) == 2
-    assert "metrics.jsonl holds no row of metrics" in capsys.readouterr().err
+    assert f"{tmp_path}/config.yaml does not exist" in capsys.readouterr().err
 
 
 # the command --------------------------------------------------------------------------------------------------------
@@ -374,10 +374,11 @@ def test_it_prints_before_and_after_and_the_newest_checkpoint(run_dir, capsys):
 
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    assert f"{tmp_path}/metrics.jsonl does not exist" in capsys.readouterr().err
-    (tmp_path / "metrics.jsonl").write_text('{"train_step": 1}\n')
+    assert "config.yaml does not exist; expected the folder of a training run (--run-dir)" in capsys.readouterr().err
+    for name in ("config.yaml", "run.json"):
+        (tmp_path / name).write_text("{}")
     assert main([str(tmp_path)]) == 2
-    assert "expected the folder of a training run (--run-dir)" in capsys.readouterr().err
+    assert f"{tmp_path}/metrics.jsonl does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.slow
