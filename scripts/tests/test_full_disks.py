@@ -22,6 +22,8 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.run import next_commands
 
+OF_THE_START = (".lock", "run.json", "config.yaml", "metrics.jsonl", "checkpoints/README.md", "README.md")
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -167,7 +169,7 @@ def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path):
                "cpu", "--max_length", 256, "--num_epochs", 1, "--save_steps", 1)  # fmt: skip
     done = run(*command, file_bytes=30_000)
     says(done, "make room on its disk, then start the same command again; with --resume, since no checkpoint was whole")
-    left = [name for name in tree(output) if name not in ("metrics.jsonl", "checkpoints/README.md", "README.md")]
+    left = [name for name in tree(output) if name not in OF_THE_START]
     assert left == []
     assert not [path for path in output.rglob("*") if path.name.endswith(".part") or path.name.startswith(".saving")]
     again = run(*command, "--resume")
@@ -185,7 +187,7 @@ def test_reward_training_on_a_full_disk_leaves_nothing_torn(base, tmp_path):
                output, "--max_length", 64, "--num_train_epochs", 1, "--use_cpu", "--held_out_fraction", 0)  # fmt: skip
     done = run(*command, file_bytes=30_000)
     says(done, "make room on its disk, then start the same command again; no checkpoint was whole yet")
-    assert [name for name in tree(output) if name not in ("metrics.jsonl", "checkpoints/README.md", "README.md")] == []
+    assert [name for name in tree(output) if name not in OF_THE_START] == []
     again = run(*command)
     assert again.returncode == 0, again.stderr
     assert (output / "reward_model.json").is_file()
