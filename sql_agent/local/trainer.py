@@ -185,6 +185,7 @@ class Trainer:
         )
         self._loop = asyncio.new_event_loop()  # `asyncio.run` would delay Ctrl-C until a batch is played
         self._means, self._lines = progress.means, list[dict[str, Any]]()
+        self._saved = progress.batches
         self._found: dict[str, float] = {}
 
     def train(self) -> None:
@@ -200,7 +201,7 @@ class Trainer:
         except UnjudgedError:
             raise
         except StopError:
-            if self.progress.batches:
+            if self._saved != self.progress.batches:
                 self._save()  # what was trained before the batch, or the evaluation, that stops the run
             raise
         finally:
@@ -231,6 +232,7 @@ class Trainer:
 
     def _save(self) -> None:
         self._folder.save(self.progress.batches, self.policy, self._learner, asdict(self.progress))
+        self._saved = self.progress.batches
 
     def _batch(self) -> None:
         recipe, progress = self._recipe, self.progress

@@ -201,6 +201,26 @@ def test_a_batch_that_loses_too_much_stops_the_run_with_the_reason_and_its_traje
     assert [row["lost"] for row in kept] == ["db_unavailable"] * 4
 
 
+@pytest.mark.parametrize(("save_every", "saved"), [(10, ["checkpoint 1"]), (1, ["checkpoint 1"])])
+def test_a_run_that_stops_has_saved_what_it_trained_before_and_only_once(tmp_path, monkeypatch, save_every, saved):
+    world = World()
+    values = iter([1.0, 0.0, 1.0, 0.0] + [None] * 4)
+    monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(next(values), "db_unavailable") for _ in tasks])
+    with pytest.raises(StopError, match="4 of 4 rollouts were lost"):
+        run(tmp_path, monkeypatch, world, max_lost_fraction=0.5, save_every=save_every)
+    assert [event for event in world.events if event.startswith("checkpoint")] == saved
+
+
+def test_what_a_batch_earned_leaves_out_tasks_that_replaced_others(tmp_path, monkeypatch):
+    world = World()
+    values = iter([0.0, 0.0, 1.0, 0.0] + [1.0, 0.0] * 50)  # the first group has no spread, and is replaced
+    monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(next(values), "match", task.id) for task in tasks])
+    folder, _, _ = run(tmp_path, monkeypatch, world, redraws=1, num_epochs=1)
+    line = json.loads(folder.metrics.read_text().splitlines()[0])
+    assert line["rollout/success"] == {"n": 4, "judged": 4, "correct": 1}
+    assert line["reward/mean"] == line["reward/correctness"]
+
+
 def test_a_function_rewards_what_nobody_judges_turn_by_turn(tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text(
         "from itertools import count\nplace = count()\n\n\ndef graded(record):\n    return [next(place) % 2, 1]\n"
