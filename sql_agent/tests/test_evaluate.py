@@ -342,6 +342,12 @@ def test_it_stops_before_the_first_rollout_with_words(tmp_path, change, words):
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_split_that_does_not_exist_is_answered_with_the_ones_that_do(capsys):
+    with pytest.raises(SystemExit):
+        main(["--split", "heldout"])
+    assert "choose from" in (said := capsys.readouterr().err) and "did you mean held-out?" in said
+
+
 def test_an_output_that_exists_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "out.jsonl").write_text("earlier results\n")
     with pytest.raises(SystemExit):

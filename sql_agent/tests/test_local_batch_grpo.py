@@ -211,6 +211,15 @@ def test_a_run_that_stops_has_saved_what_it_trained_before_and_only_once(tmp_pat
     assert [event for event in world.events if event.startswith("checkpoint")] == saved
 
 
+def test_a_seed_that_a_reward_function_sets_does_not_decide_what_is_sampled_next(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text("import torch\n\n\ndef f(record):\n    torch.manual_seed(0)\n    return 1.0\n")
+    world, drawn = World(), []
+    play = world.play
+    monkeypatch.setattr(world, "play", lambda *asked: [drawn.append(torch.rand(1).item()), play(*asked)][1])
+    run(tmp_path, monkeypatch, world, reward=f"{tmp_path}/my.py:f", num_epochs=1)
+    assert len(set(drawn)) == len(drawn) > 1
+
+
 def test_what_a_batch_earned_leaves_out_tasks_that_replaced_others(tmp_path, monkeypatch):
     world = World()
     values = iter([0.0, 0.0, 1.0, 0.0] + [1.0, 0.0] * 50)  # the first group has no spread, and is replaced
