@@ -39,6 +39,7 @@ CHAINS = {
     "test_typed_pages.py",
     "test_vllm_stands_in.py",
     "test_weight_sync.py",
+    "test_workers_end_to_end.py",
 }
 """Test files that start whole runs or vLLM servers, which takes most of `make test`."""
 
