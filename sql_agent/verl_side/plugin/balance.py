@@ -31,7 +31,7 @@ def shares(
     for start in range(0, len(prompts), mini_batch):
         units = [range(first, first + unit) for first in range(start, start + mini_batch, unit)]
         tokens = [max(prompts[row] for row in rows) + sum(responses[row] for row in rows) for rows in units]
-        parts = get_seqlen_balanced_partitions(tokens, workers, equal_size=True)
+        parts: Any = get_seqlen_balanced_partitions(tokens, workers, equal_size=True)
         for mine, part in zip(of_workers, parts, strict=True):
             mine += [row for number in part for row in units[number]]
     return of_workers
