@@ -24,6 +24,8 @@ class FlagName:
 
     name: str | None
     """With dashes, and without those in front. None: the setting has no flag."""
+    metavar: str | None = None
+    """What `--help` shows for its value. None: N for whole numbers, X for others, else the end of the flag's name."""
 
 
 def dashed(name: str) -> str:
@@ -71,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         self.earlier_names: dict[str, str] = {}
         """Earlier names of flags, each with the name that is shown."""
         self.settings: Mapping[str, str] = {}
-        """Settings that `--set` takes, by their own names and verl's."""
+        """Settings that `--set` takes, by their own names, earlier ones and verl's."""
         super().__init__(*args, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]

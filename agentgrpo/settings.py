@@ -145,5 +145,13 @@ def verl_keys(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
         yield from ((key, prefix + name) for key in verl_keys_of(field))
 
 
+def earlier_settings(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (earlier name, present name) of the settings of a tree, both with their groups."""
+    for name, field in settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from earlier_settings(field.annotation, f"{prefix}{name}.")
+        yield from ((prefix + earlier, prefix + name) for earlier in earlier_names(field))
+
+
 def verl_keys_of(field: FieldInfo) -> list[str]:
     return [each.key for each in field.metadata if isinstance(each, VerlKey)]

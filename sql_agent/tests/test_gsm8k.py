@@ -84,6 +84,14 @@ def test_the_seed_decides_which_problems_a_limit_leaves(tmp_path):
     assert drawn != load_problems(source, limit=5, seed=2)
 
 
+@pytest.mark.parametrize("made", [True, False], ids=["generated", "a_file"])
+def test_every_seed_holds_out_the_same_problems_in_the_same_order(tmp_path, made):
+    file = None if made else Path(write(tmp_path / "own.jsonl", [row(f"Question {n}?") for n in range(50)]))
+    data = DataConfig(train_file=file, generate=20, val_limit=8)
+    (train, held_out), (other_train, other_held_out) = Gsm8k.load_split(data, 0), Gsm8k.load_split(data, 7)
+    assert held_out == other_held_out and train != other_train
+
+
 def test_parquet_reads_as_jsonl_does(tmp_path):
     rows = [row(f"Question {n}?") for n in range(20)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
