@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checkpoints_in(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every folder that is named as a checkpoint, with the name of its record."""
+    """Every folder that is named as a checkpoint, with the name of its record."""
     places = (run_dir, run_dir / "checkpoints")
     found = [folder for place in places for folder in reversed(checkpoints(place))]
     for folder in [run_dir, *found] if NAME.fullmatch(run_dir.name) else found:

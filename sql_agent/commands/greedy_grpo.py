@@ -32,7 +32,6 @@ FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, bool]:
-    """Return the settings, and whether the run in their folder is resumed."""
     parser = Parser(
         prog="agentgrpo greedy-grpo",
         description=__doc__,
@@ -99,7 +98,7 @@ def data_of(cfg: GreedyGrpoConfig) -> DataConfig:
 
 
 def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
-    """Return the tasks to train on, drawn by the seed, and held-out ones, which are the same for every seed.
+    """The tasks to train on, drawn by the seed, and held-out ones, which are the same for every seed.
 
     Raises:
         ValueError: a file cannot be read, or a skill is unknown.

@@ -46,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def outputs(args: argparse.Namespace) -> list[tuple[Path, str]]:
-    """Return every file that will be written, with the flag that named it."""
     files = [(args.output, "--output")]
     if args.questions is not None:
         files += [(args.questions / f"{half}.jsonl", "--questions") for half in ("train", "held_out")]

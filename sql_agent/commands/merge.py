@@ -51,8 +51,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Holds a model as it was trained, in float32, with its files."""
-
     model: Any
     """The model; a `PeftModel` if its adapter is not merged yet."""
     tokenizer: Path
@@ -120,7 +118,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
 
 @dataclass(frozen=True)
 class Examined:
-    """Holds what a model does with one held-out task."""
+    """What a model does with one held-out task."""
 
     ids: list[int]
     """The tokens of the whole episode, prompt and results included."""
@@ -190,7 +188,7 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
-    """Return the `global_step_N` that a path means: itself, its parent, or the newest complete one below it."""
+    """The `global_step_N` that a path means: itself, its parent, or the newest complete one below it."""
     if not (path / "checkpoints").is_dir():
         while path.name in ("huggingface", "actor"):
             path = path.parent

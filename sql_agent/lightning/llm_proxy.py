@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 
 def turn_span(turn: Turn) -> Span:
-    """Return the span of one model call that has just ended."""
     fields = SpanCoreFields(
         name=TURN_SPAN,
         attributes=turn_attributes(turn.answer) | ({} if turn.agent is None else {AGENT: turn.agent}),
@@ -70,7 +69,7 @@ async def write(turn: Turn) -> None:
 
 
 def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[dict[str, Any]]:
-    """Return LiteLLM's entries for the same servers, for calls that belong to no rollout."""
+    """LiteLLM's entries for the same servers, for calls that belong to no rollout."""
     return [
         {
             "model_name": name,

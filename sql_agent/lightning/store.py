@@ -42,7 +42,7 @@ _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 
 class StoreUnavailableError(ConnectionError):
-    """Says that every try of a call failed for `PATIENCE_S`."""
+    """Every try of a call failed for `PATIENCE_S`."""
 
 
 class StoreClient(agl.LightningStoreClient):
@@ -121,7 +121,7 @@ class PatientStore(StoreClient):
                 return [arrived[number] for number in range(len(marked))]
 
     async def _arrived(self, sent: str, count: int) -> dict[int, Any]:
-        """Return the rollouts of a request that are in the store, by their place in the request."""
+        """The rollouts of a request that are in the store, by their place in the request."""
         # two requests that timed out may both arrive late, in order or interleaved
         newest = {"sort_by": "start_time", "sort_order": "desc", "limit": 2 * count}
         found = await self._ask("post", "/rollouts/search", json=newest)
@@ -152,7 +152,7 @@ class PatientStore(StoreClient):
         await self.update_attempt(attempt.rollout_id, attempt.attempt_id, metadata=metadata)
 
     async def read_comparison(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return what was kept of the newest attempt; None if nothing was."""
+        """Of the newest attempt; None if nothing was kept."""
         attempt = await self.get_latest_attempt(rollout_id)
         text = (attempt.metadata or {}).get(_COMPARISON) if attempt else None
         return json.loads(text) if text else None
@@ -163,7 +163,7 @@ class PatientStore(StoreClient):
 
 
 def _without_mark(answer: Any) -> Any:
-    """Return an answer of the store, a rollout or a list or page of them, without `_SENT` in their metadata."""
+    """An answer of the store, a rollout or a list or page of them, without `_SENT` in their metadata."""
     rows = answer if isinstance(answer, list) else answer.get("items", [answer]) if isinstance(answer, dict) else []
     for row in rows:
         if isinstance(row, dict) and isinstance(metadata := row.get("metadata"), dict):

@@ -25,8 +25,6 @@ _emitted: ContextVar[list[Any]] = ContextVar("emitted")
 
 
 class KeepingTracer(DummyTracer):
-    """Keeps what a rollout emits (`agl.emit_reward`) for that rollout."""
-
     def create_span(self, *args: Any, **kwargs: Any) -> Any:
         span = super().create_span(*args, **kwargs)
         _emitted.get([]).append(span)

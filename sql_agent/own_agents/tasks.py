@@ -15,7 +15,7 @@ from sql_agent.settings.groups import EnvironmentSettings
 
 
 class AgentTasks(RowTaskset):
-    """Provides the tasks of a user's own agent, which plays them itself (`play`), in a world that only it knows.
+    """Tasks of an agent that plays them itself (`play`), in a world that only it knows.
 
     Raises:
         OwnFileError: see `load_agent`.

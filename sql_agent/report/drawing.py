@@ -16,7 +16,7 @@ MARKED_POINTS = 30
 
 
 def svg(figure: Figure, number: int) -> str:
-    """Return the figure as an SVG element, with real text in the page's colour and ids that no other figure has.
+    """Draw with real text in the page's colour and ids that no other figure has.
 
     Where everything was logged at one and the same step, as in a run of one step, there are bars and not lines.
     """

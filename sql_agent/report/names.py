@@ -28,8 +28,8 @@ OF_PAIRS = ("sft/", "dpo/", "pair/")
 
 
 def named_as_train(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics with flat names. A count by reason becomes a number for each reason, a success rate the
-    share and how many were judged; a rate of which none was judged has no share."""
+    """A row of metrics with flat names. A count by reason becomes a number for each reason, a success rate the share
+    and how many were judged; a rate of which none was judged has no share."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         new = RENAMED.get(name) or _without_kind(name)
