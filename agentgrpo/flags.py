@@ -20,7 +20,7 @@ from agentgrpo.passwords import masked
 
 @dataclass(frozen=True)
 class FlagName:
-    """Names the flag of a setting, in the setting's annotation, where it is not the setting's own name."""
+    """The flag of a setting, in the setting's annotation, where it is not the setting's own name."""
 
     name: str | None
     """With dashes, and without those in front. None: the setting has no flag."""
@@ -64,7 +64,7 @@ DEVICES = "{auto,cpu,gpu}"
 
 
 def torch_device(name: str) -> str:
-    """Return torch's name of a device, which is called gpu in flags."""
+    """torch calls cuda what flags call gpu."""
     return "cuda" if name == "gpu" else name
 
 
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _ours(self, name: str, value: str) -> str | None:
-        """Return what a name is called here, a flag or `--set NAME=VALUE`; None if that is not known."""
+        """The flag or `--set NAME=VALUE` that the name means here; None if that is not known."""
         name = dashed(name.lstrip("-+"))
         last = name.rpartition(".")[2]
         settings = {dashed(known): setting for known, setting in self.settings.items()}
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         return found and f"--set {found}={value or 'VALUE'}"
 
     def _shown(self, word: str, after: str) -> str:
-        """Return a word of the command line with the name that is shown, if it is a flag.
+        """Replace a flag's name by the one that is shown.
 
         Args:
             after: the next word, "" if there is none.

@@ -1,5 +1,5 @@
-"""Holds what a training run with transformers' or TRL's trainers needs outside the loop: its log, a check of the loss,
-its checkpoints and its result. Leaves out the loop, and which settings a run has."""
+"""What a training run with transformers' or TRL's trainers needs outside the loop: its log, a check of the loss, its
+checkpoints and its result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RunLog(TrainerCallback):
             cut_back(self.output_dir / METRICS, state.global_step)
 
     def seconds_per_step(self, state: Any) -> float:
-        """Return the mean over the steps since the last call."""
+        """Since the last call."""
         now, steps = time.monotonic(), state.global_step - self.last_step
         seconds = (now - self.last_time) / max(steps, 1)
         self.last_time, self.last_step = now, state.global_step

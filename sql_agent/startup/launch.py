@@ -67,7 +67,7 @@ def make_algorithm(
 
 
 def prepare(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
-    """Do everything that can fail early (model, tasks, parquet, verl's config) and return the driver's order."""
+    """Everything that can fail early: model, tasks, parquet, verl's config."""
     from omegaconf import OmegaConf
 
     from agentgrpo.trackers import usable_trackers
