@@ -464,8 +464,8 @@ def test_a_column_that_a_row_lacks_is_none_as_in_a_dataset(own):
     pytest.param("Game = 5\n", "Game", "Game is 5, expected a class", id="no_class"),
     pytest.param("Game = {'a': int}\n", "Game", "is a dict of environments; name one of them", id="dict"),
     pytest.param(TASKSET, "Shelf", r"mine.py:4: class Shelf says what can be asked \(Taskset\) and not where it is "
-                 r"played; derive it from sql_agent.environments.base.Environment; it lacks from_settings, history, "
-                 r"judge, max_replies, open, read_split", id="only_a_taskset"),
+                 r"played; derive it from sql_agent.environments.base.Environment; it lacks from_settings, judge, "
+                 r"max_replies, open, read_split, task", id="only_a_taskset"),
     pytest.param(TASKSET.replace("(Taskset)", "(Environment)"), "Shelf",
                  r"mine.py:4: class Shelf lacks from_settings, .* of sql_agent.environments.base.Environment",
                  id="half_an_environment"),

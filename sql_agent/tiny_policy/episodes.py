@@ -42,7 +42,7 @@ def encoded_tasks(tokenizer: PreTrainedTokenizerBase, tasks: Iterable[Task]) -> 
 
 
 def batches(examples: Iterable[Encoded], *, batch_size: int, seed: int) -> Iterator[list[Encoded]]:
-    """Batches of similar length, in random order within each pool of `POOL` batches."""
+    """Yield batches of examples of similar length, in random order within each pool of `POOL` batches."""
     rng, stream = random.Random(seed), iter(examples)
     while pool := list(islice(stream, POOL * batch_size)):
         pool.sort(key=lambda example: len(example.ids))
