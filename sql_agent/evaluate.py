@@ -39,8 +39,7 @@ from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, Taskset, make_taskset
 from sql_agent.model_servers.calls_as_text import CallsAsText
-from sql_agent.model_servers.deadline_client import DeadlineClient
-from sql_agent.model_servers.listed import listed_models, lists_all, served_as
+from sql_agent.model_servers.deadline_client import DeadlineClient, listed_models, lists_all, served_as
 from sql_agent.model_servers.refusals import words_of
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 from sql_agent.own_agents.tasks import AgentTasks

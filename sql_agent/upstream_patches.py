@@ -274,7 +274,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        "sql_agent.own_agents.default_client",
+        "sql_agent.own_agents.policy_client",
         "openai._base_client",
         ("SyncAPIClient.request", "AsyncAPIClient.request"),
         "the policy answers the clients that a user's agent made",

@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 
 from sql_agent.environments.base import Environment
-from sql_agent.model_servers.deadline_client import DeadlineClient
-from sql_agent.model_servers.listed import listed_models, served_as
+from sql_agent.model_servers.deadline_client import DeadlineClient, listed_models, served_as
 from sql_agent.prompts.limit import Limit, choose_limit, limit_within
 
 TIMEOUT_S = 60.0
