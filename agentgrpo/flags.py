@@ -36,6 +36,8 @@ _EPOCHS = ("--num-epochs", "trainer.steps=N")
 _BATCH = ("--batch-size", "data.train_batch_size")
 _RATE, _KL = ("--learning-rate", "optim.learning_rate"), ("--kl-coef", "loss.kl_coef")
 _RESPONSE = ("--max-tokens", "data.max_response_tokens")
+# Names that TRL, transformers and verl use, each with ours: the first one that a command has, a flag or a setting of
+# its `--set`. None of them is taken for ours; only the message about it says which one is meant.
 USUAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("epochs", "num-epochs", "num-train-epochs", "total-epochs"), _EPOCHS),
     "max-steps": ("trainer.steps", "--num-epochs"),
@@ -56,11 +58,9 @@ USUAL: dict[str, tuple[str, ...]] = {
     "dataset-name": ("--dataset", "--train-file"),
     "train-files": ("--train-file",),
 }
-"""Names that TRL, transformers and verl use, each with ours: the first one that a command has, a flag or a setting of
-its `--set`. None of them is taken for ours; only the message about it says which one is meant."""
 
+# The values of `--device` that help shows; cuda is the same as gpu.
 DEVICES = "{auto,cpu,gpu}"
-"""The values of `--device` that help shows; cuda is the same as gpu."""
 
 
 def torch_device(name: str) -> str:

@@ -18,12 +18,12 @@ def weighted_mean(values: Sequence[float], shares: Sequence[float]) -> float:
     return sum(value * share for value, share in zip(values, shares, strict=True))
 
 
+# These metrics of micro-batches are combined differently from the mean weighted by their share of the pairs.
 COMBINED: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "min_reward": lambda values, shares: min(values),
     "max_reward": lambda values, shares: max(values),
     "num_tokens": lambda values, shares: values[-1],
 }
-"""These metrics of micro-batches are combined differently from the mean weighted by their share of the pairs."""
 
 
 class PairMicroBatches:

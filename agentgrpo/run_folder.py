@@ -33,8 +33,8 @@ LOCK, START, SETTINGS, METRICS = ".lock", "run.json", "config.yaml", "metrics.js
 
 # The lock -------------------------------------------------------------------------------------------------------------
 
+# Locks of this process. A forked runner that outlives a killed command would keep them, so a fork closes them.
 _held: set[int] = set()
-"""Locks of this process. A forked runner that outlives a killed command would keep them, so a fork closes them."""
 
 
 def _let_go() -> None:

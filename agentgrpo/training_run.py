@@ -22,8 +22,8 @@ from agentgrpo.durations import left
 from agentgrpo.outputs import append_line, remove, written
 from agentgrpo.run_folder import METRICS, begin, cut_back, start_of
 
+# Loaders recognise a model's folder by these files.
 CONFIGS = ("adapter_config.json", "config.json")
-"""Loaders recognise a model's folder by these files."""
 
 
 def check_loss(loss: float, train_step: int, remedy: str) -> None:

@@ -22,8 +22,8 @@ from dbbench_adapter.tasks.records import Fault, RawRecord
 from dbbench_adapter.validate import check_file, report_lines
 
 HUB_ID = "csyq/LifelongAgentBench"
+# The folder of this benchmark in the data set on the hub.
 PART = "db_bench"
-"""The folder of this benchmark in the data set on the hub."""
 NUM_TASKS = 500
 LICENCE = (
     "licence: not established. The data set states none and its code repository has no licence file; "

@@ -26,8 +26,8 @@ from sql_agent.tiny_policy.make import make_if_default
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment, Split
 
+# Defaults of flags by `--preset`; the rewards are rLLM's always.
 PRESETS = {"rllm": {"protocol": "lab", "judge": "lab", "max_turns": 3}}
-"""Defaults of flags by `--preset`; the rewards are rLLM's always."""
 FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 

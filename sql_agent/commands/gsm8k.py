@@ -28,8 +28,8 @@ from sql_agent.settings.local import Gsm8kGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
 FREE_ON_RESUME = ("output_dir", "save_every")
+# Number of generated problems to train on if --num-tasks does not say how many.
 GENERATED = 1_000
-"""Number of generated problems to train on if --num-tasks does not say how many."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

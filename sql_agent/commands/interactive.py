@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from sql_agent.interactive.session import Chat, Subject
     from sql_agent.interactive.transcript import Transcript
 
+# This many tasks are generated if no file is given.
 GENERATED = 20
-"""This many tasks are generated if no file is given."""
 LEARNT = "the model was trained on this task, so a right answer says nothing about new ones"
 
 

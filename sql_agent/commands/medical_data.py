@@ -13,8 +13,8 @@ from pathlib import Path
 
 from agentgrpo.flags import Parser
 
+# The held-out share of the entries, and of the questions.
 HELD_OUT = 0.2
-"""The held-out share of the entries, and of the questions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,11 +40,11 @@ from sql_agent.verl_side.checkpoints import newest_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
+# rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md).
 BOUND = 1e-3
-"""Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
-rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
+# These limits keep the compared episode short, as a large model writes few tokens a second on a CPU.
 LIMITS = AgentConfig(max_turns=4, max_tokens=96)
-"""These limits keep the compared episode short, as a large model writes few tokens a second on a CPU."""
 
 Say = Callable[[str], None]
 

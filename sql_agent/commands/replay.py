@@ -26,8 +26,8 @@ from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
 from dbbench_adapter.protocols.solution import solution
 from dbbench_adapter.tasks.load import load_tasks
 
+# The knowledge of an agent about a task: the reference that it runs and the answer that it gives.
 Known = Callable[[Task], Gold]
-"""The knowledge of an agent about a task: the reference that it runs and the answer that it gives."""
 
 
 def misses(

@@ -28,6 +28,7 @@ from sql_agent.settings.train import TrainConfig
 
 SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 POLL_S = 3.0
+# What a run of some command writes beside its report.
 FILES = (
     ("metrics", "metrics.jsonl"),
     ("metrics", "logs/metrics.jsonl"),
@@ -35,7 +36,6 @@ FILES = (
     ("trajectories", "trajectories.jsonl"),
     ("trajectories", "sessions/episodes.jsonl"),
 )
-"""What a run of some command writes beside its report."""
 
 
 def summary(run: Run) -> dict[str, str]:

@@ -17,8 +17,8 @@ from sql_agent.settings.groups import DataConfig
 RULES = """\
 You solve word problems. Call calculator for every calculation, with one expression such as 48/2. A reply without a \
 call is your answer and ends the task: its last line is #### and the final number alone, such as #### 72."""
+# Seed of the held-out problems and their order, so that runs with different seeds measure the same ones.
 HELD_OUT_SEED = 1
-"""Seed of the held-out problems and their order, so that runs with different seeds measure the same ones."""
 _ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 
 

@@ -40,20 +40,20 @@ from sql_agent.source.spans import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
+# The worker name under which the algorithm sends heartbeats to the store; runners watch it.
 TRAINER_WORKER = "trainer"
-"""The worker name under which the algorithm sends heartbeats to the store; runners watch it."""
 STORE_GONE_S = 30.0
 TRAINER_GONE_S = 60.0
+# Pause before a rollout goes back into the queue after an infrastructure failure; a server may be restarting.
 RETRY_PAUSE_S = 3.0
-"""Pause before a rollout goes back into the queue after an infrastructure failure; a server may be restarting."""
+# Seconds between two looks for rollouts that are assigned to this runner but not played by it.
 GIVE_BACK_S = 5.0
-"""Seconds between two looks for rollouts that are assigned to this runner but not played by it."""
+# Seconds between two looks for cancelled rollouts among those that are played.
 CANCELLED_S = 0.4
-"""Seconds between two looks for cancelled rollouts among those that are played."""
+# The number of a rollout's last span, higher than that of any call.
 OUTCOME_SEQUENCE_ID = 1_000_000_000
-"""The number of a rollout's last span, higher than that of any call."""
+# Seconds that a runner that ends waits for its rollouts to close their databases.
 END_S = 5.0
-"""Seconds that a runner that ends waits for its rollouts to close their databases."""
 
 
 class RolloutLostError(RuntimeError):

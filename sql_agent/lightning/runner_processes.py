@@ -25,11 +25,11 @@ from sql_agent.store_server import StoreServer
 
 logger = logging.getLogger(__name__)
 
+# Seconds that a runner that is told to end may take before it is killed.
 END_S = 12.0
-"""Seconds that a runner that is told to end may take before it is killed."""
 MOST_DEATHS = 5
+# A runner that dies `MOST_DEATHS` times within this many seconds is not started again.
 DEATHS_WITHIN_S = 60.0
-"""A runner that dies `MOST_DEATHS` times within this many seconds is not started again."""
 RESTART_PAUSE_S = 0.5
 
 

@@ -24,21 +24,21 @@ from sql_agent.store_server import READ
 
 logger = logging.getLogger(__name__)
 
+# Seconds for which one call is repeated.
 PATIENCE_S = 60.0
-"""Seconds for which one call is repeated."""
 REQUEST_TIMEOUT_S = 15.0
+# The longest pause between two tries; the first is 0.1 s, and each further one is twice as long.
 LONGEST_PAUSE_S = 2.0
-"""The longest pause between two tries; the first is 0.1 s, and each further one is twice as long."""
+# States of a rollout that a runner may still play.
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
-"""States of a rollout that a runner may still play."""
 _ENQUEUE = "/queues/rollouts/enqueue"
+# Key of the metadata of a rollout by which a request that is sent again is known; no caller of `PatientStore` sees it.
+# The store keeps nothing else that a client may choose.
 _SENT = "agentgrpo_sent"
-"""Key of the metadata of a rollout by which a request that is sent again is known; no caller of `PatientStore` sees it.
-The store keeps nothing else that a client may choose."""
+# Key of the metadata of an attempt that holds what the judge compared, as JSON.
 _COMPARISON = "comparison"
-"""Key of the metadata of an attempt that holds what the judge compared, as JSON."""
+# Errors of a call; ValueError means that the answer is not JSON.
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-"""Errors of a call; ValueError means that the answer is not JSON."""
 
 
 class StoreUnavailableError(ConnectionError):

@@ -1,7 +1,7 @@
 """Plays an agent that is an object of its framework, or a function of the row that makes or runs one.
 
-Tools, instructions, guardrails, handoffs and sub-agents of openai-agents stay the user's. The policy replaces every model
-that is given as a string or not at all. A `Model` object is used as it is, and its calls are not trained.
+Tools, instructions, guardrails, handoffs and sub-agents of openai-agents stay the user's. The policy replaces every
+model that is given as a string or not at all. A `Model` object is used as it is, and its calls are not trained.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from sql_agent.report.page import draw_figure, draw_table, filled, questions_tab
 from sql_agent.report.questions import Answers, question, side_by_side, validations
 from sql_agent.report.reading import Change, Run, solved
 
+# Settings that differ in any two runs.
 OF_THE_FOLDER = ("run_dir", "output_dir")
-"""Settings that differ in any two runs."""
+# What is added to a run's name, by the metric.
 LOSSES = {"": "loss", ", held out": "val/loss"}
-"""What is added to a run's name, by the metric."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from sql_agent.report.figures import Figure
 
+# Characters of a line of text beside a bar.
 LABEL_CHARS = 30
-"""Characters of a line of text beside a bar."""
+# A line of fewer points shows each one.
 MARKED_POINTS = 30
-"""A line of fewer points shows each one."""
 
 
 def svg(figure: Figure, number: int) -> str:

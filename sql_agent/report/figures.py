@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from agentgrpo.stats import wilson_interval
 from sql_agent.report.reading import Row, held_out, held_out_rewards
 
+# Pairs of train step and value.
 Points = list[tuple[int, float]]
-"""Pairs of train step and value."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ def _parts(rows: Sequence[Row]) -> list[Figure]:
     ]
 
 
+# Metrics under `reward/` that are no part of the reward.
 OVERALL = ("mean", "std", "unjudged_frac")
-"""Metrics under `reward/` that are no part of the reward."""
 
 
 def _speed(rows: Sequence[Row]) -> dict[str, Points]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# Names of the other commands' metrics; the part of the name before a loss, an accuracy or a margin goes.
 RENAMED = {
     "held_out": "val/rollout",
     "held_out/greedy": "val/rollout",
@@ -23,7 +24,6 @@ RENAMED = {
     "sft/entropy": "policy/entropy",
     "sft/token_accuracy": "accuracy",
 }
-"""Names of the other commands' metrics; the part of the name before a loss, an accuracy or a margin goes."""
 OF_PAIRS = ("sft/", "dpo/", "pair/")
 
 

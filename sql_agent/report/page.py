@@ -23,8 +23,8 @@ from sql_agent.report.reading import Loss, Row, Run, solved, when
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
 MOST_TRAJECTORIES = 1000
+# Seconds after which the page of a running run reloads itself.
 RELOAD_S = 10
-"""Seconds after which the page of a running run reloads itself."""
 
 
 def render(run: Run) -> str:
@@ -171,8 +171,8 @@ def settings(run: Run) -> list[tuple[str, str]]:
     return [(name, shown(value)) for name, value in flat(run.settings).items()]
 
 
+# The setting that names the model, which has a place of its own in each command.
 MODELS = ("model", "model.model_path", "model_path", "language_model.model_path", "base.path")
-"""The setting that names the model, which has a place of its own in each command."""
 
 
 def model_of(run: Run) -> Any:

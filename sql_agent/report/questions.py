@@ -8,14 +8,14 @@ from typing import Any
 
 from sql_agent.report.reading import Row, solved
 
+# Trajectories of one validation by task id.
 Answers = Mapping[str, Row]
-"""Trajectories of one validation by task id."""
+# What became of a question, in the order of the table: first what a person looks for. The last three are those of a
+# single validation.
 RESULTS = (
     *("solved anew", "no longer solved", "still wrong", "higher reward", "lower reward", "same reward", "not judged"),
     *("right both times", "wrong", "right", "rewarded"),
 )
-"""What became of a question, in the order of the table: first what a person looks for. The last three are those of a
-single validation."""
 _WORDS = {  # of a pair of results
     (False, True): "solved anew",
     (True, False): "no longer solved",

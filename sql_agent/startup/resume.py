@@ -30,11 +30,11 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import find_model
 from sql_agent.verl_side.checkpoints import newest_whole
 
+# Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
+# and everything that defines the reward (`check_resume`).
 RESUMED = ("data", "lora", "seed")
-"""Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
-and everything that defines the reward (`check_resume`)."""
+# Limits of the agent that may change, because they lose rollouts but do not change any.
 WALL_CLOCK = {"turn_timeout_s", "rollout_timeout_s"}
-"""Limits of the agent that may change, because they lose rollouts but do not change any."""
 
 
 def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:

@@ -28,10 +28,10 @@ from sql_agent.verl_side.allowed_keys import check_keys
 ROLLOUT_MANAGER = "sql_agent.verl_side.rollout_manager.RolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
+# The estimator that `PLUGIN` registers: advantages come with the rollouts.
 ESTIMATOR = "credited_rows"
-"""The estimator that `PLUGIN` registers: advantages come with the rollouts."""
+# The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`.
 LOSS = "AGENTGRPO_LOSS"
-"""The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`."""
 MODEL, ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "ref", "rollout"))
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
@@ -88,6 +88,7 @@ def _checked(verl: dict[str, Any]) -> dict[str, Any]:
     return verl
 
 
+# Keys that are the same in every run.
 FIXED: dict[str, Any] = {
     "algorithm.adv_estimator": ESTIMATOR,
     "data.filter_overlong_prompts": False,  # done, and counted, before verl starts
@@ -128,7 +129,6 @@ FIXED: dict[str, Any] = {
     "trainer.max_actor_ckpt_to_keep": None,  # sql_agent.verl_side.driver keeps `keep_checkpoints` of them
     "trainer.project_name": "agentgrpo",
 }
-"""Keys that are the same in every run."""
 
 
 def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
