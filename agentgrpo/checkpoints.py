@@ -1,7 +1,7 @@
 """Finds, checks and removes a run's checkpoints: folders named by their train step, each with a signed record.
 
 A checkpoint is valid once its record is written, and is loaded only if its files still match the record and this user
-wrote them (`agentgrpo.signed`). Leaves out what is in them.
+wrote them (`agentgrpo.signed`).
 """
 
 from __future__ import annotations

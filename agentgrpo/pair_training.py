@@ -1,6 +1,6 @@
 """What TRL's trainers on pairs share here, for reward models and DPO: micro-batches of whole pairs, and the log.
 
-A batch has all chosen sides first, then all rejected ones, as TRL's collators make it. Leaves out the losses.
+A batch has all chosen sides first, then all rejected ones, as TRL's collators make it.
 """
 
 from __future__ import annotations

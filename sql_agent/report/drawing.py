@@ -1,4 +1,4 @@
-"""Draws a figure of the report as SVG. Leaves out which figures there are (`figures`) and the page (`page`)."""
+"""Draws a figure of the report as SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the report's figures: which metrics are in which. Leaves out how they are drawn (`drawing`)."""
+"""The report's figures: which metrics are in which."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Renders the report as one HTML page that needs no network. A policy's text enters it as data, never as markup.
-
-Leaves out the figures (`figures`) and how a run is read (`reading`).
-"""
+"""Renders the report as one HTML page that needs no network. A policy's text enters it as data, never as markup."""
 
 from __future__ import annotations
 

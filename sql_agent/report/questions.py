@@ -1,4 +1,4 @@
-"""Sets each held-out question's answers at two validations side by side. Leaves out how they are shown (`page`)."""
+"""Sets each held-out question's answers at two validations side by side."""
 
 from __future__ import annotations
 

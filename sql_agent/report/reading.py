@@ -1,7 +1,4 @@
-"""Reads the files in a run's folder, any of which may be incomplete.
-
-The run may still be running, or may have been killed. Leaves out how they are shown (`figures`, `page`).
-"""
+"""Reads the files in a run's folder, any of which may be incomplete: the run may be going on, or was killed."""
 
 from __future__ import annotations
 
