@@ -45,7 +45,7 @@ from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.prompts.fit import fit_tasks
-from sql_agent.prompts.served import ServedTokenizer
+from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function

@@ -172,7 +172,7 @@ def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
         )
 
 
-def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
+def archive_files(run_dir: Path, after: int | None = None) -> Path | None:
     """Move the files of an earlier start into a folder of their own, so that the two runs are not mixed up.
 
     Args:
