@@ -1,4 +1,4 @@
-"""Tokens of first prompts: by the model's own files, or by vLLM's `/tokenize`, which renders as its chat endpoint does."""
+"""Tokens of first prompts, by the model's own files or by vLLM's `/tokenize`, which renders as its chat does."""
 
 from __future__ import annotations
 
