@@ -14,8 +14,8 @@ from pathlib import Path
 from agentgrpo import signed
 
 MANIFEST = "manifest.json"
-# How verl, local training and transformers name a checkpoint.
 NAME = re.compile(r"(?:global_step_|step_|checkpoint-)(\d+)")
+"""How verl, local training and transformers name a checkpoint."""
 
 Say = Callable[[str], None]
 

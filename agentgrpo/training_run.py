@@ -1,5 +1,5 @@
-"""What a training run with transformers' or TRL's trainers needs outside the loop: its log, a check of the loss, its
-checkpoints and its result."""
+"""Holds what a training run with transformers' or TRL's trainers needs outside the loop: its log, a check of the loss,
+its checkpoints and its result. Leaves out the loop, and which settings a run has."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from agentgrpo.durations import left
 from agentgrpo.outputs import append_line, remove, written
 from agentgrpo.run_folder import METRICS, begin, cut_back, start_of
 
-# Loaders recognise a model's folder by these files.
 CONFIGS = ("adapter_config.json", "config.json")
+"""Loaders recognise a model's folder by these files."""
 
 
 def check_loss(loss: float, train_step: int, remedy: str) -> None:
@@ -67,7 +67,7 @@ class RunLog(TrainerCallback):
             cut_back(self.output_dir / METRICS, state.global_step)
 
     def seconds_per_step(self, state: Any) -> float:
-        """Since the last call."""
+        """Return the mean over the steps since the last call."""
         now, steps = time.monotonic(), state.global_step - self.last_step
         seconds = (now - self.last_time) / max(steps, 1)
         self.last_time, self.last_step = now, state.global_step

@@ -16,8 +16,8 @@ from agentgrpo import signed
 from agentgrpo.checkpoints import NAME, checkpoints
 from agentgrpo.flags import Parser
 
-# The records of checkpoints: of the main job and local runs, of reward models, and of supervised fine-tuning.
 RECORDS = ("manifest.json", "reward_model.json", "sft.json")
+"""The records of checkpoints: of the main job and local runs, of reward models, and of supervised fine-tuning."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checkpoints_in(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """Every folder that is named as a checkpoint, with the name of its record."""
+    """Yield every folder that is named as a checkpoint, with the name of its record."""
     places = (run_dir, run_dir / "checkpoints")
     found = [folder for place in places for folder in reversed(checkpoints(place))]
     for folder in [run_dir, *found] if NAME.fullmatch(run_dir.name) else found:

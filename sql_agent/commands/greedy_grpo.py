@@ -26,12 +26,13 @@ from sql_agent.tiny_policy.make import make_if_default
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment, Split
 
-# Defaults of flags by `--preset`; the rewards are rLLM's always.
 PRESETS = {"rllm": {"protocol": "lab", "judge": "lab", "max_turns": 3}}
+"""Defaults of flags by `--preset`; the rewards are rLLM's always."""
 FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, bool]:
+    """Return the settings, and whether the run in their folder is resumed."""
     parser = Parser(
         prog="agentgrpo greedy-grpo",
         description=__doc__,
@@ -98,7 +99,7 @@ def data_of(cfg: GreedyGrpoConfig) -> DataConfig:
 
 
 def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
-    """The tasks to train on, drawn by the seed, and held-out ones, which are the same for every seed.
+    """Return the tasks to train on, drawn by the seed, and held-out ones, which are the same for every seed.
 
     Raises:
         ValueError: a file cannot be read, or a skill is unknown.

@@ -33,6 +33,7 @@ FREE_ON_RESUME = (
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
+    """Return the settings, and whether the run is to go on."""
     parser = Parser(
         prog="agentgrpo local",
         description=__doc__,
@@ -111,6 +112,7 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
 
 
 def next_command(cfg: LocalGrpoConfig) -> str:
+    """Return the command that talks with the trained agent about the same environment."""
     given = {
         "model": cfg.run_dir / f"epoch_{cfg.num_epochs}",
         "env": cfg.env_type,

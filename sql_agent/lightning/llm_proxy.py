@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 def turn_span(turn: Turn) -> Span:
+    """Return the span of one model call that has just ended."""
     fields = SpanCoreFields(
         name=TURN_SPAN,
         attributes=turn_attributes(turn.answer) | ({} if turn.agent is None else {AGENT: turn.agent}),
@@ -69,7 +70,7 @@ async def write(turn: Turn) -> None:
 
 
 def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[dict[str, Any]]:
-    """LiteLLM's entries for the same servers, for calls that belong to no rollout."""
+    """Return LiteLLM's entries for the same servers, for calls that belong to no rollout."""
     return [
         {
             "model_name": name,

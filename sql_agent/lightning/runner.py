@@ -40,24 +40,24 @@ from sql_agent.source.spans import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
-# The worker name under which the algorithm sends heartbeats to the store; runners watch it.
 TRAINER_WORKER = "trainer"
+"""The worker name under which the algorithm sends heartbeats to the store; runners watch it."""
 STORE_GONE_S = 30.0
 TRAINER_GONE_S = 60.0
-# Pause before a rollout goes back into the queue after an infrastructure failure; a server may be restarting.
 RETRY_PAUSE_S = 3.0
-# Seconds between two looks for rollouts that are assigned to this runner but not played by it.
+"""Pause before a rollout goes back into the queue after an infrastructure failure; a server may be restarting."""
 GIVE_BACK_S = 5.0
-# Seconds between two looks for cancelled rollouts among those that are played.
+"""Seconds between two looks for rollouts that are assigned to this runner but not played by it."""
 CANCELLED_S = 0.4
-# The number of a rollout's last span, higher than that of any call.
+"""Seconds between two looks for cancelled rollouts among those that are played."""
 OUTCOME_SEQUENCE_ID = 1_000_000_000
-# Seconds that a runner that ends waits for its rollouts to close their databases.
+"""The number of a rollout's last span, higher than that of any call."""
 END_S = 5.0
+"""Seconds that a runner that ends waits for its rollouts to close their databases."""
 
 
 class RolloutLostError(RuntimeError):
-    """The infrastructure failed during a rollout; the store gives the rollout another attempt."""
+    """Says that the infrastructure failed during a rollout; the store gives the rollout another attempt."""
 
 
 class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
@@ -84,7 +84,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         return make_taskset(self.cfg.environment)
 
     async def environment(self) -> Taskset:
-        """Make it for the first rollout of the process; rollouts that start together share one try.
+        """Return the environment, which the first rollout of the process enters.
 
         Rollouts that start together share one try.
 
@@ -157,7 +157,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         return record
 
     async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
-        """The last span of a rollout, with its reward.
+        """Return the last span of a rollout, with its reward.
 
         Raises:
             RolloutLostError: the rollout is to be played again.
@@ -176,12 +176,13 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
-        """Without a sequence id agent-lightning would ask the store for one."""
+        """Return a span with its sequence id; without one agent-lightning would ask the store for it."""
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
 
 def outcome_fields(outcome: RolloutOutcome) -> Any:
+    """Return the last span of a rollout, with its record, its reward and the reward model's result."""
     attributes = {OUTCOME: outcome.to_json()}
     if outcome.reward.value is None:
         return agl.emit_annotation(attributes, propagate=False)
@@ -189,7 +190,7 @@ def outcome_fields(outcome: RolloutOutcome) -> Any:
 
 
 def turn_fields(response: dict[str, Any]) -> Any:
-    """As the LLM proxy would have written it."""
+    """Return the span of one model call, as the LLM proxy would have written it."""
     now = time.time()
     status = agl.TraceStatus(status_code="OK")
     attributes = turn_attributes(response)
@@ -215,7 +216,7 @@ class PassiveTracer(agl.OtelTracer):
 
 
 class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
-    """Upstream's runner with many rollouts in flight; it ends when store or trainer are gone."""
+    """Extends agent-lightning's runner: it has many rollouts in flight, and ends when store or trainer are gone."""
 
     def __init__(self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str) -> None:
         super().__init__(tracer, poll_interval=poll_s)
@@ -225,7 +226,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         super().init_worker(worker_id, PatientStore(self._store_url), **kwargs)
 
     def get_worker_id(self) -> str:
-        """No other runner of any run has this id: a rollout assigned to it is played here or nowhere."""
+        """Return an id that no other runner of any run has; a rollout assigned to it is played here or nowhere."""
         return f"{super().get_worker_id()}-{os.environ.get(RUN_ID, os.getpid())}"
 
     async def iter(self, *, event: Any = None) -> None:
@@ -306,7 +307,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 await store.update_attempt(rollout.rollout_id, attempt.attempt_id, status="failed")
 
     async def _until_alone(self) -> None:
-        """End when the store has not answered for STORE_GONE_S, or the trainer has finished or is silent."""
+        """Return when the store has not answered for STORE_GONE_S, or the trainer has finished or is silent."""
         store, last_answer, trainer_seen = self.get_store(), time.monotonic(), False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while True:

@@ -168,7 +168,7 @@ def _check_port(port: int) -> None:
 
 
 def use_cpu(engine: EngineConfig) -> bool:
-    """`auto` is a GPU if the NVIDIA driver answers, else the CPU.
+    """Whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
 
     Raises:
         UsageError: there are fewer GPUs than the run wants.

@@ -191,7 +191,7 @@ def _run(cfg: TrainConfig, files: Files) -> dict[str, Any]:
 
 
 def _device(engine: EngineConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
-    """What differs between a CPU and a GPU."""
+    """Return the keys that differ between a CPU and a GPU."""
     dtype = precision(engine, model, cpu=cpu)
     # On a CPU the engine uses autocast, and the residual stream stays float32. FSDP would cast the weights before the
     # forward pass, and the activations with them.
