@@ -95,10 +95,14 @@ def test_a_misspelt_flag_is_named_before_one_that_is_missing(capsys):
         (["--learning-rate=5e-4"], "--learning-rate; did you mean --set optim.learning_rate=5e-4?"),
         (["--batch-size", "--ci"], "--batch-size; did you mean --set data.train_batch_size=VALUE?"),
         (["--weight-decay", "0.1"], "--weight-decay; did you mean --set optim.weight_decay=0.1?"),
+        (["--max_tokens_per_micro_batch", "9"],
+         "--max_tokens_per_micro_batch; did you mean --set optim.micro_batch_tokens=9?"),
+        (["--optim.max_tokens_per_micro_batch=9"],
+         "--optim.max_tokens_per_micro_batch; did you mean --set optim.micro_batch_tokens=9?"),
         (["--output_dir", "out"], "--output_dir; did you mean --run-dir?"),
     ],
 )  # fmt: skip
-def test_the_main_job_answers_verls_and_trls_names_with_its_setting(capsys, words, said):
+def test_the_main_job_answers_other_names_with_its_setting(capsys, words, said):
     with pytest.raises(SystemExit):
         parse_args(words)
     assert capsys.readouterr().err.splitlines()[-1].partition("unrecognized arguments: ")[2] == said
@@ -137,3 +141,11 @@ def test_every_name_that_is_proposed_is_one_of_ours():
 )
 def test_verls_name_under_set_is_answered_with_ours(name, ours):
     assert did_you_mean_setting(name, TrainConfig) == f"; did you mean {ours}?"
+
+
+def test_help_says_what_a_value_is(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(["--help"])
+    shown = capsys.readouterr().out
+    for flag in ("--train-agents NAME,...", "--agent FILE.py:NAME", "--base-url URL", "--n-runners N", "--run-dir DIR"):
+        assert f"\n  {flag}" in shown

@@ -15,7 +15,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentgrpo.checks import require
 from agentgrpo.commands import say
@@ -28,12 +27,9 @@ from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.settings.local import Gsm8kGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
-if TYPE_CHECKING:
-    from sql_agent.environments.base import Environment, Split
-
 FREE_ON_RESUME = ("output_dir", "save_every")
+# Number of generated problems to train on if --num-tasks does not say how many.
 GENERATED = 1_000
-"""Number of generated problems to train on if --num-tasks does not say how many."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,10 +73,9 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     settings, model = EnvironmentSettings("gsm8k"), cfg.model.model_path
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, kind="gsm8k", free=FREE_ON_RESUME)
     with entered(settings) as environment, claim(cfg.run_dir):
-        found = load_split(cfg, environment)
-        split, prompts = fitted(
-            replace(found, val=found.val[: cfg.eval_tasks]), environment, model, cfg.max_prompt_tokens
-        )
+        found = environment.load_split(data_of(cfg), cfg.seed)
+        drawn = replace(found, train=found.train[: cfg.num_tasks], val=found.val[: cfg.eval_tasks])
+        split, prompts = fitted(drawn, environment, model, cfg.max_prompt_tokens)
         notes = check_not_learnt(model, environment, split.val, SAME_SPLIT)
         folder.trained_on = trained_by(
             "agentgrpo gsm8k", model, environment, settings, data_of(cfg), split.train, found.val
@@ -92,19 +87,6 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = cfg.run_dir / f"epoch_{cfg.num_epochs}"
     say(f"next: {agentgrpo_command('interactive', '--model', model)}")
-
-
-def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":
-    """Return the problems to train on, in the seed's order, and held-out ones, in the same order for every seed.
-
-    Raises:
-        ValueError: the dataset cannot be reached or read.
-    """
-    from sql_agent.environments.base import Split
-
-    data = data_of(cfg)
-    train = environment.load_split(data, cfg.seed).train[: cfg.num_tasks]
-    return Split(train, environment.load_split(data, seed=1).val)
 
 
 def data_of(cfg: Gsm8kGrpoConfig) -> DataConfig:

@@ -40,19 +40,17 @@ from sql_agent.verl_side.checkpoints import newest_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
+# rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md).
 BOUND = 1e-3
-"""Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
-rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
+# These limits keep the compared episode short, as a large model writes few tokens a second on a CPU.
 LIMITS = AgentConfig(max_turns=4, max_tokens=96)
-"""These limits keep the compared episode short, as a large model writes few tokens a second on a CPU."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Holds a model as it was trained, in float32, with its files."""
-
     model: Any
     """The model; a `PeftModel` if its adapter is not merged yet."""
     tokenizer: Path
@@ -120,7 +118,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
 
 @dataclass(frozen=True)
 class Examined:
-    """Holds what a model does with one held-out task."""
+    """What a model does with one held-out task."""
 
     ids: list[int]
     """The tokens of the whole episode, prompt and results included."""
@@ -190,7 +188,7 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
-    """Return the `global_step_N` that a path means: itself, its parent, or the newest complete one below it."""
+    """The `global_step_N` that a path means: itself, its parent, or the newest complete one below it."""
     if not (path / "checkpoints").is_dir():
         while path.name in ("huggingface", "actor"):
             path = path.parent

@@ -105,7 +105,7 @@ def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
 
 
 def for_this_machine(model: LanguageModelConfig) -> LanguageModelConfig:
-    """Return the settings with `load_in_4bit` as the GPU's memory needs it, if `four_bit_below_gib` leaves it open."""
+    """The settings with `load_in_4bit` as the GPU's memory needs it, if `four_bit_below_gib` leaves it open."""
     gib = gpu_gib()
     if model.four_bit_below_gib is None or model.device == "cpu" or gib is None:
         return model

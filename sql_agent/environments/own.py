@@ -60,9 +60,19 @@ def open_own(settings: EnvironmentSettings) -> Taskset:
     """
     thing, _ = named(settings.type)
     if isinstance(thing, type) and issubclass(thing, Taskset):
-        if missing := sorted(getattr(thing, "__abstractmethods__", ())):
-            interface = f"{Environment.__module__}.{Environment.__name__}"
-            raise OwnFileError(f"{place(thing)}: class {thing.__name__} lacks {', '.join(missing)} of {interface}")
+        interface = f"{Environment.__module__}.{Environment.__name__}"
+        missing = set(getattr(thing, "__abstractmethods__", ()))
+        if settings.type not in ENVIRONMENTS and not issubclass(thing, Environment):
+            missing |= {name for name in Environment.__abstractmethods__ if not hasattr(thing, name)}
+            lacks = f"; it lacks {', '.join(sorted(missing))}" if missing else ""
+            raise OwnFileError(
+                f"{place(thing)}: class {thing.__name__} says what can be asked (Taskset) and not where it is played; "
+                f"derive it from {interface}{lacks}"
+            )
+        if missing:
+            raise OwnFileError(
+                f"{place(thing)}: class {thing.__name__} lacks {', '.join(sorted(missing))} of {interface}"
+            )
         return thing.from_settings(settings)
     if isinstance(thing, dict):
         raise OwnFileError(f"{settings.type} is a dict of environments; name one of them, a run has one environment")

@@ -35,7 +35,7 @@ UNJUDGED = Score(None, NO_JUDGE)
 
 
 class Subject(World, Protocol):
-    """Describes an environment whose questions may also come from a person."""
+    """An environment whose questions may also come from a person."""
 
     tasks: Sequence[Any]
 

@@ -69,7 +69,7 @@ class StoreTransport:
             await self.store.update_rollout(rollout_id, status="cancelled")
 
     async def _publish(self) -> str:
-        """Return the id of the resource with the model's address, published once because no store removes one."""
+        """Publish the model's address once a run, because no store removes a resource."""
         if self._resources_id is None:
             resources = await self.store.add_resources({"main_llm": self._resource()})
             self._resources_id = str(resources.resources_id)
@@ -81,7 +81,7 @@ class StoreTransport:
         return agl.ProxyLLM(endpoint=self._proxy_url, model="policy-0")
 
     def _server(self, number: int) -> dict[str, str]:
-        """Return metadata that selects a model server; a group stays with one server and its prefix cache."""
+        """A group stays with one server and its prefix cache."""
         if self._proxy_url is None:
             return {"base_url": f"{self._backends[number]}/v1"}
         return {"model": f"policy-{number}"}

@@ -34,7 +34,7 @@ SERVER = "policy-0"
 
 @contextmanager
 def policy_served(base_url: str, model: str, api_key: str, timeout_s: float) -> Iterator[str]:
-    """Yield the part of the address before the signature.
+    """Serve the route; the address is the part before the signature.
 
     Args:
         base_url: address of the model server, up to and including `/v1`.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from agentgrpo.flags import FlagName
 from sql_agent.names import check_name, weights_of
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.settings.local import EnvironmentFlags
@@ -25,8 +26,8 @@ class EvaluateConfig(EnvironmentFlags):
     split: Literal["held-out", "train", "all"] | None = None
     """Rows of the file: those that training and fine-tuning hold out of it, those that they learn, or all. None: all,
     unless the model has learnt one of them."""
-    agent: str | None = None
-    """Your own agent, FILE.py:NAME, as in training."""
+    agent: Annotated[str | None, FlagName("agent", "FILE.py:NAME")] = None
+    """Your own agent, as in training; --tasks has its rows."""
     reward: tuple[str, ...] = ()
     """With your own agent: a function of the rollout's record, FILE.py:NAME[=WEIGHT]; repeat to sum several."""
     instructions: Path | None = None

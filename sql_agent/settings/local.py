@@ -159,7 +159,8 @@ class DbBenchConfig(Settings):
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: Judge = "strict"
-    """For dbbench strict, text, fc or lab; for text2sql strict, spider or bird."""
+    """How the verdict is found: strict, or as the originals do, DB-Bench's text, fc and lab, Spider's and BIRD's
+    evaluators for text2sql (spider, bird)."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
     (lab)."""
@@ -169,7 +170,7 @@ class EnvironmentFlags(DbBenchConfig):
     """Holds the flags that name an environment."""
 
     env: str | None = None
-    """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
+    """The environment: dbbench, text2sql, medical or gsm8k; or your own, FILE.py:NAME, module:NAME or an
     installed package's entry point. None: text2sql if there is a database, else dbbench."""
     database: DatabaseSpec | None = None
     """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.

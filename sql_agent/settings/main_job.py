@@ -219,8 +219,8 @@ class ApoConfig(Settings):
     """Configures agent-lightning's APO, which rewrites the agent's instructions; only `algorithm=apo` reads it."""
 
     base_url: Annotated[str | None, FlagName("apo-base-url")] = None
-    """Address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one. Its key is read from
-    the environment, OPENAI_API_KEY."""
+    """With `algorithm=apo`: address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one.
+    Its key is read from the environment, OPENAI_API_KEY."""
     gradient_model: Annotated[str | None, FlagName("apo-model")] = None
     """Name at that address of the model that writes critiques of the instructions. APO: gradient_model"""
     apply_edit_model: str | None = None

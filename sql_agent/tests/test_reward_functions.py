@@ -253,6 +253,19 @@ async def test_any_finite_number_is_a_reward(returned, value):
     assert await said(lambda record: returned) == FunctionReward(value)
 
 
+async def test_an_error_is_logged_whole_once_and_then_counted(caplog):
+    fails = RewardFunctions([LoadedReward("f", lambda record: 1 / record.num_turns, None, "")], threads=1)
+    raises = RewardFunctions([LoadedReward("g", lambda record: record.gone, None, "")], threads=1)
+    without_turns = RewardRecord.of(make_record(Score(0.0, "no_reply"), num_turns=0), TASK)
+    for _ in range(11):
+        await fails.ask(without_turns)
+    await raises.ask(without_turns)
+    first, tenth, other = (record.getMessage() for record in caplog.records)
+    assert first.startswith("reward f failed: ZeroDivisionError at ") and "Traceback (most recent call last)" in first
+    assert tenth == f"{first.splitlines()[0]}, 10 times so far"
+    assert other.startswith("reward g failed: AttributeError at ") and "Traceback (most recent call last)" in other
+
+
 async def test_none_is_no_number_and_not_zero():
     assert await said(lambda record: None) == FunctionReward(None, "reward_none", "f returned None")
 

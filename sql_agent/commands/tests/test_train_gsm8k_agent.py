@@ -180,6 +180,6 @@ def test_the_flags_have_the_names_of_the_other_commands_and_the_predecessors_def
         "eval-tasks": 0, "max-turns": 10,
     }  # fmt: skip
     for name, value in defaults.items():
-        assert re.search(rf"--{name} X(?:(?! --).)* \(default {value}\)", shown), name
+        assert re.search(rf"--{name} [NX](?:(?! --).)* \(default {value}\)", shown), name
     for name in ("model", "dataset", "num-tasks", "run-dir", "load-in-4bit", "gradient-checkpointing", "resume"):
         assert f"--{name}" in shown
