@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import sqlglot
 from sqlglot import exp
@@ -260,6 +261,18 @@ def _without_hints(sql: str) -> str:
 
 def _bare_code(sql: str) -> str:
     return "".join(token.text if token.kind in ("word", "sign") else " " for token in tokens(sql))
+
+
+def call(name: str, *values: Any) -> exp.Anonymous:
+    return exp.Anonymous(this=name, expressions=list(values))
+
+
+def read_through(query: exp.Expr, name: str, columns: Sequence[str], values: Sequence[exp.Expr]) -> exp.Select:
+    """`WITH name (columns) AS (query) SELECT values FROM name`."""
+    alias = exp.TableAlias(this=exp.to_identifier(name), columns=[exp.to_identifier(column) for column in columns])
+    outer = exp.select(*values, copy=False).from_(name, copy=False)
+    outer.set("with_", exp.With(expressions=[exp.CTE(this=query, alias=alias)]))
+    return outer
 
 
 def unparenthesised(tree: exp.Expr) -> exp.Expr:
