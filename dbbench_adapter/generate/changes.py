@@ -23,7 +23,7 @@ from dbbench_adapter.generate.queries import (
     order_words,
 )
 from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.values import Field, literal
+from dbbench_adapter.generate.themes import Field, literal
 
 _ATTEMPTS = 12
 

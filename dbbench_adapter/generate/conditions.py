@@ -10,10 +10,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dbbench_adapter.generate.data_files import read_data
 from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.values import Field
+from dbbench_adapter.generate.themes import Field, read_data
 
 # A condition matches at most this share of the rows.
 _MOST = 0.85

@@ -17,7 +17,7 @@ from dbbench_adapter.generate.conditions import NUMBER_WORDS, Where, draw_where
 from dbbench_adapter.generate.phrases import PHRASES
 from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.values import Field
+from dbbench_adapter.generate.themes import Field
 
 _ATTEMPTS = 12
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dbbench_adapter.datatypes import Column, Row, Table
-from dbbench_adapter.generate.themes import Theme
-from dbbench_adapter.generate.values import Field, Role
+from dbbench_adapter.generate.themes import Field, Role, Theme
 
 NAME_ENDINGS = ("", "", "", "_log", "_archive", "_data", "_2021", "_2022", "_2023", "_2024", "_north", "_south")
 _SQL_WORDS = frozenset({"as", "by", "do", "if", "in", "is", "of", "on", "or", "to"})

@@ -1,16 +1,158 @@
-"""Reads the subjects of generated tables: a `Theme` names the table, its rows in English, and the columns to draw from.
+"""Draws the columns of generated tasks: names, places, categories, money, counts, ratings, years, dates, codes.
 
-The subjects themselves are in `themes.yaml`.
+A `Field` is a column together with its English name and the distribution of its cells. Cells are INT or TEXT and never
+NULL. No text holds a quote, bracket, comma, backquote or backslash, and no two texts of a column differ by case or
+accents alone, so that MySQL and SQLite group and sort them alike. Decimals and missing values are left out.
+
+A `Theme` names a table, its rows in English, and the columns to draw from. `themes.yaml` holds the themes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from dbbench_adapter.generate.data_files import read_data
-from dbbench_adapter.generate.values import Field, make_field
+import yaml
+
+from dbbench_adapter.datatypes import Cell
+
+
+@cache
+def read_data(name: str) -> dict[str, Any]:
+    # It is read once; callers must not change it.
+    return yaml.load((Path(__file__).parent / f"{name}.yaml").read_text("utf-8"), yaml.CSafeLoader)
+
+
+# key: INT, never repeats. label: TEXT, never repeats. category: TEXT, repeats, to group by. amount: INT, summed. level:
+# INT that is not summed (a rating, a year, an age). date: TEXT, year-month-day.
+Role = Literal["key", "label", "category", "amount", "level", "date"]
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    role: Role
+    phrase: str
+    """A singular noun without article, e.g. `number of seats`."""
+    values: Callable[[random.Random, int], list[Any]]
+    """Draws this many cells, one per row."""
+
+    @property
+    def type(self) -> Literal["INT", "TEXT"]:
+        return "INT" if self.role in ("key", "amount", "level") else "TEXT"
+
+
+def make_field(phrase: str = "", **column: Any) -> Field:
+    """Make the field of a `columns` entry of `themes.yaml`, whose first key is one of `KINDS`.
+
+    Args:
+        phrase: its English name; by default the words of the column name.
+    """
+    (kind, name), *options = column.items()
+    role, values = KINDS[kind]
+    words = " ".join("ID" if word == "id" else word for word in name.split("_"))
+    return Field(name, role, phrase or words, partial(values, **dict(options)))
+
+
+def literal(cell: Cell) -> str:
+    """A text or number in SQL; generated texts hold no quotes."""
+    return f"'{cell}'" if isinstance(cell, str) else str(cell)
+
+
+def _rising_numbers(rng: random.Random, n: int) -> list[int]:
+    number, gaps = rng.choice([1, 101, 501, 1001, 2001, 5001]), rng.random() < 0.3
+    cells = []
+    for _ in range(n):
+        cells.append(number)
+        number += rng.randint(1, 4) if gaps else 1
+    return cells
+
+
+def _full_names(rng: random.Random, n: int) -> list[str]:
+    words = read_data("themes")
+    return _two_words(rng, n, first=words["first_names"], second=words["last_names"])
+
+
+def _two_words(rng: random.Random, n: int, *, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Draw different combinations of two words; there are 64 or more of them."""
+    chosen = rng.sample(range(len(first) * len(second)), n)
+    return [f"{first[pair % len(first)]} {second[pair // len(first)]}" for pair in chosen]
+
+
+def _codes(rng: random.Random, n: int, *, prefix: str) -> list[str]:
+    """Draw different codes such as QX-417; the part before the hyphen repeats."""
+    prefixes = [prefix, *(f"{prefix[0]}{letter}" for letter in rng.sample("KQVXZ", 2))]
+    return [f"{rng.choice(prefixes)}-{number}" for number in rng.sample(range(100, 1000), n)]
+
+
+def _few_people(rng: random.Random, n: int) -> list[str]:
+    """Draw the full names of a few people, each of them several times."""
+    return _repeated(rng, _full_names(rng, min(rng.randint(4, 8), max(2, n // 3))), n)
+
+
+def _some_of(rng: random.Random, n: int, *, choices: Sequence[str]) -> list[str]:
+    return _repeated(rng, rng.sample(choices, max(2, min(len(choices), n // 3))), n)
+
+
+def _places(rng: random.Random, n: int, *, of: str) -> list[str]:
+    """Draw 3 to 8 cities or countries, fewer in small tables."""
+    return _repeated(rng, rng.sample(read_data("themes")[of], max(2, min(rng.randint(3, 8), n // 3))), n)
+
+
+def _repeated(rng: random.Random, words: list[str], n: int) -> list[str]:
+    """Draw every word at least once if there is room, and the rest evenly or by falling weights."""
+    weights = [1.0] * len(words) if rng.random() < 0.5 else [1 / rank for rank in range(1, len(words) + 1)]
+    cells = words[:n] + rng.choices(words, weights, k=max(0, n - len(words)))
+    rng.shuffle(cells)
+    return cells
+
+
+def _amounts(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
+    """Draw numbers that may be added up: even, skewed to the low end, or in round steps, alike in a whole column."""
+    shape = rng.choice(["even", "skewed", "round"])
+    if shape == "even":
+        return [rng.randint(low, high) for _ in range(n)]
+    if shape == "skewed":
+        return [low + round((high - low) * rng.random() ** 2.5) for _ in range(n)]
+    step = max(step for step in (1, 5, 10, 50, 100, 500) if step == 1 or (high - low) // step >= 20)
+    start = -(-low // step)
+    return [step * rng.randint(start, high // step) for _ in range(n)]
+
+
+def _levels(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
+    """Draw numbers that are compared and averaged but not added up: ratings, ages, years."""
+    return [rng.randint(low, high) for _ in range(n)]
+
+
+def _days(rng: random.Random, n: int) -> list[str]:
+    """Draw dates such as 2023-05-17 over one or two years; in half of the tables days repeat."""
+    first = datetime.date(rng.randint(2019, 2024), 1, 1)
+    days = [first + datetime.timedelta(rng.randrange(rng.choice([365, 700]))) for _ in range(n)]
+    if rng.random() < 0.5:
+        days = rng.choices(days[: max(3, n // 2)], k=n)
+    return [f"{date:%Y-%m-%d}" for date in days]
+
+
+# The kinds of columns in `themes.yaml`, with their roles and the function that draws their cells.
+KINDS: dict[str, tuple[Role, Callable[..., list[Any]]]] = {
+    "key": ("key", _rising_numbers),
+    "person": ("label", _full_names),
+    "title": ("label", _two_words),
+    "code": ("label", _codes),
+    "staff": ("category", _few_people),
+    "pick": ("category", _some_of),
+    "city": ("category", partial(_places, of="cities")),
+    "country": ("category", partial(_places, of="countries")),
+    "amount": ("amount", _amounts),
+    "level": ("level", _levels),
+    "day": ("date", _days),
+}
+
 
 Split = Literal["train", "held_out"]
 

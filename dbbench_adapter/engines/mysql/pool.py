@@ -27,7 +27,7 @@ from typing import Any
 import pymysql
 
 from dbbench_adapter.engines.base import BackendUnavailable
-from dbbench_adapter.engines.mysql.address import parse_address
+from dbbench_adapter.engines.mysql import parse_address
 from dbbench_adapter.engines.mysql.names import NEUTRAL_NAME, PREFIX
 
 CONNECT_TIMEOUT_S = 10.0

@@ -27,7 +27,7 @@ from pymysql.cursors import SSCursor
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.engines.base import BackendUnavailable, Result
-from dbbench_adapter.engines.mysql.address import Address, parse_address
+from dbbench_adapter.engines.mysql import Address, parse_address
 from dbbench_adapter.engines.mysql.allowed_sql import refusal
 from dbbench_adapter.engines.mysql.backend import explosion
 from dbbench_adapter.engines.mysql.pool import (
