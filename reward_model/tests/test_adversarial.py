@@ -1,8 +1,8 @@
 import pytest
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
-from reward_model.adversarial import FLUENT, REPEATS, adversarial_sides, neighbours
 from reward_model.datatypes import Preference
+from reward_model.measures import FLUENT, REPEATS, adversarial_sides, neighbours
 from reward_model.tests.conftest import assistant, user
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
-from reward_model.baselines import FEATURES, wins
+from reward_model.measures import FEATURES, wins
 from reward_model.tests.conftest import assistant
 
 

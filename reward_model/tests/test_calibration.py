@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from reward_model.calibration import Bin, calibration_bins, expected_calibration_error
+from reward_model.measures import Bin, calibration_bins, expected_calibration_error
 
 # sigmoid(ln 3) = 3/4 and sigmoid(ln(17/3)) = 17/20
 MARGINS = [math.log(3), math.log(3), -math.log(3), math.log(17 / 3), 0.0]
