@@ -39,6 +39,7 @@ from dbbench_adapter.engines.base import (
     TableError,
     TableState,
     check_tables,
+    num_chars,
     quoted,
 )
 from dbbench_adapter.engines.mysql.allowed_sql import may_write, refusal
@@ -192,7 +193,7 @@ class MysqlDatabase(Database):
         chars = 0
         while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
             rows.append(tuple(map(clean, row)))
-            chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+            chars += num_chars(row, other=0)
             if time.monotonic() > deadline:  # rows that arrive one by one never exceed the wait for a single row
                 return Result(error=_LOST)
         return Result(tuple(rows), tuple(self._neutral(column[0]) for column in cursor.description))
