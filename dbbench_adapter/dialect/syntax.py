@@ -105,20 +105,22 @@ class _AgentMySQL(MySQL):
             return super()._parse_table_part(schema=schema)
 
 
+_CASTS = {
+    **{exp.DType.BIGINT: "cast_signed", exp.DType.UBIGINT: "cast_unsigned"},  # SIGNED, UNSIGNED
+    **{exp.DType.DATE: "date_of", exp.DType.TIME: "time_of"},
+}
+
+
 def _cast_sql(generator: SQLite.Generator, node: exp.Cast) -> str:
     value, target = node.this, node.to
-    if target.this in (exp.DType.BIGINT, exp.DType.UBIGINT):  # SIGNED, UNSIGNED
-        return generator.func("cast_signed" if target.this == exp.DType.BIGINT else "cast_unsigned", value)
+    if target.this in _CASTS:
+        return generator.func(_CASTS[target.this], value)
     if target.this == exp.DType.DECIMAL:
         params = target.expressions
         scale = params[1].this if len(params) > 1 else exp.Literal.number(0)
         return generator.func("cast_decimal", value, scale, params[0].this if params else exp.Literal.number(10))
     if target.this == exp.DType.BINARY:
         return f"(CAST({generator.sql(value)} AS TEXT) COLLATE BINARY)"
-    if target.this == exp.DType.DATE:
-        return generator.func("date_of", value)
-    if target.this == exp.DType.TIME:
-        return generator.func("time_of", value)
     if target.is_type(*exp.DataType.TEMPORAL_TYPES):
         return generator.func("datetime_of", value)
     name = "REAL" if target.is_type(*exp.DataType.REAL_TYPES) else "TEXT"
