@@ -26,7 +26,6 @@ from typing import Any
 
 from agentgrpo.chat.conversations import RowError, legal, read_conversation, read_tools
 from agentgrpo.chat.messages import Message, num_chars, num_tool_calls
-from agentgrpo.file_kinds import RowFileError
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output
 from agentgrpo.printed_commands import agentgrpo_command
@@ -127,11 +126,8 @@ def read_rollouts(folder: Path) -> Read:
     read = Read()
     for path in sorted(folder.rglob("*.jsonl")):
         read.files += 1
-        try:
-            for row in read_rows(path):
-                _read_row(row.value, f"{path.relative_to(folder)}:{row.number}", read)
-        except RowFileError as error:
-            raise PreferenceFileError(str(error)) from None
+        for row in read_rows(path):
+            _read_row(row.value, f"{path.relative_to(folder)}:{row.number}", read)
     if not read.files:
         evaluate = agentgrpo_command("evaluate", "--output")
         raise PreferenceFileError(f"{folder} holds no *.jsonl; `{evaluate} FILE` writes such files")

@@ -267,13 +267,6 @@ def _orders_rows(sql: str) -> bool:
     return isinstance(statement, exp.Query) and statement.args.get("order") is not None
 
 
-# Our own --------------------------------------------------------------------------------------------------------------
-
-
-def _own_task(record: RawRecord) -> Task:
-    return _validated(record, Task.from_dict)
-
-
 _TELLING_FIELDS: dict[str, list[set[str]]] = {
     "agentbench": [{"description", "type"}, {"description", "label"}],
     "lifelong": [{"instruction", "answer_info"}, {"instruction", "table_info"}],
@@ -283,5 +276,5 @@ _ROWS_FIELDS = {"agentbench": "label", "lifelong": "answer_info.direct", "own": 
 _READERS: dict[str, Callable[[RawRecord], Task]] = {
     "agentbench": _agentbench_task,
     "lifelong": _lifelong_task,
-    "own": _own_task,
+    "own": lambda record: _validated(record, Task.from_dict),
 }

@@ -112,7 +112,7 @@ class DatabaseFiles(Databases):
         return _explained(error, query, self.files[db_id], self.schema(db_id))
 
     def is_to_blame(self, fault: str) -> bool:
-        return _of_database(fault)
+        return fault.startswith((_TOO_BIG, _COLLATION, _NO_PLAN)) or fault.endswith(FOREIGN)
 
     def summary(self) -> str:
         broken = self._broken()
@@ -168,11 +168,6 @@ def _found_near(path: Path) -> str:
 
 
 # Errors that a database causes ----------------------------------------------------------------------------------------
-
-
-def _of_database(fault: str) -> bool:
-    """Whether a reference fails because of the database, so that nothing has to be corrected in it."""
-    return fault.startswith((_TOO_BIG, _COLLATION, _NO_PLAN)) or fault.endswith(FOREIGN)
 
 
 def _explained(error: str, query: str, path: Path, tables: Sequence[TableInfo]) -> str:
