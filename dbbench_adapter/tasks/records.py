@@ -259,7 +259,7 @@ def first_word(sql: str) -> str:
 
 
 def _orders_rows(sql: str) -> bool:
-    """Whether the outermost query of a statement has an ORDER BY; return False if it does not parse."""
+    """Whether the outermost query of a statement has an ORDER BY; False if it does not parse."""
     try:
         statement = sqlglot.parse_one(sql, read="mysql")
     except SqlglotError:

@@ -132,6 +132,7 @@ def _of_dates(function: Callable[..., Any], count: int = 1) -> Callable[..., Any
 
 def _week(day: datetime.datetime, mode: int) -> tuple[int, int]:
     """The year and the week of a day in one of the eight modes of WEEK.
+
     Source:
         MySQL `calc_week`, mysys/my_time.cc: Monday first (1), weeks of the year before or after count there (2), the
         first week begins with the first such weekday rather than with four days in the year (4, turned for Sunday).

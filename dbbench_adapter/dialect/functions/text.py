@@ -163,6 +163,7 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def _in_base(value: Any, old: Any, new: Any) -> str | None:
     """CONV: the whole number that a text begins with, in another base, as 64 bits without a sign.
+
     Raises:
         ValueError: a base is negative, with which MySQL reads or writes a sign.
     """

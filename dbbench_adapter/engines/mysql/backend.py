@@ -314,7 +314,7 @@ def _fault(table: Table, reason: str) -> TableError:
 
 
 def _column_type(declared: str) -> str:
-    """A type as it is, or without what stands behind it, such as NOT NULL; return TEXT for an unknown one."""
+    """A type as it is, or without what stands behind it, such as NOT NULL; TEXT for an unknown one."""
     if _DECLARED_TYPE.fullmatch(declared):
         return declared
     known = sqlite_type(declared)

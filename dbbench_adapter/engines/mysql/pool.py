@@ -84,7 +84,7 @@ class _Watched:
 
 @dataclass
 class Keeper:
-    """The owner's lock and ends statements that run too long or fill too much, on its own connection and thread.
+    """Keeps the owner's lock, and ends statements that run too long or fill too much, on its own connection and thread.
 
     Args:
         connect: a function that opens a connection of the administrator.
