@@ -331,7 +331,7 @@ def _compare_case(node: exp.Case, finder: KindFinder) -> None:
     kinds = [finder.kind(branch.this) for branch in ifs]
     hows = [_how(kind, other) for other in kinds]
     if set(hows) == {"t"}:
-        return  # `collation` sees to it
+        return  # `queries` sees to it
     if set(hows) == {"n"}:
         node.set("this", _as("n", node.this, kind))
         for branch, other in zip(ifs, kinds, strict=True):

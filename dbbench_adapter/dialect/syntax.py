@@ -1,6 +1,6 @@
 """Reads MySQL and prints SQLite with sqlglot: it holds the two dialects, and errors in the words of MySQL's driver.
 
-`rewrites` handles what a statement means, and `checks` what parses although MySQL refuses it.
+`rewrites` handles what a statement means, and `allowed_sql` what parses although MySQL refuses it.
 """
 
 from __future__ import annotations

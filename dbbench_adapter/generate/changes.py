@@ -22,8 +22,7 @@ from dbbench_adapter.generate.queries import (
     order_sql,
     order_words,
 )
-from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.themes import Field, literal
+from dbbench_adapter.generate.themes import Field, Scene, literal
 
 _ATTEMPTS = 12
 

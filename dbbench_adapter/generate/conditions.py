@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dbbench_adapter.generate.plans import NoDraft, Plan
-from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.themes import Field, read_data
+from dbbench_adapter.generate.themes import Field, Scene, read_data
 
 # A condition matches at most this share of the rows.
 _MOST = 0.85
