@@ -116,8 +116,6 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Pairs of similar confidence."""
-
     low: float
     high: float
     pairs: int

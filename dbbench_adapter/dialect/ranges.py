@@ -108,7 +108,6 @@ def _all_unsigned(values: Iterable[exp.Expr], finder: KindFinder) -> bool:
 
 
 def _bound(node: exp.Expr, finder: KindFinder) -> int:
-    """A size that the whole number does not exceed."""
     match node:
         case exp.Literal():
             return int(node.name)

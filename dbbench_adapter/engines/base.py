@@ -139,7 +139,6 @@ def first_rows(rows: Iterable[Row], max_rows: int, max_chars: int, *, other: int
 
 
 def json_cell(cell: Any) -> Any:
-    """A cell of a result as JSON can have it."""
     if isinstance(cell, float) and not math.isfinite(cell):
         return None  # JSON has no infinity
     return cell.hex() if isinstance(cell, bytes) else cell

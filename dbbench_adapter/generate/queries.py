@@ -162,7 +162,6 @@ def _snake(words: str) -> str:
 
 
 def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Output]:
-    """Draw between one and `most` different aggregates."""
     pool = [Output(f"number of {scene.rows}", "COUNT(*)", role="aggregate")]
     for field in scene.numbers:
         for function, words in PHRASES["aggregates"].items():

@@ -94,7 +94,6 @@ def _codes(rng: random.Random, n: int, *, prefix: str) -> list[str]:
 
 
 def _few_people(rng: random.Random, n: int) -> list[str]:
-    """Draw the full names of a few people, each of them several times."""
     return _repeated(rng, _full_names(rng, min(rng.randint(4, 8), max(2, n // 3))), n)
 
 
@@ -103,7 +102,6 @@ def _some_of(rng: random.Random, n: int, *, choices: Sequence[str]) -> list[str]
 
 
 def _places(rng: random.Random, n: int, *, of: str) -> list[str]:
-    """Draw 3 to 8 cities or countries, fewer in small tables."""
     return _repeated(rng, rng.sample(read_data("themes")[of], max(2, min(rng.randint(3, 8), n // 3))), n)
 
 
@@ -128,7 +126,6 @@ def _amounts(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
 
 
 def _levels(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
-    """Draw numbers that are compared and averaged but not added up: ratings, ages, years."""
     return [rng.randint(low, high) for _ in range(n)]
 
 

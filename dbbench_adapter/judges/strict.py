@@ -118,7 +118,6 @@ def _listed(text: str) -> Sequence[Any] | None:
 
 
 def _expected(gold: Gold) -> Rows | None:
-    """The gold rows, or the labels as rows of one value."""
     if gold.rows is not None:
         return gold.rows
     return None if gold.answers is None else tuple((meant(label),) for label in gold.answers)
