@@ -35,8 +35,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.http_protocol import GuardedHttpProtocol, LimitedHttpProtocol
 from agentgrpo.machine import port_number
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, solution
 from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.model_address.request_guard import RequestGuard
 

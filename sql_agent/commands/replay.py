@@ -22,8 +22,7 @@ from agentgrpo.passwords import hidden
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
-from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode, solution
 from dbbench_adapter.tasks.load import load_tasks
 
 # The knowledge of an agent about a task: the reference that it runs and the answer that it gives.

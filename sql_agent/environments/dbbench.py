@@ -15,8 +15,7 @@ from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
 from dbbench_adapter.judges import JUDGES, JudgeName, NoReferenceError
-from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, Message, ProtocolName, open_episode
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, Message, ProtocolName, open_episode, solution
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import solution
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.rollouts import Player

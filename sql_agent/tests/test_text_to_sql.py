@@ -13,8 +13,8 @@ import pytest
 
 from agentgrpo.checks import UsageError
 from dbbench_adapter.engines import Result
+from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
 from dbbench_adapter.engines.mysql import MYSQL
-from dbbench_adapter.engines.schema import ColumnInfo, TableInfo
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
 from dbbench_adapter.tests.test_user_database import SHOP
