@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -22,8 +22,16 @@ from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.settings.groups import AgentConfig
-from sql_agent.settings.local import AdapterConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig, also
+from sql_agent.settings.local import (
+    AdapterConfig,
+    DbBenchTrainingConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    RewardSettings,
+    SamplingConfig,
+    also,
+)
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
@@ -48,7 +56,7 @@ class SamplingAgentConfig(SamplingConfig):
 
 
 class RewardsConfig(Settings):
-    """Holds the reward of an episode by its outcome; the defaults are the preset `agent_peft`."""
+    """The reward of an episode by its outcome; the defaults are the preset `agent_peft`."""
 
     correct: float = 1.0
     incorrect: float = -0.1
@@ -58,7 +66,9 @@ class RewardsConfig(Settings):
     """The policy wrote something with which the conversation could not continue."""
 
 
-class TaskConfig(Settings):
+class TaskConfig(RewardSettings):
+    """The tasks of a run and what their episodes are worth: `rewards`, or what `reward` names."""
+
     data: Path | None = None
     """Task file in any known form, also one from agentgrpo tasks single-skill; null: tasks are generated."""
     held_out_data: Path | None = None
@@ -87,7 +97,9 @@ class TaskConfig(Settings):
         return skills
 
 
-SUM_OVER_TOKENS = LossConfig(name="reinforce", kl_coef=0.0, aggregation="seq-mean-token-sum-norm", max_tokens=1)
+SUM_OVER_TOKENS = LossConfig(
+    name="reinforce", estimator="reinforce", kl_coef=0.0, aggregation="seq-mean-token-sum-norm", max_tokens=1
+)
 """REINFORCE's loss: a sum over the tokens of an episode, and a mean over the episodes of an update."""
 
 
@@ -103,7 +115,7 @@ class ReinforceConfig(OptimConfig):
 
 
 class TrainingCallbackConfig(Settings):
-    """Holds settings of checkpoints, evaluation and length; they may change when a run is resumed."""
+    """Checkpoints, evaluation and length of a run, which may change when it is resumed."""
 
     save_every: int = Field(default=20, ge=1)
     """Updates between checkpoints; a run that is killed loses at most this many."""
@@ -116,7 +128,7 @@ class TrainingCallbackConfig(Settings):
 
 
 class ExperimentConfig(Settings):
-    """Holds the settings of `agentgrpo single-skill`: one file, most of it imported from others."""
+    """The settings of `agentgrpo single-skill` in the form of its files: one file, most of it imported from others."""
 
     language_model: LanguageModelConfig
     agent: SamplingAgentConfig = SamplingAgentConfig()
@@ -127,30 +139,26 @@ class ExperimentConfig(Settings):
     """Seed of the draws, the adapter's first weights, sampling and dropout."""
     output_dir: Path = Path("outputs/rl_training")
     """The run's folder is <output_dir>/<model>/db_bench/<timestamp>."""
-    reference_model_path: ClassVar[None] = None
-    loss: ClassVar[LossConfig] = SUM_OVER_TOKENS
 
-    @property
-    def model(self) -> ModelConfig:
-        return self.language_model
-
-    @property
-    def adapter(self) -> AdapterConfig:
-        return self.language_model.adapter
-
-    @property
-    def optim(self) -> OptimConfig:
-        """Return the settings for the learner, which gets the episodes of an update as one batch."""
-        return self.training.model_copy(update={"gradient_accumulation_steps": 1})
-
-    @property
-    def rollout_timeout_s(self) -> float:
-        return self.agent.rollout_timeout_s
-
-    @property
-    def limits(self) -> AgentConfig:
-        agent = self.agent
-        return AgentConfig(protocol=agent.protocol, max_turns=agent.max_turns, max_tokens=agent.max_tokens)
+    def trained(self, run_dir: Path | None = None) -> DbBenchTrainingConfig:
+        """The same settings as those of every local trainer; the episodes of an update are one batch."""
+        task, callback = self.task, self.training_callback
+        of_rewards = {name: getattr(task, name) for name in RewardSettings.model_fields}
+        return DbBenchTrainingConfig(
+            **dict(self.agent),
+            **of_rewards,
+            backend=task.backend,
+            judge=task.judge,
+            model=self.language_model,
+            adapter=self.language_model.adapter,
+            batch_size=self.training.gradient_accumulation_steps,
+            optim=self.training.model_copy(update={"gradient_accumulation_steps": 1}),
+            loss=SUM_OVER_TOKENS,
+            eval_every=callback.evaluate_every,
+            save_every=callback.save_every,
+            run_dir=run_dir or self.output_dir,
+            seed=self.seed,
+        ).model_copy(update={"group_size": 1})
 
     @model_validator(mode="after")
     def _ends_with_a_whole_update(self) -> Self:

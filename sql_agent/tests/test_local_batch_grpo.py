@@ -10,8 +10,8 @@ import torch
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome
 from sql_agent.local.datatypes import Progress, UnjudgedError
+from sql_agent.local.presets import Preset, describe_outcome
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
@@ -36,7 +36,7 @@ def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[floa
     """The advantages of groups with these verdicts."""
     played = [[make_result("g", make_outcome(value, verdict=value)) for value in values] for values in groups]
     cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=Path("x"), loss=LossConfig(scale=scale))
-    BatchGrpo(cfg, TASKS, []).credit(played, {})
+    Preset(cfg, TASKS, []).credit(played, {})
     return [[episode.advantage for episode in group] for group in played]
 
 
@@ -104,8 +104,8 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
-    recipe = BatchGrpo(cfg, TASKS, held_out)
-    Trainer(world, world, world, recipe, folder, progress, said.append, world.task).train()  # pyright: ignore
+    preset = Preset(cfg, TASKS, held_out)
+    Trainer(world, world, world, preset, folder, progress, said.append, world.task).train()  # pyright: ignore
     return folder, progress, said
 
 

@@ -7,17 +7,13 @@ from sql_agent import rewards
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.datatypes import Progress, UnjudgedError
-from sql_agent.local.greedy_grpo import GreedyGrpo
+from sql_agent.local.presets import GreedyGrpo
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.settings.local import GreedyGrpoConfig, ModelConfig
 from sql_agent.source.dynamic_sampling import spreadless
 from sql_agent.tests.records import make_outcome, make_result, make_row
-
-
-def recipe(cfg: GreedyGrpoConfig, tasks=()) -> GreedyGrpo:
-    return GreedyGrpo(cfg, tasks, [])
 
 
 def rollout(value, stop="answered", reason="match") -> Played:
@@ -43,7 +39,7 @@ def rollout(value, stop="answered", reason="match") -> Played:
 )
 def test_rewards(value, stop, reward):
     record, _ = rollout(value, stop)
-    assert rewards.reward(record, GreedyGrpo.preset).value == reward
+    assert rewards.reward(record, GreedyGrpo.values).value == reward
 
 
 @pytest.mark.parametrize(
@@ -79,8 +75,8 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
     learner, progress = type("Learner", (), {"steps": 0, "bad_steps": 0})(), Progress()
     player = Scripted(lost, lost, right, lost, lost, lost)
     with pytest.raises(UnjudgedError, match=r"last 3 tasks could be judged \(db_unavailable: .*go on with --resume"):
-        run = recipe(cfg, [task] * 8)
-        Trainer(None, learner, player, run, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
+        preset = GreedyGrpo(cfg, [task] * 8, [])
+        Trainer(None, learner, player, preset, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
     assert (progress.batches, progress.judged, progress.correct) == (6, 1, 1)
     assert progress.skipped == {"unjudged": 5, "all_right": 1}
     assert len(folder.metrics.read_text().splitlines()) == 6
