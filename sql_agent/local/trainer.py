@@ -89,8 +89,7 @@ class Trainer:
             names=names_of(preset, folder),
         )
         self._loop = asyncio.new_event_loop()  # `asyncio.run` would delay Ctrl-C until a batch is played
-        self._means, self._lines = progress.means, list[dict[str, Any]]()
-        self._saved = progress.batches
+        self._means, self._saved = progress.means, progress.batches
         self._found: dict[str, float] = {}
 
     def train(self) -> None:
@@ -143,7 +142,7 @@ class Trainer:
         preset, progress = self._preset, self.progress
         started = time.perf_counter()
         slots = self._slots(preset.draw(progress.batches))
-        groups, found = self._ask(slots, step=progress.batches + 1)
+        groups, found = self._play(slots, step=progress.batches + 1)
         played_s = time.perf_counter() - started
         try:
             metrics = self._learn(groups)
@@ -169,7 +168,6 @@ class Trainer:
             **metrics,
         }
         self.folder.log(line)
-        self._write_lines()
         rest = left(
             time.perf_counter() - self._began_at, progress.batches - self._began, preset.num_batches - self._began
         )
@@ -189,29 +187,20 @@ class Trainer:
             for number, ((skill, task), (size, temperature)) in enumerate((each, way) for each in drawn for way in ways)
         ]
 
-    def _ask(
+    def _play(
         self, slots: Sequence[GroupSlot], *, step: int, validate: bool = False
     ) -> tuple[list[list[Rollout]], dict[str, float]]:
-        try:
-            return self._loop.run_until_complete(self._source.batch(slots, step=step, validate=validate))
-        except StopError:
-            self._write_lines()  # they say why
-            raise
+        return self._loop.run_until_complete(self._source.batch(slots, step=step, validate=validate))
 
     def _credit(self, groups: Sequence[Group]) -> None:
         self._means = self._preset.credit(groups, self.progress.means)
 
     def _keep(self, rollouts: Sequence[Rollout], *, step: int, validate: bool) -> None:
-        if not validate or self._preset.whole_lines:
-            self._lines += [
-                {**self._preset.labels(rollout, step), **trajectory_line(rollout, step, validate=validate)}
-                for rollout in rollouts
-            ]
-
-    def _write_lines(self) -> None:
-        lines, self._lines = self._lines, []
-        for line in lines:
-            self.folder.keep(line)
+        if validate and not self._preset.whole_lines:
+            return
+        for rollout in rollouts:
+            line = trajectory_line(rollout, step, validate=validate)
+            self.folder.keep({**self._preset.labels(rollout, step), **line})
 
     def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
         rows = [
@@ -256,14 +245,13 @@ class Trainer:
         line, words = self._preset.evaluate(self.measure, step)
         found = {f"val/{name}": value for name, value in self._found.items() if self._preset.whole_lines}
         self.folder.log({"train_step": step, **found, **line, "time/evaluate_s": time.perf_counter() - started})
-        self._write_lines()
         self._say(words)
 
     def measure(self, tasks: Sequence[Any], temperature: float = 0.0) -> list[Rollout]:
         slots = [slot_of(number, task, 1, temperature, task.kind) for number, task in enumerate(tasks)]
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            groups, self._found = self._ask(slots, step=self.progress.batches, validate=True)
+            groups, self._found = self._play(slots, step=self.progress.batches, validate=True)
         return [rollout for group in groups for rollout in group]
 
 

@@ -37,7 +37,7 @@ ROLLOUT_TIMEOUT_S = 3600.0
 
 
 def also(earlier: str, default: Any, **limits: Any) -> Any:
-    """Return a field with an earlier name too; flags and YAML files take both, and a run's files keep the earlier."""
+    """A field with an earlier name too; flags and YAML files take both, and a run's files keep the earlier."""
     return Field(default, validation_alias=earlier, serialization_alias=earlier, **limits)
 
 
@@ -58,7 +58,7 @@ class AdapterConfig(Settings):
 
 
 class OptimConfig(Settings):
-    """Holds the settings of AdamW."""
+    """The settings of AdamW."""
 
     learning_rate: float = Field(default=2e-5, gt=0, le=1)
     weight_decay: float = Field(default=0.01, ge=0, le=1)
@@ -154,7 +154,7 @@ def check_flags(cfg: Settings, env: str, flags: Mapping[str, tuple[str, ...]]) -
 
 
 class DbBenchConfig(Settings):
-    """Holds the flags of DB-Bench's episodes; the judge is one of the environment's."""
+    """The flags of DB-Bench's episodes; the judge is one of the environment's."""
 
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
@@ -166,7 +166,7 @@ class DbBenchConfig(Settings):
 
 
 class EnvironmentFlags(DbBenchConfig):
-    """Holds the flags that name an environment."""
+    """The flags that name an environment."""
 
     env: str | None = None
     """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
@@ -183,7 +183,7 @@ class EnvironmentFlags(DbBenchConfig):
 
 
 class EnvironmentConfig(EnvironmentFlags):
-    """Holds the flags of an environment that a command plays in its own process."""
+    """The flags of an environment that a command plays in its own process."""
 
     @model_validator(mode="after")
     def _has_an_environment(self) -> Self:
@@ -439,7 +439,7 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
 
 
 class InteractiveConfig(DbBenchConfig):
-    """Holds the flags of `agentgrpo interactive` with their defaults."""
+    """The flags of `agentgrpo interactive` with their defaults."""
 
     model: ModelConfig = ModelConfig()
     env: str = also("task", "dbbench")

@@ -174,14 +174,6 @@ class ExperimentConfig(Settings):
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-FILE_NAMES = {
-    "max_turns": "max_rounds",
-    "max_tokens": "max_new_tokens",
-    "rank": "r",
-    "gradient_accumulation_steps": "grad_accum",
-    "out_of_limits": "out_of_rounds",
-}
-"""Keys that the main job spells otherwise; both are read, and the spelling of these files is saved."""
 Leaves = dict[tuple[str, ...], tuple[Any, str]]
 """The leaves of a tree of settings: paths to pairs of a value and the file or flag that it comes from."""
 
@@ -200,7 +192,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set training.learning_rate=1e-4"
             )
         said = f"--set {masked(override, whole=True)}"
-        path = tuple(map(_key, place.strip().split(".")))
+        path = _spelt(tuple(place.strip().split(".")))
         others = {own: value for own, value in leaves.items() if own[: len(path)] != path}
         leaves = _merge(others, _leaves(parse_yaml(text, said), path, said))
     try:
@@ -234,7 +226,7 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
         imported = _read(target, importing)
         leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
     for key, value in mapping.items():
-        inner = (*place, _key(key))
+        inner = _spelt((*place, str(key)))
         if key in ("import", "overwrite"):
             continue
         own = _resolved(value, inner, file, importing) if isinstance(value, dict) else {inner: (value, str(file))}
@@ -246,8 +238,15 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
     return _merge(leaves, _leaves(overwrite, place, str(file)))
 
 
-def _key(name: Any) -> str:
-    return FILE_NAMES.get(str(name), str(name))
+def _spelt(path: tuple[str, ...]) -> tuple[str, ...]:
+    """A setting's path as these files spell it; the names that the main job and flags have for it are read too."""
+    found: list[str] = []
+    model: Any = ExperimentConfig
+    for name in path:
+        field = getattr(model, "model_fields", {}).get(name)
+        found.append((field and field.serialization_alias) or name)
+        model = field and field.annotation
+    return tuple(found)
 
 
 def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
@@ -255,7 +254,7 @@ def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
         return {place: (value, said)}
     found: Leaves = {}
     for key, inner in value.items():
-        found |= _leaves(inner, (*place, _key(key)), said)
+        found |= _leaves(inner, _spelt((*place, str(key))), said)
     return found
 
 

@@ -1,5 +1,7 @@
 """The loop of greedy-then-GRPO around a policy that is scripted: what it counts, skips and stops at."""
 
+import json
+
 import pytest
 
 from dbbench_adapter.datatypes import Score
@@ -80,6 +82,30 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
     assert (progress.batches, progress.judged, progress.correct) == (6, 1, 1)
     assert progress.skipped == {"unjudged": 5, "all_right": 1}
     assert len(folder.metrics.read_text().splitlines()) == 6
+
+
+def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_spread(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text(
+        "from itertools import count\nplace = count()\n\n\ndef f(record):\n    return float(next(place) > 3)\n"
+    )
+    cfg = GreedyGrpoConfig(run_dir=tmp_path / "run", group_size=2, reward=f"{tmp_path}/my.py:f", redraws=1)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=False, kind="greedy-grpo")
+    folder.begin()
+    monkeypatch.setattr(folder, "save", lambda *_: None)
+    task, other = (RowTask(name, "k", {"prompt": "?"}) for name in ("t", "u"))
+    learner = type("Learner", (), {"steps": 1, "bad_steps": 0, "flush": lambda _: None, "learn": lambda *_, **__: {}})
+    # the greedy rollout and the group get 0, 0 and 0, its replacement 0 and 1
+    player, progress = Scripted([rollout(1.0)] * 3, [rollout(1.0)] * 2), Progress()
+    preset = GreedyGrpo(cfg, [task, other], [])
+    preset.num_batches = 1
+    Trainer(None, learner(), player, preset, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
+    line = json.loads(folder.metrics.read_text())
+    assert (line["task_id"], line["reward/f"], line["group/skipped"]) == ("t", 0.0, {})  # of the task drawn first
+    kept = [json.loads(row) for row in folder.trajectories.read_text().splitlines()]
+    assert [(row["mode"], row["reward"], row["set_aside"]) for row in kept] == [
+        ("greedy", 0.0, None), ("sampled", 0.0, "all_equal"), ("sampled", 0.0, "all_equal"),
+        ("sampled", 0.0, None), ("sampled", 1.0, None),
+    ]  # fmt: skip
 
 
 def test_progress_is_read_from_checkpoints_of_earlier_versions():

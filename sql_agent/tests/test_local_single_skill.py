@@ -23,6 +23,7 @@ from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, traini
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer
 from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig
+from sql_agent.source.datatypes import StopError
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_row
 
@@ -216,6 +217,14 @@ def test_each_reward_is_a_setting(tmp_path):
     cfg = settings(task={"rewards": rewards})
     outcomes = RIGHT, WRONG, Score(0.0, "max_turns"), Score(0.0, "malformed")
     assert played(tmp_path, cfg, *outcomes)[1].heard[0] == [2.0, -1.0, -0.5, -0.25]
+
+
+def test_a_reward_of_ones_own_replaces_them_and_a_stop_names_the_settings(tmp_path):
+    (tmp_path / "my.py").write_text("def f(record):\n    return 2.5 if record.verdict else 0.5\n")
+    task = {"reward": f"{tmp_path}/my.py:f", "max_lost_fraction": 0.5}
+    assert played(tmp_path / "a", settings(task=task), RIGHT, WRONG)[1].heard[0] == [2.5, 0.5, 2.5, 0.5]
+    with pytest.raises(StopError, match=r"task\.max_lost_fraction=0\.5"):
+        played(tmp_path / "b", settings(task=task), LOST)
 
 
 def test_the_running_mean_is_taken_off_in_the_order_of_the_draws(tmp_path):
