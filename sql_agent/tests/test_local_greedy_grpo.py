@@ -103,7 +103,7 @@ def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_sprea
     assert (line["task_id"], line["reward/f"], line["group/skipped"]) == ("t", 0.0, {})  # of the task drawn first
     kept = [json.loads(row) for row in folder.trajectories.read_text().splitlines()]
     assert [(row["mode"], row["reward"], row["set_aside"]) for row in kept] == [
-        ("greedy", 0.0, None), ("sampled", 0.0, "all_equal"), ("sampled", 0.0, "all_equal"),
+        ("greedy", 0.0, None), ("sampled", 0.0, "all_right"), ("sampled", 0.0, "all_right"),
         ("sampled", 0.0, None), ("sampled", 1.0, None),
     ]  # fmt: skip
 
