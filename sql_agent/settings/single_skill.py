@@ -224,7 +224,7 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
                 "a relative path begins at the folder of this file"
             )
         imported = _read(target, importing)
-        leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
+        leaves = _merge(leaves, {_spelt((*place, *path)): said for path, said in imported.items()})
     for key, value in mapping.items():
         inner = _spelt((*place, str(key)))
         if key in ("import", "overwrite"):
