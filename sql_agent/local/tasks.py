@@ -81,8 +81,7 @@ def own_files(cfg: RewardSettings, environment: str, run_dir: Path) -> dict[str,
         ValueError: see `named` and `load_functions`.
     """
     used = {"env": named(environment)[1]} if environment not in ENVIRONMENTS else {}
-    if cfg.reward is not None:
-        used |= {f"reward {each.label}": each for each in load_functions(cfg.rollout, cfg.llm_judge, run_dir)}
+    used |= {f"reward {each.label}": each for each in load_functions(cfg.rollout, cfg.llm_judge, run_dir)}
     return {use: f"{found.file.name} with sha256 {found.sha256}" for use, found in used.items()}
 
 

@@ -70,7 +70,7 @@ class Trainer:
         self._rewarder = Rewarder(
             cfg.rollout,
             cfg.reward_model,
-            load_functions(cfg.rollout, cfg.llm_judge, folder.path) if cfg.reward is not None else (),
+            load_functions(cfg.rollout, cfg.llm_judge, folder.path),
             threads=REWARDED_TOGETHER,
             preset=preset.values,
             counts_pauses=True,
@@ -196,7 +196,7 @@ class Trainer:
         self._means = self._preset.credit(groups, self.progress.means)
 
     def _keep(self, rollouts: Sequence[Rollout], *, step: int, validate: bool) -> None:
-        if validate and not self._preset.whole_lines:
+        if validate and (not self._preset.whole_lines or rollouts[0].temperature):  # a validation is greedy
             return
         for rollout in rollouts:
             line = trajectory_line(rollout, step, validate=validate)
@@ -251,7 +251,9 @@ class Trainer:
         slots = [slot_of(number, task, 1, temperature, task.kind) for number, task in enumerate(tasks)]
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            groups, self._found = self._play(slots, step=self.progress.batches, validate=True)
+            groups, found = self._play(slots, step=self.progress.batches, validate=True)
+        if not temperature:
+            self._found = found
         return [rollout for group in groups for rollout in group]
 
 

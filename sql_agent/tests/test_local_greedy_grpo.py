@@ -86,22 +86,27 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
 
 def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_spread(tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text(
-        "from itertools import count\nplace = count()\n\n\ndef f(record):\n    return float(next(place) > 3)\n"
+        "from itertools import count\nplace = count()\n\n\ndef f(record):\n    return float(next(place) > 5)\n"
     )
-    cfg = GreedyGrpoConfig(run_dir=tmp_path / "run", group_size=2, reward=f"{tmp_path}/my.py:f", redraws=1)
+    reward = f"{tmp_path}/my.py:f"
+    cfg = GreedyGrpoConfig(run_dir=tmp_path / "run", group_size=2, reward=reward, redraws=1, eval_every=1)
     folder = RunFolder(cfg.run_dir, cfg, resumed=False, kind="greedy-grpo")
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda *_: None)
     task, other = (RowTask(name, "k", {"prompt": "?"}) for name in ("t", "u"))
     learner = type("Learner", (), {"steps": 1, "bad_steps": 0, "flush": lambda _: None, "learn": lambda *_, **__: {}})
-    # the greedy rollout and the group get 0, 0 and 0, its replacement 0 and 1
-    player, progress = Scripted([rollout(1.0)] * 3, [rollout(1.0)] * 2), Progress()
-    preset = GreedyGrpo(cfg, [task, other], [])
+    # before: 0 and 0, greedy and at temperature 1; the task: 0, and 0 and 0 of its group; the one in its place: 0 and 1
+    right, progress = rollout(1.0), Progress()
+    player = Scripted([right], [rollout(0.0)], [right] * 3, [right] * 2, [right], [rollout(0.0)])
+    preset = GreedyGrpo(cfg, [task, other], [task])
     preset.num_batches = 1
     Trainer(None, learner(), player, preset, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
-    line = json.loads(folder.metrics.read_text())
+    before, line, _ = (json.loads(row) for row in folder.metrics.read_text().splitlines())
+    assert (before["val/rollout/success"], before["held_out/sampled"]["correct"]) == (1.0, 0)
     assert (line["task_id"], line["reward/f"], line["group/skipped"]) == ("t", 0.0, {})  # of the task drawn first
     kept = [json.loads(row) for row in folder.trajectories.read_text().splitlines()]
+    assert [row["mode"] for row in kept if row["validate"]] == ["greedy", "greedy"]
+    kept = [row for row in kept if not row["validate"]]
     assert [(row["mode"], row["reward"], row["set_aside"]) for row in kept] == [
         ("greedy", 0.0, None), ("sampled", 0.0, "all_right"), ("sampled", 0.0, "all_right"),
         ("sampled", 0.0, None), ("sampled", 1.0, None),
