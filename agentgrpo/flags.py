@@ -52,6 +52,8 @@ USUAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("save-steps", "save-freq"), ("--save-every", "trainer.save_every")),
     "eval-steps": ("trainer.val_every",),
     "lora-r": ("--lora-rank",),
+    **dict.fromkeys(("max-samples", "max-train-samples"), ("--num-tasks",)),
+    **dict.fromkeys(("eval-samples", "max-eval-samples"), ("--eval-tasks",)),
     "use-peft": ("--lora",),
     "output-dir": ("--run-dir",),
     "model-name-or-path": ("--model",),

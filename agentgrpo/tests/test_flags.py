@@ -4,6 +4,7 @@ import pytest
 
 from agentgrpo.flags import USUAL, Parser
 from agentgrpo.settings import did_you_mean_setting, names_of
+from sql_agent.commands.local import parse as parse_local
 from sql_agent.settings.flags import flags_of
 from sql_agent.settings.local import LocalGrpoConfig
 from sql_agent.settings.train import TrainConfig
@@ -124,6 +125,13 @@ def test_a_command_without_settings_answers_them_with_its_flag(capsys, words, sa
     with pytest.raises(SystemExit):
         made.parse_args(words)
     assert capsys.readouterr().err.splitlines()[-1].partition("unrecognized arguments: ")[2] == said
+
+
+@pytest.mark.parametrize(("word", "ours"), [("--max_samples", "--num-tasks"), ("--eval_samples", "--eval-tasks")])
+def test_local_training_answers_other_commands_names_of_its_numbers_of_tasks(capsys, word, ours):
+    with pytest.raises(SystemExit):
+        parse_local([word, "5"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"{word}; did you mean {ours}?")
 
 
 def test_every_name_that_is_proposed_is_one_of_ours():

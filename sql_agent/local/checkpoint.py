@@ -51,7 +51,7 @@ def save_checkpoint(folder: Path, step: int, policy: LocalPolicy, learner: Learn
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint, None if there is none at all; damaged ones are skipped with a warning.
+    """The newest whole checkpoint, None if there is none at all; damaged ones are skipped with a warning.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them is whole.

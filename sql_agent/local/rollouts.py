@@ -174,7 +174,7 @@ class LocalPlay(Play):
         return self.record(), row if self.num_turns else None
 
     def _is_late(self, call: Call) -> bool:
-        """Return whether the time is up; the rollout is lost then, by the call that was open."""
+        """Whether the time is up; the rollout is lost then, by the call that was open."""
         if self._timeout_s is None or self.seconds <= self._timeout_s:
             return False
         self.lose_late(call, self._timeout_s)

@@ -14,7 +14,7 @@ from sql_agent.settings.local import EnvironmentFlags
 
 
 class EvaluateConfig(EnvironmentFlags):
-    """Holds the flags of `agentgrpo evaluate` with their defaults."""
+    """The flags of `agentgrpo evaluate` with their defaults."""
 
     base_url: str
     """OpenAI-compatible endpoint up to and including /v1."""
@@ -76,7 +76,7 @@ class EvaluateConfig(EnvironmentFlags):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Return the entries of `reward`, each with its weight."""
+        """The entries of `reward`, each with its weight."""
         return weights_of(self.reward)
 
     @property

@@ -96,12 +96,12 @@ def _metavar(flag: Flag, kinds: tuple[Any, ...]) -> str:
 
 
 def _device(name: str, gpu: str) -> str:
-    """Return a setting's name of a device; gpu and cuda are the same in flags."""
+    """A setting's name of a device; gpu and cuda are the same in flags."""
     return gpu if name in ("gpu", "cuda") else name
 
 
 def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -> Config:
-    """Return the settings from the flags; a value out of range ends the command with the flag and its range."""
+    """The settings from the flags; a value out of range ends the command with the flag and its range."""
     given: dict[str, Any] = {}
     for flag in flags_of(config):
         value = getattr(args, flag.dest, None)

@@ -26,7 +26,7 @@ MAX_RETRIES = 2
 
 
 class AgentConfig(Settings):
-    """Holds limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
+    """Limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
 
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
@@ -104,7 +104,7 @@ class DataConfig(TaskFiles):
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the tokens that a row keeps for its first prompt, or a guess before the prompts are known."""
+        """The tokens that a row keeps for its first prompt, or a guess before the prompts are known."""
         return self.max_prompt_tokens or UNKNOWN_PROMPT_TOKENS
 
 
@@ -141,7 +141,7 @@ class EnvConfig(Settings):
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """Holds the settings for `sql_agent.environments.base.make_taskset`; each environment reads its own."""
+    """The settings for `sql_agent.environments.base.make_taskset`; each environment reads its own."""
 
     type: str = "dbbench"
     """A key of `sql_agent.names.ENVIRONMENTS`, or the name of a user's own environment."""

@@ -87,7 +87,7 @@ class RolloutConfig(Settings):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Return the entries of `reward`, each with its weight."""
+        """The entries of `reward`, each with its weight."""
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
 
@@ -252,7 +252,7 @@ class ApoConfig(Settings):
 
     @property
     def max_calls(self) -> int:
-        """Return how many critiques and edits the search asks for at most; each may be tried three times."""
+        """How many critiques and edits the search asks for at most; each may be tried three times."""
         return 2 * self.beam_rounds * self.beam_width * self.branch_factor
 
 

@@ -17,7 +17,7 @@ GENERATED = 512
 
 
 class FineTuningConfig(PolicyConfig):
-    """Holds the flags that `agentgrpo sft` and `agentgrpo dpo` share."""
+    """The flags that `agentgrpo sft` and `agentgrpo dpo` share."""
 
     run_dir: Path = also("output_dir", ...)
     """Folder of the run, new or empty."""
@@ -50,7 +50,7 @@ class FineTuningConfig(PolicyConfig):
 
 
 class SftConfig(FineTuningConfig, TaskFiles):
-    """Holds the flags of `agentgrpo sft` with their defaults."""
+    """The flags of `agentgrpo sft` with their defaults."""
 
     dataset: str | None = None
     """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of
@@ -98,18 +98,18 @@ class SftConfig(FineTuningConfig, TaskFiles):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        """Return the environment whose episodes are imitated; a file of messages has none."""
+        """The environment whose episodes are imitated; a file of messages has none."""
         names = {"dbbench": "dbbench", "gsm8k": "gsm8k", "environment": self.data_name}
         return EnvironmentSettings(names[self.source], self.protocol, database=self.database)
 
     @property
     def data_name(self) -> str:
-        """Return the name of the data: the dataset, or the environment."""
+        """The name of the data: the dataset, or the environment."""
         return self.dataset or self.env or ("text2sql" if self.database else "dbbench")
 
 
 class DpoConfig(FineTuningConfig):
-    """Holds the flags of `agentgrpo dpo` with their defaults."""
+    """The flags of `agentgrpo dpo` with their defaults."""
 
     dataset: Path = Field(validation_alias="train_file")
     """Pairs to train on: a file that `pairs_from_rollouts` or `agentgrpo reward convert` wrote, or one that the latter

@@ -28,6 +28,7 @@ class Rewarder:
         threads: functions that may compute at the same time.
         preset: replaces `rollout.reward`, for values that have no name.
         one_conversation: see `RolloutOutcome`.
+        counts_pauses: see `RewardClient`.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class Rewarder:
         threads: int,
         preset: RewardPreset | None = None,
         one_conversation: bool = True,
+        counts_pauses: bool = False,
     ) -> None:
         self._rollout, self._reward_model, self._one_conversation = rollout, reward_model, one_conversation
+        self._counts_pauses = counts_pauses
         self._functions = RewardFunctions(functions, threads)
         self._preset = preset or REWARDS.get(str(rollout.reward))
         self._scorer: RolloutScorer | None = None
@@ -52,7 +55,7 @@ class Rewarder:
 
     async def __call__(self, record: RolloutRecord, task: Task) -> RolloutOutcome:
         if self._scorer is None and self._reward_model.url is not None:
-            self._scorer = RolloutScorer(self._reward_model)
+            self._scorer = RolloutScorer(self._reward_model, counts_pauses=self._counts_pauses)
         scored = await self._scorer.score(record) if self._scorer else None
         asked = record.score.value is not None or record.score.reason == NO_JUDGE
         given = await self._functions.ask(RewardRecord.of(record, task)) if asked else {}

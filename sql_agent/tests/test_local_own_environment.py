@@ -10,8 +10,8 @@ from sql_agent import oracle
 from sql_agent.datatypes import OWN_REWARD, Reward, RolloutRecord
 from sql_agent.environments.base import make_environment
 from sql_agent.local.datatypes import GREEDY
+from sql_agent.local.presets import success_rate
 from sql_agent.local.rollouts import Player
-from sql_agent.local.trainer import success_rate
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.source.datatypes import Rollout, RolloutOutcome
