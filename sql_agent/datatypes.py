@@ -11,7 +11,6 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
-from sql_agent.comparison import Comparison
 
 OWN_REWARD = "own_reward"
 """The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
@@ -52,8 +51,9 @@ class RolloutRecord:
     tools: list[dict[str, Any]] | None = None
     """Schemas of the tools that the policy was offered, in chat-completions form; None for a user's own agent, whose
     calls may offer different ones."""
-    comparison: Comparison | None = None
-    """What the judge compared, solution included; None if there is no verdict or the environment does not say."""
+    comparison: dict[str, Any] | None = None
+    """What the judge compared (`Comparison.to_dict`), solution included; None if there is no verdict or the environment
+    does not say."""
 
     @property
     def tool_calls(self) -> int:
@@ -68,8 +68,8 @@ class RolloutRecord:
         return success_of(self.score)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, one line of a trajectories file."""
-        return asdict(self) | {"comparison": self.comparison.to_dict() if self.comparison else None}
+        """Plain JSON values, which every line of a trajectories file has."""
+        return asdict(self)
 
 
 def success_of(score: Score) -> float | None:

@@ -189,10 +189,10 @@ class InstructionsSearch(APO[Json]):
                 status="succeeded",
                 final_reward=result.reward,
                 spans=[experience(result)],
-                messages=[{"messages": result.outcome.record.messages, "tools": self.environment.tools}],
+                messages=[{"messages": result.record.messages, "tools": self.environment.tools}],
             )
             for result in self._results
-            if result.reward is not None and result.outcome is not None
+            if result.reward is not None
         ]
 
     async def _read(self, rollout: Any) -> Rollout:
@@ -200,11 +200,8 @@ class InstructionsSearch(APO[Json]):
         if rollout.status != "succeeded":
             result.lost = f"rollout_{rollout.status}"
             return result
-        result.outcome = read_outcome(await self.get_store().query_spans(rollout.rollout_id, attempt_id="latest"))
-        if result.outcome is None:
+        if not read_outcome(await self.get_store().query_spans(rollout.rollout_id, attempt_id="latest"), result):
             result.lost = "missing_spans"
-        elif result.outcome.reward.value is None:
-            result.lost = result.outcome.reward.reason
         return result
 
     async def textual_gradient_and_apply_edit(
@@ -277,11 +274,9 @@ def template(text: str) -> Any:
 
 def experience(result: Rollout) -> Json:
     # Upstream gives a critique all spans; ours hold token ids or JSON text.
-    assert result.outcome is not None
-    record = result.outcome.record
     return {
-        "messages": record.messages,
-        "end": record.stop_reason,
-        "verdict": record.score.reason,
+        "messages": result.record.messages,
+        "end": result.record.stop_reason,
+        "verdict": result.record.score.reason,
         "reward": result.reward,
     }

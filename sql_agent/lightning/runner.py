@@ -34,9 +34,9 @@ from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.train import TrainConfig
-from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.datatypes import Rollout
 from sql_agent.source.outcomes import Rewarder
-from sql_agent.source.spans import OUTCOME, TURN_SPAN, turn_attributes
+from sql_agent.source.spans import OUTCOME, TURN_SPAN, outcome_text, turn_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,6 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             cfg.reward_model,
             load_functions(cfg.rollout, cfg.judge, cfg.run_dir),
             threads=cfg.rollout.runner_concurrency,
-            one_conversation=cfg.env.agent is None,
         )
         self._entering: asyncio.Task[Taskset] | None = None
 
@@ -169,10 +168,11 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if record.score.value is None and not final:
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
-        outcome = await self.rewarder(record, rollout.input)
+        played = Rollout("", rollout.input, played=record, one_conversation=self.cfg.env.agent is None)
+        await self.rewarder(played)
         if record.comparison is not None:
             await self.runner.get_store().save_comparison(rollout.attempt, record.comparison)
-        return [self._span(outcome_fields(outcome), rollout, OUTCOME_SEQUENCE_ID)]
+        return [self._span(outcome_fields(played), rollout, OUTCOME_SEQUENCE_ID)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
@@ -181,12 +181,12 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
 
-def outcome_fields(outcome: RolloutOutcome) -> Any:
-    """Return the last span of a rollout, with its record, its reward and the reward model's result."""
-    attributes = {OUTCOME: outcome.to_json()}
-    if outcome.reward.value is None:
+def outcome_fields(rollout: Rollout) -> Any:
+    """The last span of a rollout, with its record, its reward and the reward model's result."""
+    attributes = {OUTCOME: outcome_text(rollout)}
+    if rollout.earned.value is None:
         return agl.emit_annotation(attributes, propagate=False)
-    return agl.emit_reward(float(outcome.reward.value), attributes=attributes, propagate=False)
+    return agl.emit_reward(float(rollout.earned.value), attributes=attributes, propagate=False)
 
 
 def turn_fields(response: dict[str, Any]) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.interaction import Episode, Message, Stop
-from sql_agent.comparison import Comparison
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import EpisodeLostError, World, with_observation
 from sql_agent.settings.groups import AgentConfig
@@ -46,7 +45,7 @@ class Play:
         self._episode: Episode | None = None
         self._answers: Iterator[Message] | None = None
         self._max_turns = environment.max_replies(limits)
-        self._comparison: Comparison | None = None
+        self._comparison: dict[str, Any] | None = None
 
     def open(self) -> None:
         """Open the episode, whose observation ends the first prompt. It may block."""
@@ -132,8 +131,10 @@ class Play:
 
     def compare(self) -> None:
         """Keep what the judge compared, if it returned a number. It may block."""
-        if self.score is not None and self.score.value is not None:
-            self._comparison = self.environment.comparison(self._episode)
+        if self.score is None or self.score.value is None:
+            return
+        if compared := self.environment.comparison(self._episode):
+            self._comparison = compared.to_dict()
 
     def close(self) -> None:
         if self._episode is not None:

@@ -73,9 +73,9 @@ def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = T
     if not zeros and not any(any(advantages) for advantages in found if advantages):
         return
     for result, advantages in zip(group, found, strict=True):
-        if advantages is not None and result.trajectory is not None:
+        if advantages is not None and result.row is not None:
             result.advantage, result.turn_advantages = advantages[0], advantages if by_turn else None
-            result.trajectory = result.trajectory.credited(advantages, result.turn_ends)
+            result.row = result.row.credited(advantages, result.turn_ends)
 
 
 def credit_groups(groups: Sequence[Sequence[Rollout]], estimator: Credit, *, zeros: bool = True) -> None:

@@ -1,19 +1,27 @@
-"""Reads a rollout's model calls and its outcome from spans, which `sql_agent.lightning.transport` fetches."""
+"""What the spans of a rollout hold: its model calls, and in the last one how it ended and what it earned.
+
+Runners write them, and `sql_agent.lightning.transport` fetches them from the store.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Turn
-from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
+from sql_agent.source.datatypes import Rollout
 
 TURN_SPAN = "litellm_request"
 """Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
 AGENT = "agentgrpo.agent"
 """Attribute of a turn's span: the name of the agent that made the call."""
 OUTCOME = "agentgrpo.outcome"
-"""Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
+"""Attribute of the reward span the runner writes last, the text of `outcome_text`."""
+_AS_THEY_ARE = ("scorer_down_s", "ended_at", "one_conversation")
 
 
 class UntrainableCallError(ValueError):
@@ -78,20 +86,34 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
     return turns
 
 
-def read_outcome(spans: Sequence[SpanLike]) -> RolloutOutcome | None:
-    """Return what the runner reported; None if it has not reported yet."""
-    for span in spans:
-        if OUTCOME in span.attributes:
-            return RolloutOutcome.from_json(span.attributes[OUTCOME])
-    return None
+def outcome_text(rollout: Rollout) -> str:
+    """What was played and earned as JSON, without what the judge compared, because no span holds a solution."""
+    record = replace(rollout.record, comparison=None)
+    parts = {"record": record, "reward": rollout.earned, "scorer": rollout.scorer}
+    fields = {name: asdict(part) if part else None for name, part in parts.items()}
+    return json.dumps(fields | {name: getattr(rollout, name) for name in _AS_THEY_ARE})
 
 
-def all_there(turns: Sequence[Turn], outcome: RolloutOutcome) -> bool:
-    """Return whether `turns` begin with the replies that the agent got.
+def read_outcome(spans: Sequence[SpanLike], rollout: Rollout) -> bool:
+    """Fill in what the runner reported; False if it has not reported yet."""
+    text = next((span.attributes[OUTCOME] for span in spans if OUTCOME in span.attributes), None)
+    if text is None:
+        return False
+    fields = json.loads(text)
+    record, scorer = fields["record"], fields["scorer"]
+    rollout.played = RolloutRecord(**record | {"score": Score(**record["score"])})
+    rollout.scorer = ScorerResult(**scorer) if scorer else None
+    for name in _AS_THEY_ARE:
+        setattr(rollout, name, fields[name])
+    rollout.earn(Reward(**fields["reward"]))
+    return True
+
+
+def all_there(turns: Sequence[Turn], record: RolloutRecord) -> bool:
+    """Whether `turns` begin with the replies that the agent got.
 
     If the agent's last request was sent twice, the span of the reply that it used may be missing. The number of turns
     is right then, but the number of tokens is not, so both are compared.
     """
-    expected = outcome.record
-    sampled = sum(len(turn.sampled_ids) for turn in turns[: expected.num_turns])
-    return len(turns) >= expected.num_turns and sampled == expected.completion_tokens
+    sampled = sum(len(turn.sampled_ids) for turn in turns[: record.num_turns])
+    return len(turns) >= record.num_turns and sampled == record.completion_tokens

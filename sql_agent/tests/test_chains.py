@@ -246,9 +246,9 @@ def test_a_group_has_the_advantages_that_it_would_have_with_one_chain_each(group
 
     def advantages(rows):
         pairs = zip(rows, rewards, strict=True)
-        results = [make_result("g", make_outcome(reward, reason="lost"), trajectory=row) for row, reward in pairs]
+        results = [make_result("g", make_outcome(reward, reason="lost"), row=row) for row, reward in pairs]
         credit_group(results, GroupRelative())
-        batch = to_tensors([r.trajectory for r in results], rewards, pad_id=0)
+        batch = to_tensors([r.row for r in results], rewards, pad_id=0)
         assert {len(values) for values in batch.values()} == {len(group)}  # one row per rollout, as verl asked for
         mask = batch["response_mask"].bool()
         assert not batch[CREDIT][~mask].any()

@@ -14,11 +14,11 @@ from sql_agent.source.spans import (
     OUTCOME,
     UntrainableCallError,
     all_there,
-    read_outcome,
+    outcome_text,
     read_turns,
     turn_attributes,
 )
-from sql_agent.tests.records import make_outcome
+from sql_agent.tests.records import make_outcome, reported
 
 
 def turn(prompt, sampled, *, log_probs=None, tool=False):
@@ -144,8 +144,8 @@ def test_the_outcome_is_read_from_the_reward_span():
     for scorer in (None, ScorerResult(math.inf, truncated=True)):
         outcome = make_outcome(None, reason="db_unavailable", parts={"correctness": 0.5}, scorer=scorer, down_s=3.0)
         for each in (outcome, replace(outcome, one_conversation=False)):
-            assert read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: each.to_json()})]) == each
-    assert read_outcome([model_call(1, [1], [2])]) is None
+            assert reported([Span("agentlightning.annotation", 3, {OUTCOME: outcome_text(each)})]) == each
+    assert reported([model_call(1, [1], [2])]) is None
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_the_outcome_is_read_from_the_reward_span():
 )
 def test_turns_are_all_there_when_number_and_tokens_are_those_of_the_agent(sampled, whole):
     outcome = make_outcome(1.0, num_turns=2, completion_tokens=3)
-    assert all_there([turn([1], ids) for ids in sampled], outcome) is whole
+    assert all_there([turn([1], ids) for ids in sampled], outcome.record) is whole

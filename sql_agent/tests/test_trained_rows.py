@@ -14,13 +14,13 @@ from sql_agent.lightning.runner import SqlLitAgent, outcome_fields
 from sql_agent.lightning.transport import StoreTransport
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config
-from sql_agent.source.datatypes import GroupSlot, Rollout, RolloutOutcome
+from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import choose_group, credit_group, spreadless
 from sql_agent.source.lost_scores import level_rewards
 from sql_agent.source.metrics import batch_metrics
-from sql_agent.source.spans import OUTCOME, TURN_SPAN
+from sql_agent.source.spans import OUTCOME, TURN_SPAN, outcome_text
 from sql_agent.source.stops import TooManyLostError, check_lost
-from sql_agent.tests.records import make_outcome, make_record, make_result
+from sql_agent.tests.records import make_outcome, make_record, make_result, reported
 
 pytestmark = pytest.mark.slow  # imports verl
 
@@ -57,8 +57,9 @@ def scored(*ends, preset="agentbench"):
     results = []
     for verdict, scorer_result in ends:
         stop_reason = "max_turns" if scorer_result.reason == "no_answer" else "answered"
-        fields = outcome_fields(agent.rewarder.outcome(make_record(verdict, stop_reason=stop_reason), scorer_result))
-        results.append(make_result("g", RolloutOutcome.from_json(fields.attributes[OUTCOME])))
+        played = Rollout("", {}, played=make_record(verdict, stop_reason=stop_reason), scorer=scorer_result)
+        agent.rewarder.reward(played, {})
+        results.append(make_result("g", reported([outcome_fields(played)])))
     return results
 
 
@@ -138,7 +139,7 @@ def outcome_span(reward, num_turns, reason="match", tokens=None, one_conversatio
         reward, reason=reason, num_turns=num_turns, completion_tokens=num_turns if tokens is None else tokens
     )
     outcome = dataclasses.replace(outcome, one_conversation=one_conversation)
-    return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome.to_json()})
+    return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome_text(outcome)})
 
 
 FIRST, SECOND, LATE = span(1, [1], [2]), span(2, [1, 2, 9], [3]), span(3, [1, 2, 9, 3, 9], [4])
@@ -170,7 +171,7 @@ def parts(row):
 
 
 def ids(result):
-    return result.trajectory and parts(result.trajectory)
+    return result.row and parts(result.row)
 
 
 async def test_spans_that_come_after_the_end_are_waited_for_and_only_the_latest_attempt_counts():
@@ -210,7 +211,7 @@ async def test_an_agent_that_hands_over_does_not_break_and_one_that_should_not_d
         outcome = outcome_span(1.0, num_turns=4, one_conversation=one_conversation)
         result, _ = await read([outcome, FIRST, *other])
         assert ids(result) == ((1,), (2, 9, 3, 5, 6, 5, 7))
-        assert (result.trajectory.prefix_break, result.trajectory.num_turns) == (cause, 4)
+        assert (result.row.prefix_break, result.row.num_turns) == (cause, 4)
 
 
 async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_and_counted():
@@ -219,7 +220,7 @@ async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_an
     spans = [FIRST, span(2, [5] * 62, [6]), span(3, [7, 7], [8])]
     result, _ = await read([outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.micro_batch_tokens=64"])
     assert ids(result) == ((1,), (2, 7, 7, 8))
-    assert (result.trajectory.num_turns, result.trajectory.dropped_turns, result.trajectory.num_chains) == (2, 1, 2)
+    assert (result.row.num_turns, result.row.dropped_turns, result.row.num_chains) == (2, 1, 2)
 
 
 async def test_a_rollout_that_failed_is_lost_whatever_it_left_behind():

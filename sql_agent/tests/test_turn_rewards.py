@@ -11,10 +11,9 @@ from sql_agent.datatypes import FunctionReward, ScorerResult
 from sql_agent.rewards import summed_reward, without_function
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.source.batch import CREDIT, to_tensors
-from sql_agent.source.datatypes import RolloutOutcome
 from sql_agent.source.dynamic_sampling import credit_group, spreadless
 from sql_agent.source.run_context import trajectory_line
-from sql_agent.tests.records import make_record, make_result, make_row
+from sql_agent.tests.records import make_record, make_result, make_row, rewarded, travelled
 
 RIGHT = Score(1.0, "match")
 
@@ -46,9 +45,8 @@ def played(group, *turns, weights=None, row=None, lost=None, turns_of=TURNS):
     row = row or stitch(TURNS, max_response_tokens=100)
     given = FunctionReward(turns[0]) if len(turns) == 1 else FunctionReward(sum(turns), turns=list(turns))
     record = make_record(RIGHT, num_turns=2)
-    outcome = RolloutOutcome(record, summed_reward(record, weights or {"a:f": 1.0}, {"f": given}))
-    outcome = RolloutOutcome.from_json(outcome.to_json())  # as it travels
-    return make_result(group, outcome, lost, trajectory=None if lost else row, turn_ends=turn_ends(turns_of, row))
+    outcome = travelled(rewarded(record, summed_reward(record, weights or {"a:f": 1.0}, {"f": given})))
+    return make_result(group, outcome, lost, row=None if lost else row, turn_ends=turn_ends(turns_of, row))
 
 
 def test_a_turn_ends_with_its_last_sampled_token():
@@ -61,7 +59,7 @@ def test_a_turn_ends_with_its_last_sampled_token():
 def test_in_the_batch_each_turns_advantage_stands_on_its_sampled_tokens_and_the_reward_at_the_end():
     results = [played("a", 2.0, 1.0), played("a", 0.0, 0.0), played("a", 1.0, 1.0, lost="late")]
     credit_group(results, GroupRelative())
-    batch = to_tensors([r.trajectory for r in results], [r.reward for r in results], pad_id=0)
+    batch = to_tensors([r.row for r in results], [r.reward for r in results], pad_id=0)
     # {2, 1, 0, 0}: mean 3/4, std sqrt((25 + 1 + 9 + 9) / 16 / 3) = 0.95743: 1.30558, 0.26112, -0.78335 twice
     expected = [[1.56670, 1.56670, 0, 0, 0.26112], [-1.56670, -1.56670, 0, 0, -0.78335], [0] * 5]
     np.testing.assert_allclose(batch[CREDIT], expected, atol=1e-4)
@@ -107,7 +105,7 @@ def test_a_rollout_whose_row_is_whole_but_short_has_one_turn():
     row = make_row((1,), (2,), (1,), (0.0,), num_turns=1)
     record = make_record(RIGHT, num_turns=1)
     reward = summed_reward(record, {"a:f": 1.0}, {"f": FunctionReward(0.5, turns=[0.5])})
-    assert make_result("a", RolloutOutcome(record, reward), trajectory=row, turn_ends=(2,)).turn_rewards == [0.5]
+    assert make_result("a", rewarded(record, reward), row=row, turn_ends=(2,)).turn_rewards == [0.5]
 
 
 def test_a_rollout_of_several_conversations_has_one_reward():
