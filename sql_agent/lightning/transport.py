@@ -17,7 +17,7 @@ from typing import Any
 
 from agentgrpo.agl_without_litellm import agl
 from sql_agent.credit.row import Turn
-from sql_agent.credit.stitch import stitch, turn_ends
+from sql_agent.credit.stitch import stitch
 from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout
@@ -171,7 +171,6 @@ class StoreTransport:
         )
         if names:
             result.unused_turns["other_agent"] = sum(turn.agent not in names for turn in turns)
-        result.turn_ends = turn_ends(turns, result.row)
         if not any(result.row.sampled):
             others = result.unused_turns.get("other_agent") == len(turns)
             result.lost = "no_trained_agent" if others else "response_too_long"

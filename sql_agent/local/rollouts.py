@@ -117,6 +117,7 @@ class LocalPlay(Play):
         self._prompt: list[int] = []
         self._mask: list[int] = []
         self._log_probs: list[float] = []
+        self._turn_ends: list[int] = []
 
     def start(self) -> None:
         """Open the episode and write the first prompt, which ends with what the episode shows at its opening."""
@@ -142,6 +143,7 @@ class LocalPlay(Play):
         self.prompt_tokens += len(self.ids)
         self.completion_tokens += len(sample.ids)
         self._append(sample.ids, sample.log_probs)
+        self._turn_ends.append(len(self.ids))
         reply = self._conversation.read_reply(sample.ids)
         replied = len(self.messages) + 1
         cut = sample.finish_reason == "length"
@@ -169,7 +171,7 @@ class LocalPlay(Play):
             self.compare()
         start = len(self._prompt)
         masks, log_probs = (0,) * start + tuple(self._mask), (0.0,) * start + tuple(self._log_probs)
-        row = Row(tuple(self.ids), masks, log_probs, prompt_tokens=start, num_turns=self.num_turns)
+        row = Row(tuple(self.ids), masks, log_probs, start, self.num_turns, turn_ends=tuple(self._turn_ends))
         return self.record(), row if self.num_turns else None
 
     def _is_late(self, call: Call) -> bool:

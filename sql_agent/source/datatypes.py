@@ -13,7 +13,7 @@ from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 
 
 class StopError(RuntimeError):
-    """Says why a run must not go on, and what to do."""
+    """A run must not go on; the message says why and what to do."""
 
 
 Task = dict[str, Any]
@@ -52,9 +52,6 @@ class Rollout:
     """Whether the agent holds one conversation. If so, a prompt that does not continue the turn before is a break, and
     a prompt that comes twice is a retried call. False for an agent with handoffs, sub-agents or parallel calls."""
     row: Row | None = None
-    turn_ends: tuple[int, ...] = ()
-    """For each turn of the row, the number of its tokens up to the turn's end; () if the turns belong to several
-    conversations."""
     lost: str | None = None
     """Why it has no reward; None for one that has."""
     unused_turns: dict[str, int] = field(default_factory=dict)
@@ -102,7 +99,7 @@ class Rollout:
         None if the rollout has one reward, or if its turns belong to several conversations, whose order in the row is
         another one. Rewards of turns that the row had no room for are added to the last turn's.
         """
-        if self.reward is None or self.row is None or not self.turn_ends:
+        if self.reward is None or self.row is None or not self.row.turn_ends:
             return None
         turns = self.earned.by_turn(self.record.num_turns)
         last = self.row.num_turns - 1

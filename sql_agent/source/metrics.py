@@ -61,7 +61,7 @@ def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _none_fracs(results: Sequence[Rollout]) -> dict[str, float]:
-    """Return for each reward function the share of its rollouts for which it gave no number."""
+    """For each reward function the share of its rollouts for which it gave no number."""
     rewards = [r.earned for r in results if r.draw == 0]
     named = {name for reward in rewards for name in (*reward.terms, *reward.lacking) if name not in REWARDS}
     shares = {}
@@ -152,7 +152,7 @@ def clip_metrics(results: Sequence[Rollout], max_prompt_tokens: int, max_respons
 
 
 def _response_lengths(row: Row) -> list[int]:
-    """Return the number of tokens after the first prompt of each chain; a chain's first sampled token follows it."""
+    # of each chain, after its first prompt, which the chain's first sampled token follows
     first, *others = pairwise((row.prompt_tokens, *row.starts, len(row.ids)))
     return [first[1] - first[0], *(end - row.sampled.index(1, start) for start, end in others)]
 

@@ -1,4 +1,4 @@
-"""Says what a rollout that has ended is worth: its preset, reward functions, the LLM as judge and the reward model."""
+"""What a rollout that has ended earns, by its preset, reward functions, the LLM as judge and the reward model."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class RewardHackingAlarm:
 
 
 def trend(values: Sequence[float]) -> float:
-    """Return the slope of the least-squares line through equally spaced values, in its standard errors.
+    """The slope of the least-squares line through equally spaced values, in its standard errors.
 
     Args:
         values: at least three.

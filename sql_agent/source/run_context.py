@@ -1,4 +1,4 @@
-"""Holds what the parts of one run share inside verl's driver process: settings, addresses, the run directory.
+"""What the parts of one run share inside verl's driver process: settings, addresses, the run directory.
 
 `driver` makes it; the rollout manager and the metrics sink read it. Leaves out what other processes need.
 """
@@ -17,7 +17,7 @@ from sql_agent.source.datatypes import Rollout
 
 
 class TrainingFailedError(RuntimeError):
-    """Says that verl's process, or one that it needs, ended before the run did; the message names the log."""
+    """verl's process, or one that it needs, ended before the run did; the message names the log."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class RunContext:
 
 
 def trajectory_line(result: Rollout, step: int, *, validate: bool) -> dict[str, Any]:
-    """Return one rollout as a line of `trajectories/*.jsonl`; the keys are a file format and must not change."""
+    """One rollout as a line of `trajectories/*.jsonl`; the keys are a file format and must not change."""
     line: dict[str, Any] = {
         "train_step": step,
         "validate": validate,

@@ -25,7 +25,7 @@ _AS_THEY_ARE = ("scorer_down_s", "ended_at", "one_conversation")
 
 
 class UntrainableCallError(ValueError):
-    """Says what the model server left out of a call, without which the rollout cannot be trained on."""
+    """The model server left something out of a call, without which the rollout cannot be trained on."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class SpanLike(Protocol):
 
 
 def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
-    """Return the span attributes of one of vLLM's chat completions; the ids are empty if the server gave none."""
+    """Of one of vLLM's chat completions; the ids are empty if the server gave none."""
     choice = response["choices"][0]
     log_probs = (choice.get("logprobs") or {}).get("content") or []
     return {
@@ -54,7 +54,7 @@ def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> list[Turn]:
-    """Return the model calls of one attempt, ordered by sequence id; other spans are ignored.
+    """The model calls of one attempt, ordered by sequence id; other spans are ignored.
 
     A call that the client repeated has a span for each try, and the client used the last reply. An agent of several
     conversations may ask the same twice on purpose, so all its calls are kept.
