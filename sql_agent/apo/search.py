@@ -27,6 +27,7 @@ from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without
 from sql_agent.apo.lit_agent import INSTRUCTIONS
 from sql_agent.environments.base import InstructionsError, Taskset
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
+from sql_agent.lightning.spans import read_outcome
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.report.reading import Change
@@ -34,7 +35,6 @@ from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.run_context import TrainingFailedError
-from sql_agent.source.spans import read_outcome
 from sql_agent.source.stops import TooManyLostError, check_lost
 
 Json = dict[str, Any]

@@ -18,11 +18,11 @@ from typing import Any
 from agentgrpo.agl_without_litellm import agl
 from sql_agent.credit.row import Turn
 from sql_agent.credit.stitch import stitch
+from sql_agent.lightning.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import rollout_seed
-from sql_agent.source.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 
 logger = logging.getLogger(__name__)
 

@@ -40,6 +40,7 @@ class ScriptedPlay(Play):
         super().__init__(task, environment, AgentConfig())
         self.name = name
         self.num_prompt = len(self.messages)
+        """Messages of the first prompt."""
         self.slowest_s = 0.0
         """How long the slowest answer took."""
 

@@ -28,7 +28,7 @@ class Rollout:
     """One rollout: what was asked and played, what it earned, and what is trained.
 
     `played` to `one_conversation` travel from a runner to the trainer, as JSON in the rollout's last span
-    (`sql_agent.source.spans`).
+    (`sql_agent.lightning.spans`).
     """
 
     group: str

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord
+from sql_agent.lightning.spans import OUTCOME, outcome_text, read_outcome
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.spans import OUTCOME, outcome_text, read_outcome
 
 
 def make_row(prompt, response, mask, log_probs, num_turns=1, *, starts=(), **fields):

@@ -12,9 +12,9 @@ from dbbench_adapter.protocols import open_episode
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import Reward
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.lightning.spans import outcome_text
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.source.run_context import trajectory_line
-from sql_agent.source.spans import outcome_text
 from sql_agent.tests.records import make_record, make_result, rewarded
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql

@@ -26,7 +26,7 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checkpoints import checkpoints, fault_of
 from agentgrpo.machine import free_port
 from agentgrpo.processes import folders_of, processes_of
-from sql_agent.source.spans import read_turns
+from sql_agent.lightning.spans import read_turns
 from sql_agent.tests.conftest import wait_for
 from sql_agent.tests.records import reported
 

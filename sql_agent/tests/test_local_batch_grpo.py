@@ -238,7 +238,7 @@ def test_a_function_rewards_what_nobody_judges_turn_by_turn(tmp_path, monkeypatc
         "from itertools import count\nplace = count()\n\n\ndef graded(record):\n    return [next(place) % 2, 1]\n"
     )
     world = World()
-    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2)
+    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2, turn_ends=(2, 4))
     record = RolloutRecord("p", "sum", "answered", Score(None, NO_JUDGE), 2, 0, [], 3, 2, 0.1)
     monkeypatch.setattr(world, "play", lambda tasks, _: [(record, row)] * len(tasks))
     monkeypatch.setattr(world, "learn", lambda rows, **_: world.learnt.extend(each.credit for each in rows) or {})

@@ -3,7 +3,8 @@
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.lightning.runner import SqlLitAgent, outcome_fields
+from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.spans import outcome_span
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config
 from sql_agent.source.datatypes import Rollout
@@ -86,6 +87,6 @@ def test_calls_that_are_in_no_row_are_counted_by_cause():
 def test_a_runner_reports_what_was_judged_and_nothing_else(score, reward, success):
     played = Rollout("", {}, played=make_record(score))
     SqlLitAgent(load_config(None)).rewarder.reward(played, {})
-    outcome = reported([outcome_fields(played)])
+    outcome = reported([outcome_span(played, "r", "a")])
     assert (outcome.reward, outcome.success) == (reward, success)
     assert outcome.record == make_record(score)

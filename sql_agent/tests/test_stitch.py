@@ -10,13 +10,13 @@ import pytest
 from sql_agent.credit.row import Row, Turn
 from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import ScorerResult
-from sql_agent.source.spans import (
+from sql_agent.lightning.spans import (
     OUTCOME,
     UntrainableCallError,
     all_there,
     outcome_text,
     read_turns,
-    turn_attributes,
+    turn_span,
 )
 from sql_agent.tests.records import make_outcome, reported
 
@@ -34,6 +34,7 @@ def test_two_turns_become_one_sequence_with_the_tool_result_masked():
         log_probs=(0.0, 0.0, -0.1, -0.2, 0.0, 0.0, -0.3),
         prompt_tokens=2,
         num_turns=2,
+        turn_ends=(4, 7),
     )
 
 
@@ -125,7 +126,7 @@ def test_a_reply_of_vllm_becomes_a_turn():
     log_probs = {"content": [{"logprob": -0.1}, {"logprob": -0.2}]}
     choice = {"message": said, "finish_reason": "tool_calls", "token_ids": [3, 4], "logprobs": log_probs}
     answer = {"id": "chatcmpl-1", "choices": [choice], "prompt_token_ids": [1, 2]}
-    span = Span("litellm_request", 1, turn_attributes(answer))
+    span = turn_span(answer, "ro-1", "at-1", 1)
     assert read_turns([span]) == [Turn((1, 2), (3, 4), (-0.1, -0.2), has_tool_calls=True)]
 
 

@@ -1,15 +1,17 @@
 """What the spans of a rollout hold: its model calls, and in the last one how it ended and what it earned.
 
-Runners write them, and `sql_agent.lightning.transport` fetches them from the store.
+A runner writes them, or the LLM proxy those of calls; `sql_agent.lightning.transport` fetches them from the store.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Turn
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
@@ -21,6 +23,8 @@ AGENT = "agentgrpo.agent"
 """Attribute of a turn's span: the name of the agent that made the call."""
 OUTCOME = "agentgrpo.outcome"
 """Attribute of the reward span the runner writes last, the text of `outcome_text`."""
+OUTCOME_SEQUENCE_ID = 1_000_000_000
+"""The number of a rollout's last span, higher than that of any call."""
 _AS_THEY_ARE = ("scorer_down_s", "ended_at", "one_conversation")
 
 
@@ -39,18 +43,58 @@ class SpanLike(Protocol):
     attributes: dict[str, Any]
 
 
-def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
-    """Of one of vLLM's chat completions; the ids are empty if the server gave none."""
-    choice = response["choices"][0]
+def turn_span(
+    answer: dict[str, Any],
+    rollout_id: str,
+    attempt_id: str,
+    number: int,
+    *,
+    started: float | None = None,
+    agent: str | None = None,
+) -> Any:
+    """The span of a model call that has just ended.
+
+    Args:
+        answer: one of vLLM's chat completions; the ids are empty if the server gave none.
+        number: of the call in its rollout, counted from 1; without one agent-lightning would ask the store for it.
+        started: Unix time; None: it is not known.
+        agent: name of the agent that made the call, where it is known.
+    """
+    choice = answer["choices"][0]
     log_probs = (choice.get("logprobs") or {}).get("content") or []
-    return {
-        "gen_ai.response.id": response["id"],
+    attributes = {
+        "gen_ai.response.id": answer["id"],
         "gen_ai.response.finish_reason": choice.get("finish_reason") or "",
-        "prompt_token_ids": response.get("prompt_token_ids") or [],
+        "prompt_token_ids": answer.get("prompt_token_ids") or [],
         "response_token_ids": choice.get("token_ids") or [],
         "response_log_probs": [token["logprob"] for token in log_probs],
         "agentgrpo.has_tool_calls": bool(choice["message"].get("tool_calls")),
+        **({} if agent is None else {AGENT: agent}),
     }
+    now, status = time.time(), agl.TraceStatus(status_code="OK")
+    fields = agl.SpanCoreFields(
+        name=TURN_SPAN, attributes=attributes, start_time=started or now, end_time=now, status=status
+    )
+    return agl.Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=number)
+
+
+def outcome_text(rollout: Rollout) -> str:
+    """What was played and earned as JSON, without what the judge compared, because no span holds a solution."""
+    record = replace(rollout.record, comparison=None)
+    parts = {"record": record, "reward": rollout.earned, "scorer": rollout.scorer}
+    fields = {name: asdict(part) if part else None for name, part in parts.items()}
+    return json.dumps(fields | {name: getattr(rollout, name) for name in _AS_THEY_ARE})
+
+
+def outcome_span(rollout: Rollout, rollout_id: str, attempt_id: str) -> Any:
+    """The last span of a rollout."""
+    attributes, value = {OUTCOME: outcome_text(rollout)}, rollout.earned.value
+    if value is None:
+        fields = agl.emit_annotation(attributes, propagate=False)
+    else:
+        fields = agl.emit_reward(float(value), attributes=attributes, propagate=False)
+    ids = {"rollout_id": rollout_id, "attempt_id": attempt_id}
+    return agl.Span.from_core_fields(fields, **ids, sequence_id=OUTCOME_SEQUENCE_ID)
 
 
 def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> list[Turn]:
@@ -84,14 +128,6 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
             )
         )
     return turns
-
-
-def outcome_text(rollout: Rollout) -> str:
-    """What was played and earned as JSON, without what the judge compared, because no span holds a solution."""
-    record = replace(rollout.record, comparison=None)
-    parts = {"record": record, "reward": rollout.earned, "scorer": rollout.scorer}
-    fields = {name: asdict(part) if part else None for name, part in parts.items()}
-    return json.dumps(fields | {name: getattr(rollout, name) for name in _AS_THEY_ARE})
 
 
 def read_outcome(spans: Sequence[SpanLike], rollout: Rollout) -> bool:
