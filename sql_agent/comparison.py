@@ -14,10 +14,10 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Row, Rows
 
+# Most rows that are kept of a result, cells of a row, and characters of a cell.
 SHOWN_ROWS, SHOWN_CELLS, SHOWN_CHARS = 10, 20, 100
-"""Most rows that are kept of a result, cells of a row, and characters of a cell."""
+# A larger whole number is kept as text, since a browser would round it.
 _EXACT_IN_JSON = 2**53
-"""A larger whole number is kept as text, since a browser would round it."""
 
 
 @dataclass(frozen=True)

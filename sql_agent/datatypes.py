@@ -12,12 +12,12 @@ from typing import Any
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
 
+# The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
+# `parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it.
 OWN_REWARD = "own_reward"
-"""The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
-`parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it."""
+# Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
+# rollout's row is full (`sql_agent.verl_side.plugin.row_end`).
 ROW_END = "row_end"
-"""Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
-rollout's row is full (`sql_agent.verl_side.plugin.row_end`)."""
 
 
 @dataclass(frozen=True)

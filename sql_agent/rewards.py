@@ -20,10 +20,10 @@ from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RolloutRecor
 from sql_agent.names import functions, label
 from sql_agent.settings.groups import RewardModelConfig
 
+# The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward.
 NO_JUDGE = "no_judge"
-"""The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward."""
+# The reward on such a task for a rollout without an answer: the lower bound of tanh, so no answer gets less.
 NO_ANSWER = -1.0
-"""The reward on such a task for a rollout without an answer: the lower bound of tanh, so no answer gets less."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,18 @@ class RewardPreset:
     """A reply was cut, or the context was full; None: as `out_of_limits`."""
 
 
+# Presets by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
+#
+# Agent-PEFT calls its -0.3 `timeout`; here it applies to a policy that is out of turns or tokens. A rollout that
+# reached our wall-clock deadline is lost and has no preset's value.
 REWARDS: dict[str, RewardPreset] = {
     "agentbench": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0),
     "agent_peft": RewardPreset(correct=1.0, incorrect=-0.1, out_of_limits=-0.3, malformed=-0.1),
     "rllm": RewardPreset(correct=1.0, incorrect=-1.0, out_of_limits=-0.8, malformed=-0.2),
 }
-"""Presets by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
 
-Agent-PEFT calls its -0.3 `timeout`; here it applies to a policy that is out of turns or tokens. A rollout that reached
-our wall-clock deadline is lost and has no preset's value.
-"""
-
+# Reasons why a reward function gave no number that concern only the one rollout.
 OWN_LOSSES = frozenset({"reward_none", "reward_error", "reward_deadline"})
-"""Reasons why a reward function gave no number that concern only the one rollout."""
 
 
 def reward(

@@ -22,8 +22,8 @@ from sql_agent.comparison import Comparison
 from sql_agent.names import OWN
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
+# The reason under which tasks to train on are left out because they are held out too.
 ALSO_HELD_OUT = "also_held_out"
-"""The reason under which tasks to train on are left out because they are held out too."""
 
 
 class EpisodeLostError(RuntimeError):
@@ -165,10 +165,10 @@ class Taskset(ABC):
                 f"the tasks of environment {self.name} bring their whole prompt; change it there. Instructions can be "
                 "replaced in dbbench, and with a database of your own (text2sql)"
             )
-        if lacking := [mark for mark in self.marks if mark not in text]:
+        if missing := [mark for mark in self.marks if mark not in text]:
             raise InstructionsError(
                 f"instructions have to name {', '.join(self.marks)}, or no reply can be right; not named: "
-                f"{', '.join(lacking)}"
+                f"{', '.join(missing)}"
             )
         other = copy.copy(self)
         other.instructions = text.strip()

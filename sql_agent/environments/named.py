@@ -14,8 +14,8 @@ from typing import Any
 from agentgrpo.own_files import OwnFileError, Source, find, place
 from sql_agent.names import ENVIRONMENTS, installed
 
+# Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16).
 NO_TOOLS = frozenset({"reset", "get_reward"})
-"""Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16)."""
 
 
 def named(name: str) -> tuple[Any, Source]:

@@ -46,10 +46,10 @@ from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettin
 
 logger = logging.getLogger(__name__)
 
+# Replies per rollout if neither the class nor `agent.max_turns` says how many.
 MAX_TURNS = 10
-"""Replies per rollout if neither the class nor `agent.max_turns` says how many."""
+# Errors of tools that this process has logged; each is logged once.
 _reported: set[str] = set()
-"""Errors of tools that this process has logged; each is logged once."""
 
 
 def open_own(settings: EnvironmentSettings) -> Taskset:

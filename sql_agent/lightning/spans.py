@@ -17,14 +17,14 @@ from sql_agent.credit.row import Turn
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.source.datatypes import Rollout
 
+# Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes.
 TURN_SPAN = "litellm_request"
-"""Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
+# Attribute of a turn's span: the name of the agent that made the call.
 AGENT = "agentgrpo.agent"
-"""Attribute of a turn's span: the name of the agent that made the call."""
+# Attribute of the reward span the runner writes last, the text of `outcome_text`.
 OUTCOME = "agentgrpo.outcome"
-"""Attribute of the reward span the runner writes last, the text of `outcome_text`."""
+# The number of a rollout's last span, higher than that of any call.
 OUTCOME_SEQUENCE_ID = 1_000_000_000
-"""The number of a rollout's last span, higher than that of any call."""
 _AS_THEY_ARE = ("scorer_down_s", "ended_at", "one_conversation")
 
 

@@ -16,10 +16,8 @@ class StopError(RuntimeError):
     """A run must not go on; the message says why and what to do."""
 
 
+# A task as JSON values, from the environment's `verl_rows`.
 Task = dict[str, Any]
-"""A task as JSON values, from the environment's `verl_rows`."""
-
-
 _NOT_YET = Reward(None, "not_rewarded")
 
 
@@ -57,7 +55,7 @@ class Rollout:
     unused_turns: dict[str, int] = field(default_factory=dict)
     """Model calls that are not in `row`, by cause: `repeated`, `given_up`, `other_agent`."""
     unshaped: str | None = None
-    """Why the rewards of its group leave out the reward model's score; None if they include it or there is none."""
+    """Why the rewards of its group leave out the reward model's score or a function's number; None if they have all."""
     settled: bool = False
     """Whether everything above is final."""
     filtered: str | None = None

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+# Train steps.
 WINDOW = 10
-"""Train steps."""
 TREND = 2.0
 SCORE, CORRECT = "reward_model/score_mean", "rollout/success"
 
