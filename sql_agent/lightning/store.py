@@ -18,7 +18,6 @@ from typing import Any, Literal
 import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
-from sql_agent.comparison import Comparison
 from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
 from sql_agent.store_server import READ
 
@@ -146,9 +145,9 @@ class PatientStore(StoreClient):
                 return await self.get_latest_attempt(rollout_id)
         return await super().update_attempt(rollout_id, attempt_id, **changes)
 
-    async def save_comparison(self, attempt: Any, comparison: Comparison) -> None:
+    async def save_comparison(self, attempt: Any, comparison: dict[str, Any]) -> None:
         """Keep what the judge compared beside the attempt, not in a span: the store has the task's solution already."""
-        metadata = {**(attempt.metadata or {}), _COMPARISON: json.dumps(comparison.to_dict())}
+        metadata = {**(attempt.metadata or {}), _COMPARISON: json.dumps(comparison)}
         await self.update_attempt(attempt.rollout_id, attempt.attempt_id, metadata=metadata)
 
     async def read_comparison(self, rollout_id: str) -> dict[str, Any] | None:

@@ -174,7 +174,7 @@ class Trainer:
         self._say("  ".join(filter(None, [preset.describe(line, groups, progress), rest])))
         if progress.unjudged_in_a_row >= MAX_UNJUDGED:
             lost, record = rollouts[0], rollouts[0].record
-            why = last_line(record.error or (lost.outcome and lost.outcome.reward.error) or "") or record.stop_reason
+            why = last_line(record.error or lost.earned.error or "") or record.stop_reason
             raise UnjudgedError(
                 f"no episode of the last {MAX_UNJUDGED} {preset.unit} could be judged ({lost.lost}: {why}); correct "
                 f"that, then go on with {self.folder.resume_flag}"
@@ -204,10 +204,10 @@ class Trainer:
 
     def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
         rows = [
-            rollout.trajectory
+            rollout.row
             for group in groups
             for rollout in group
-            if rollout.advantage is not None and rollout.trajectory is not None
+            if rollout.advantage is not None and rollout.row is not None
         ]
         return self._learner.learn(rows, temperature=self._preset.sampling.temperature) if rows else {}
 

@@ -81,7 +81,7 @@ async def evaluate_rollout(
     judged = record.score.value is not None or record.score.reason == NO_JUDGE
     if not functions or not judged:  # a function is not asked about a lost rollout, as in a run
         return record
-    worth = summed_reward(record, weights, await functions.ask(RewardRecord.of(record, task.to_dict())))
-    errors = "\n".join(filter(None, [record.error, worth.error])) or None
-    score = Score(worth.value, worth.reason if worth.value is None else OWN_REWARD)
+    earned = summed_reward(record, weights, await functions.ask(RewardRecord.of(record, task.to_dict())))
+    errors = "\n".join(filter(None, [record.error, earned.error])) or None
+    score = Score(earned.value, earned.reason if earned.value is None else OWN_REWARD)
     return dataclasses.replace(record, score=score, error=errors)

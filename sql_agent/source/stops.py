@@ -114,8 +114,8 @@ def check_lost(results: Sequence[Rollout], max_fraction: float, names: Mapping[s
 
 def _example(results: Sequence[Rollout], reason: str) -> str:
     """Return how the first rollout of that reason failed, and where if it left a traceback; nothing if none says so."""
-    outcomes = [result.outcome for result in results if (result.lost or _refused(result)) == reason and result.outcome]
-    told = next((text for one in outcomes if (text := one.reward.error or one.record.error)), "")
+    found = [result for result in results if (result.lost or _refused(result)) == reason]
+    told = next((text for r in found if (text := r.earned.error or (r.played and r.played.error))), "")
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     places = [line for line in lines if line.startswith("File ")]
     return f"; the first: {': '.join([*places[-1:], last_line(told)])}" if lines else ""
@@ -128,7 +128,7 @@ def last_line(error: str) -> str:
 
 
 def _refused(result: Rollout) -> str | None:
-    why = result.outcome.score_failure if result.outcome else None
+    why = result.score_failure
     if why is not None and why != "scorer_unavailable":
         return why
     return None if result.unshaped in SCORER_LOST else result.unshaped
@@ -142,7 +142,7 @@ def check_scorer_down(results: Sequence[Rollout], cfg: RewardModelConfig, names:
     Raises:
         ScorerDownError: a runner has had no score for `give_up_s`.
     """
-    down_s = max((result.outcome.scorer_down_s for result in results if result.outcome), default=0.0)
+    down_s = max((result.scorer_down_s for result in results), default=0.0)
     if cfg.url is not None and down_s >= cfg.give_up_s:
         raise ScorerDownError(
             f"the reward model at {cfg.url} has given no score for {down_s:.0f} s "

@@ -21,7 +21,7 @@ from sql_agent.local.trainer import Trainer
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
-from sql_agent.source.datatypes import StopError
+from sql_agent.source.datatypes import Rollout, StopError
 from sql_agent.source.outcomes import Rewarder
 from sql_agent.source.samplers import shuffled
 from sql_agent.success import Rate
@@ -186,7 +186,10 @@ def test_the_reward_is_the_presets_and_a_verdict_out_of_range_loses_its_episode(
     cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path, reward="rllm")
     given = [rollout(0.0), rollout(1.5), rollout(2.5, OWN_REWARD), rollout(None)]
     rewarder = Rewarder(cfg.rollout, cfg.reward_model, threads=1)
-    assert [rewarder.outcome(record, None).reward.value for record, _ in given] == [-1.0, None, 2.5, None]
+    earned = [Rollout("g", {}, played=record) for record, _ in given]
+    for each in earned:
+        rewarder.reward(each, {})
+    assert [each.reward for each in earned] == [-1.0, None, 2.5, None]
 
 
 def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monkeypatch):
@@ -270,7 +273,7 @@ def test_a_function_rewards_what_nobody_judges_turn_by_turn(tmp_path, monkeypatc
         "from itertools import count\nplace = count()\n\n\ndef graded(record):\n    return [next(place) % 2, 1]\n"
     )
     world = World()
-    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2)
+    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2, turn_ends=(2, 4))
     record = RolloutRecord("p", "sum", "answered", Score(None, NO_JUDGE), 2, 0, [], 3, 2, 0.1)
     monkeypatch.setattr(world, "play", lambda tasks, _: [(record, row)] * len(tasks))
     monkeypatch.setattr(world, "learn", lambda rows, **_: world.learnt.extend(each.credit for each in rows) or {})
