@@ -6,7 +6,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
-from agentgrpo.training_run import RunLog
+from agentgrpo.training_run import TrainerLog
 from reward_model.datatypes import RECORD
 
 
@@ -52,7 +52,7 @@ LINE = (
 )
 
 
-class RewardRunLog(RunLog):
+class RewardRunLog(TrainerLog):
     kind, record_name = "reward train", RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,5 +60,5 @@ class RewardRunLog(RunLog):
         if not state.is_world_process_zero or not any(key.endswith("pair/loss") for key in metrics):
             return
         if "pair/loss" in metrics:
-            metrics["time/step_s"] = self.seconds_per_step(state)
-        self.log(state, metrics, metrics_line(metrics, LINE))
+            metrics["time/step_s"] = self.seconds_per_step(state.global_step)
+        self.log(state.global_step, metrics, metrics_line(metrics, LINE))
