@@ -36,8 +36,6 @@ from sql_agent.trained_on import Source, read_trained_on, trained_further
 
 @dataclass(frozen=True)
 class Run:
-    """Holds what a run needs to start."""
-
     cfg: DpoConfig
     start: Start
     pairs: list[EncodedPair]
@@ -117,7 +115,7 @@ def train(run: Run, say: Say = print) -> None:
 
 
 def next_commands(cfg: DpoConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
-    """Return the commands that measure held-out success and go on with GRPO; vLLM and verl take whole models.
+    """The commands that measure held-out success and go on with GRPO; vLLM and verl take whole models.
 
     Args:
         weights: of the whole model; None: not known.

@@ -109,8 +109,7 @@ class PairCollator:
         self._pad = pad_token_id
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return a batch of B pairs.
-
+        """
         Returns:
             `input_ids`, `attention_mask` and `completion_mask` (1 on what the policy said), each of shape (2 B, T), all
             chosen sides first; `ref_chosen_logps` and `ref_rejected_logps` (B,), if the examples have them.

@@ -1,4 +1,4 @@
-"""Holds what supervised fine-tuning and DPO share: checks before weights are read, the adapter, resuming, the result.
+"""What supervised fine-tuning and DPO share: checks before weights are read, the adapter, resuming, the result.
 
 Leaves out the data and the losses.
 """
@@ -63,7 +63,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Start:
-    """Holds the model and the place of a run, checked."""
+    """The model and the place of a run, checked."""
 
     model: Path
     """The folder of the model, or of the adapter."""
@@ -114,7 +114,7 @@ def check_start(cfg: FineTuningConfig, record: str, sealed: str, *, dropout: flo
 
 
 def disk_need(base: Path, model: Path, lora: Lora | None) -> DiskNeed:
-    """Return what the output folder will hold: checkpoints of trained weights and two moments, then the result."""
+    """Checkpoints of trained weights and two moments, then the result."""
     # without a new adapter `model` is the whole model, or the adapter that is trained on
     trained = (count_weights(model) if lora is None else count_adapter_weights(base, lora.r)) or 0
     return DiskNeed(checkpoint=12 * trained, at_once=KEPT + 1, rest=4 * trained)
@@ -132,7 +132,7 @@ def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> L
 
 
 def longest_conversation(base: Path, max_length: int | None) -> int | None:
-    """Return the limit of a conversation: `max_length`, or the context of the model in `base`.
+    """The limit of a conversation: `max_length`, or the context of the model in `base`.
 
     Raises:
         UsageError: `max_length` is longer than the context.
@@ -152,7 +152,7 @@ def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) 
 
 
 def checkpoint_to_resume(output: Path, record: str, sealed: str, resume: bool, say: Say) -> Path | None:
-    """Return the newest whole checkpoint, or None for a new start.
+    """The newest whole checkpoint; None for a new start.
 
     Raises:
         ValueError: the folder holds something that would be overwritten, nothing to resume, or another user's files; or
@@ -211,7 +211,7 @@ def check_resumed(checkpoint: Path, before: Mapping[str, Any], record: Mapping[s
 
 
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that the weights depend on, as JSON values."""
+    """The facts that the weights depend on, as JSON values."""
     facts = {
         "model": record["model"]["sha256"],
         "tokenizer or chat template": record["tokenizer_sha256"],
@@ -245,7 +245,7 @@ def in_bfloat16(cfg: FineTuningConfig, model: Any) -> bool:
 
 
 def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
-    """Return the arguments of transformers' trainer that the settings and the device decide."""
+    """Those of transformers' trainer that the settings and the device decide."""
     on_gpu = model.device.type == "cuda"
     return {
         "output_dir": str(cfg.run_dir / CHECKPOINTS),

@@ -63,8 +63,6 @@ COMMAND = "agentgrpo sft"
 
 @dataclass(frozen=True)
 class Run:
-    """Holds what a run needs to start."""
-
     cfg: SftConfig
     start: Start
     encoded: list[Encoded]
@@ -116,7 +114,7 @@ def train(run: Run, say: Say = print) -> None:
 
 
 def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
-    """Return the tokens of a pass, as asked or as long as the longest conversation, and say what a short one costs."""
+    """The tokens of a pass, as asked or as long as the longest conversation; a line says what a short one costs."""
     try:
         shape = shape_of(read_json(base_folder(start.base) / "config.json"))
     except ValueError:  # the memory of models of this kind is not estimated
@@ -134,7 +132,7 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
 
 
 def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
-    """Return the commands that talk with the model and train it further; the main job takes whole models.
+    """The commands that talk with the model and train it further; the main job takes whole models.
 
     Args:
         weights: of the whole model; None: not known.
@@ -161,7 +159,7 @@ def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> l
 
 
 def rows_again(cfg: SftConfig) -> list[str]:
-    """Return the flags that give the next command the same rows; where every row was learnt, others to measure on."""
+    """The flags that give the next command the same rows; where every row was learnt, others to measure on."""
     learnt_all = cfg.train_file is not None and cfg.val_file is None and not cfg.held_out_fraction
     val_file = "HELD_OUT_TASKS" if learnt_all else cfg.val_file
     given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.train_file, "val-file": val_file}
@@ -169,7 +167,7 @@ def rows_again(cfg: SftConfig) -> list[str]:
 
 
 def settings_again(cfg: SftConfig) -> dict[str, float]:
-    """Return what was given of split and prompts, with which the next command holds out and plays the same."""
+    """What was given of split and prompts, with which the next command holds out and plays the same."""
     names = ["max_prompt_tokens"] if cfg.source == "environment" else []
     names += ["held_out_fraction"] if cfg.train_file is not None and cfg.val_file is None else []
     return {name: getattr(cfg, name) for name in names if name in cfg.model_fields_set and getattr(cfg, name)}
@@ -245,7 +243,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
 
 
 def data_of(cfg: SftConfig) -> DataConfig:
-    """Return where the tasks come from, and which of them are held out."""
+    """Where the tasks come from, and which of them are held out."""
     file = cfg.train_file
     if cfg.source == "gsm8k":
         where = cfg.data_name.removeprefix("gsm8k:")
@@ -260,7 +258,7 @@ def data_of(cfg: SftConfig) -> DataConfig:
 
 
 def describe_split(cfg: SftConfig, data: DataConfig, learnt: int, split: Split) -> str:
-    """Say how many rows of the file are learnt and how many are held out, and what follows from that."""
+    """How many rows of the file are learnt and how many are held out, and what follows from that."""
     drawn = f"{learnt} of {len(split.train)}" if learnt < len(split.train) else str(learnt)
     if data.val_file is not None:
         held_out = f"{len(split.val)} held out in {data.val_file}"

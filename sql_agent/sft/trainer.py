@@ -46,11 +46,14 @@ def trained_policy(model: Any, start: Start, cfg: SftConfig, pass_tokens: int) -
 
 
 class CrossEntropy(Learner):
-    """Makes updates on what the assistant says, and stops at the first that is not finite."""
+    """Makes updates on what the assistant says, and stops at the first that is not finite.
+
+    Of the loss settings only the aggregation counts: the mean over all trained tokens of an update.
+    """
 
     def __init__(self, policy: LocalPolicy, learning_rate: float) -> None:
         optim = OptimConfig(learning_rate=learning_rate, weight_decay=0.0)
-        super().__init__(policy, optim, LossConfig(aggregation="token-mean"))
+        super().__init__(policy, optim, LossConfig(aggregation="token-mean"), fused=True)  # as transformers' trainer
 
     def update(self, conversations: Sequence[Encoded], learning_rate: float) -> dict[str, float]:
         """
@@ -108,6 +111,8 @@ def train_epochs(
     log.begin(learner.steps, steps, policy.device.type)
     for step in range(learner.steps + 1, steps + 1):
         epoch, place = divmod(step - 1, per_epoch)
+        if place == 0:  # as torch's DataLoader: dropout is the one that a seed gave with TRL's trainer
+            torch.empty((), dtype=torch.int64).random_()
         order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(cfg.seed + epoch)).tolist()
         chosen = [encoded[i] for i in order[place * size : (place + 1) * size]]
         tokens += sum(len(one.ids) for one in chosen)
