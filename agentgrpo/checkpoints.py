@@ -14,6 +14,8 @@ from pathlib import Path
 from agentgrpo import signed
 
 MANIFEST = "manifest.json"
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that has them."""
 NAME = re.compile(r"(?:global_step_|step_|checkpoint-)(\d+)")
 """How verl, local training and transformers name a checkpoint."""
 

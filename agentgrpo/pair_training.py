@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from agentgrpo.micro_batches import micro_batches, recomputed, return_freed_memory
-from agentgrpo.training_run import check_loss
+from agentgrpo.training_run import check_finite
 
 
 def weighted_mean(values: Sequence[float], shares: Sequence[float]) -> float:
@@ -67,7 +67,7 @@ class PairMicroBatches:
             start = before.get(name, 0)
             values[start:] = [COMBINED.get(name, weighted_mean)(values[start:], shares)]
         self.state.num_input_tokens_seen = self._total_train_tokens
-        check_loss(loss.item(), self.state.global_step + 1, self.remedy())
+        check_finite("loss", loss.item(), self.state.global_step + 1, self.remedy())
         return loss
 
     def compute_loss(

@@ -29,7 +29,7 @@ from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
 from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import claim
-from agentgrpo.training_run import RunLog, check_same_run, publish, remove_torn, versions, write_record
+from agentgrpo.training_run import TrainerLog, check_same_run, publish, remove_torn, versions, write_record
 from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
 from reward_model.data.preferences import PreferenceFileError, read_preferences
@@ -42,12 +42,18 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     """Raises ModelError, NotOursError, PreferenceFileError, UsageError: something is wrong. It is found before the
     weights are read, except for a loss that is not finite.
     """
+    output = Path(args.output_dir or OUTPUT)
+    with ends_in_order(), claim(output) if args.process_index == 0 else nullcontext():
+        _train(data, args, model, output)
+
+
+def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, output: Path) -> None:
     datasets.disable_progress_bars()
     disable_progress_bar()
     say = print if args.process_index == 0 else lambda *parts: None
     if not model.model_name_or_path:
         raise UsageError("--model-name-or-path is missing: the language model to start from, a folder or ORG/NAME")
-    base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir or OUTPUT)
+    base = model_folder(model.model_name_or_path, say=say)
     require(base_model=base)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # it is set already, and TRL would set it again
@@ -102,8 +108,6 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
         say(f"going on from {checkpoint}")
 
     kept = {name: record[name] for name in ("base", "dataset", "max_length", "seed", "settings")}
-    with failures_of_the_disk(output):
-        output.mkdir(parents=True, exist_ok=True)
     args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
     trainer = PairTrainer(
         model=str(base.resolve()),  # an absolute path, because adapters name their base by it
@@ -120,7 +124,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     trained, total = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
     say(f"{trained:,} of {total:,} weights are trained, on {args.device}")
     try:
-        with ends_in_order(), failures_of_the_disk(output), claim(output) if args.process_index == 0 else nullcontext():
+        with failures_of_the_disk(output):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             save_whole(trainer, output, record)
     except OutputError as error:
@@ -212,7 +216,7 @@ LINE = (
 )
 
 
-class RewardRunLog(RunLog):
+class RewardRunLog(TrainerLog):
     kind, record_name = "reward train", RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -220,8 +224,8 @@ class RewardRunLog(RunLog):
         if not state.is_world_process_zero or not any(key.endswith("pair/loss") for key in metrics):
             return
         if "pair/loss" in metrics:
-            metrics["time/step_s"] = self.seconds_per_step(state)
-        self.log(state, metrics, metrics_line(metrics, LINE))
+            metrics["time/step_s"] = self.seconds_per_step(state.global_step)
+        self.log(state.global_step, metrics, metrics_line(metrics, LINE))
 
 
 # The result and checkpoints -------------------------------------------------------------------------------------------

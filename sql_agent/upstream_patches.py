@@ -363,20 +363,6 @@ PATCHES = (
     # trainers of TRL
     Patch(
         "local",
-        "sql_agent.sft.trainer:MicroBatchSFTTrainer",
-        "trl.trainer.sft_trainer",
-        ("SFTTrainer.training_step", "SFTTrainer.compute_loss"),
-        "a batch is trained in micro-batches",
-    ),
-    Patch(
-        "local",
-        "sql_agent.sft.trainer",
-        "trl.trainer.sft_trainer",
-        ("SFTTrainer._metrics", "SFTTrainer._total_train_tokens"),
-        "metrics are means over all tokens, whose count a checkpoint goes on with",
-    ),
-    Patch(
-        "local",
         "sql_agent.dpo.trainer:PairDpoTrainer",
         "trl.trainer.dpo_trainer",
         ("DPOTrainer._prepare_dataset",),

@@ -141,10 +141,8 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     from sql_agent.local.rollouts import Player
 
     model.eval()
-    if not hasattr(model, "get_base_model"):
-        model.get_base_model = lambda: model  # LocalPolicy needs nothing else of a PeftModel to sample from it
     # the tokenizer is loaded again: playing replaces a template that TRL knows by TRL's version for training
-    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))  # pyright: ignore[reportArgumentType]
+    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))
     with open_backend("sqlite") as backend:
         player = Player(policy, DbBench("strict", backend=backend), LIMITS)
         ((record, row),) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])

@@ -73,6 +73,12 @@ class SftConfig(FineTuningConfig, TaskFiles):
     train_file: Path | None = also("tasks", None)
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
+    val_file: Path | None = None
+    """Held-out tasks: nothing measures them here, and none of them is learnt. None: a share of `train_file`, the same
+    tasks as in training and in `evaluate`."""
+    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
+    """Share of `train_file` that is held out when it comes without `val_file`; 0 learns every row, on none of which the
+    model can be measured then."""
     database: DatabaseSpec | None = None
     """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
