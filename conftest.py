@@ -45,14 +45,29 @@ CHAINS = {
     "test_weight_sync.py",
 }
 """Test files that start whole runs or vLLM servers, which takes most of `make test`."""
+SAME_PORTS = {"test_own_database_recipe.py", "test_typed_pages.py"}
+"""They type commands of the pages as they stand, with the same ports."""
 
 
 class OneChainAtATime(LoadScopeScheduling):
-    """Gives whole files to the pytest workers, and all that start chains to the same one."""
+    """Gives whole files to the pytest workers. A file that starts chains waits while another worker has one; once
+    nothing else is left, it does not, so that the last minutes keep all workers busy. A chain takes 4.3 GiB."""
 
     def _split_scope(self, nodeid):
         file = nodeid.partition("::")[0]
-        return "chains" if Path(file).name in CHAINS else file
+        return "same ports" if Path(file).name in SAME_PORTS else file
+
+    def _assign_work_unit(self, node):
+        others = [work for other, work in self.assigned_work.items() if other is not node]
+        taken = any(is_chain(scope) and not all(work[scope].values()) for work in others for scope in work)
+        first = next((scope for scope in self.workqueue if is_chain(scope) is not taken), None)
+        if first is not None:
+            self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
+
+
+def is_chain(scope):
+    return scope == "same ports" or Path(scope).name in CHAINS
 
 
 @pytest.hookimpl(optionalhook=True)
