@@ -27,24 +27,25 @@ def pytest_addoption(parser):
                      "rollouts; minutes to an hour")  # fmt: skip
 
 
-CHAINS = {
-    "test_apo.py",
-    "test_caged_runs.py",
+CHAINS = (
+    "test_own_database_recipe.py",
+    "test_typed_pages.py",
     "test_end_to_end.py",
     "test_examples_end_to_end.py",
-    "test_faithful.py",
+    "test_apo.py",
     "test_interface.py",
-    "test_medical_end_to_end.py",
-    "test_merge_policy.py",
-    "test_own_agent_end_to_end.py",
-    "test_own_database_recipe.py",
     "test_own_environment_end_to_end.py",
+    "test_medical_end_to_end.py",
+    "test_own_agent_end_to_end.py",
     "test_served_templates.py",
-    "test_typed_pages.py",
-    "test_vllm_stands_in.py",
+    "test_faithful.py",
+    "test_merge_policy.py",
+    "test_caged_runs.py",
     "test_weight_sync.py",
-}
-"""Test files that start whole runs or vLLM servers, which takes most of `make test`."""
+    "test_vllm_stands_in.py",
+)
+"""Test files that start whole runs or vLLM servers, which takes most of `make test`; those that start most come first,
+so that what is left at the end is short."""
 SAME_PORTS = {"test_own_database_recipe.py", "test_typed_pages.py"}
 """They type commands of the pages as they stand, with the same ports."""
 
@@ -78,7 +79,8 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(items):
     """What takes longest begins first: chains, then files with slow tests, so that no worker ends with one alone."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path.name not in CHAINS, item.path not in slow))
+    place = {name: number for number, name in enumerate(CHAINS)}
+    items.sort(key=lambda item: (place.get(item.path.name, len(CHAINS)), item.path not in slow))
 
 
 @pytest.fixture(scope="session")
