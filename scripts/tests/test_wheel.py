@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def run(*command, folder=ROOT, torch=None, **options) -> str:
-    ours = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")  # new packages are compiled once, not by each command
+    ours = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")  # packages are compiled once, not by each command
     env = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [*map(str, command)], cwd=folder, env=env | (links() if torch is None else torch), text=True,
