@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sql_agent.credit.tables import Credit
@@ -23,7 +23,7 @@ from sql_agent.source.dynamic_sampling import (
     replacement_tasks,
 )
 from sql_agent.source.metrics import batch_metrics, score_metrics, skill_metrics
-from sql_agent.source.stops import PrefixStop, check_lost, check_scorer_down
+from sql_agent.source.stops import MAIN_JOB, PrefixStop, check_lost, check_scorer_down
 
 REPORT_S = 1.0
 """Reports of progress are at least so many seconds apart; the last one is always sent."""
@@ -55,6 +55,7 @@ class Source:
         report: receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost",
             "redrawn"}`.
         credit: sets the advantages of the groups of a batch that are trained on.
+        names: what a stop calls this trainer's settings and files (`stops.MAIN_JOB`).
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class Source:
         credit: Callable[[Sequence[Sequence[Rollout]]], None],
         keep: Callable[..., None],
         report: Callable[[dict[str, Any]], None] = lambda _: None,
+        names: Mapping[str, str] = MAIN_JOB,
     ) -> None:
-        self._transport, self._rollout, self._reward_model = transport, rollout, reward_model
+        self._transport, self._rollout, self._reward_model, self._names = transport, rollout, reward_model, names
         self._estimator, self._seed, self._ending_s, self._tasks = estimator, seed, ending_s, tasks
         self._keep, self._report, self._credit = keep, report, credit
         self._prefix_stop = PrefixStop(max_broken_fraction)
@@ -95,7 +97,7 @@ class Source:
         groups = [choose_group(slot, self._estimator) for slot in slots]
         self._credit([group for group in groups if group[0].temperature is None])
         self._keep(rollouts_of(slots), step=step, validate=validate)
-        check_lost([rollout for group in groups for rollout in group], self._rollout.max_lost_fraction)
+        check_lost([rollout for group in groups for rollout in group], self._rollout.max_lost_fraction, self._names)
         return groups, self._metrics(slots if validate else trained, validate=validate)
 
     def _metrics(self, slots: Sequence[GroupSlot], *, validate: bool) -> dict[str, float]:
@@ -122,7 +124,7 @@ class Source:
         going = True
         while going and time.monotonic() < deadline:
             going = await self._transport.collect()
-            check_scorer_down(rollouts_of(slots), self._reward_model)
+            check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
             if time.monotonic() < deadline - self._ending_s and (  # a later one might not end in time
                 redrawn := [slot for slot in slots if needs_redraw(slot, self._estimator)]
             ):
@@ -135,7 +137,7 @@ class Source:
                 await asyncio.sleep(self._rollout.poll_s)
         await self._transport.end()
         report.send(rollouts_of(slots))
-        check_scorer_down(rollouts_of(slots), self._reward_model)
+        check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
 
 
 class _ProgressReport:
