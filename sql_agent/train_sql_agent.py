@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         require(rewards=cfg, environment=environment)
         if trains:  # a runner gets its tasks from the store
             check_own_tasks(cfg, environment)
-        cpu = use_cpu(cfg.engine)
+        cpu = use_cpu(cfg.engine, cfg.cluster)
         grpo = cfg.algorithm == "grpo"
         if args.dry_run and not grpo:
             selection, split, held_out = choose_tasks(cfg, environment)

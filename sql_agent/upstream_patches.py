@@ -208,6 +208,14 @@ PATCHES = (
     ),
     Patch(
         "driver",
+        f"{_PLUGIN}balance:_share",
+        "verl.trainer.ppo.ray_trainer",
+        ("RayPPOTrainer._balance_batch",),
+        "several workers update the weights as one would",
+        cpu=True,
+    ),
+    Patch(
+        "driver",
         _DRIVER,
         "ray._private.node",
         ("Node.start_api_server", "Node.start_monitor"),

@@ -161,6 +161,12 @@ class LoraConfig(Settings):
     target_modules: Annotated[str, VerlKey("actor_rollout_ref.model.target_modules")] = "all-linear"
 
 
+class ClusterConfig(Settings):
+    workers_per_node: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
+    """Training workers (FSDP2 ranks) on a CPU, each with a model server beside it; on GPUs `engine.n_gpus`. They share
+    the rows of an update evenly, and the cores."""
+
+
 class EngineConfig(Settings):
     device: Annotated[Literal["auto", "cpu", "gpu"], FlagName("device")] = "auto"
     """auto: GPUs if there are any."""
@@ -178,7 +184,7 @@ class EngineConfig(Settings):
     """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
     of the memory. None: on a GPU, not on a CPU."""
     n_gpus: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
-    """GPUs of this node; 1 on a CPU. They share the rows of an update evenly."""
+    """GPUs of this node; 1 on a CPU (`cluster.workers_per_node`). They share the rows of an update evenly."""
     tensor_parallel_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.tensor_model_parallel_size")] = Field(
         default=1, ge=1
     )
@@ -192,9 +198,10 @@ class EngineConfig(Settings):
     max_num_seqs: Annotated[int, VerlKey("actor_rollout_ref.rollout.max_num_seqs")] = Field(default=64, ge=1)
     """Requests vLLM batches together."""
     train_threads: int | None = Field(default=None, ge=1)
-    """OpenMP threads of the training worker on a CPU; None: every core (rollouts and updates take turns)."""
+    """OpenMP threads of a training worker on a CPU; None: the cores, shared among the workers. Rollouts and updates
+    take turns."""
     sampler_threads: int = Field(default=1, ge=1)
-    """OpenMP threads of vLLM on a CPU; runners, proxy and store share the cores with it."""
+    """OpenMP threads of a vLLM on a CPU; runners, proxy and store share the cores with it."""
 
 
 class TrainerConfig(Settings):

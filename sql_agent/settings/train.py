@@ -21,6 +21,7 @@ from sql_agent.settings.groups import (
 )
 from sql_agent.settings.main_job import (
     ApoConfig,
+    ClusterConfig,
     EngineConfig,
     LoraConfig,
     LossConfig,
@@ -61,6 +62,7 @@ class TrainConfig(Settings):
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
     lora: LoraConfig = LoraConfig()
+    cluster: ClusterConfig = ClusterConfig()
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     verl: dict[str, Any] = Field(default={})
@@ -108,6 +110,10 @@ class TrainConfig(Settings):
         """The most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
         longest = self.data.prompt_tokens + self.data.max_response_tokens
         return max(self.optim.micro_batch_tokens or (4096 if cpu else 16384), longest)
+
+    def workers(self, *, cpu: bool) -> int:
+        """Training workers of the run, FSDP's world size."""
+        return self.cluster.workers_per_node if cpu else self.engine.n_gpus
 
     @property
     def environment(self) -> EnvironmentSettings:
@@ -277,7 +283,7 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _gpus_share_evenly(self) -> TrainConfig:
+    def _workers_share_evenly(self) -> TrainConfig:
         n_gpus, tensor_parallel = self.engine.n_gpus, self.engine.tensor_parallel_size
         if n_gpus % tensor_parallel:
             raise ValueError(
@@ -285,12 +291,14 @@ class TrainConfig(Settings):
                 "server uses that many"
             )
         tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
-        if tasks * group % n_gpus:  # verl workers/engine_workers.py, `train_mini_batch`
-            name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
-            raise ValueError(
-                f"engine.n_gpus ({n_gpus}) has to divide {name} ({tasks}) times rollout.group_size ({group}), "
-                f"{tasks * group} rows: every GPU trains on an equal share"
-            )
+        workers = {"engine.n_gpus": n_gpus, "cluster.workers_per_node": self.cluster.workers_per_node}
+        for setting, count in workers.items():
+            if tasks * group % count:  # verl workers/engine_workers.py, `train_mini_batch`
+                name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
+                raise ValueError(
+                    f"{setting} ({count}) has to divide {name} ({tasks}) times rollout.group_size ({group}), "
+                    f"{tasks * group} rows: every worker trains on an equal share"
+                )
         return self
 
 

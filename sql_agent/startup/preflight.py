@@ -19,7 +19,7 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.environments.base import Taskset
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
 from sql_agent.reward_functions.load import load_functions
-from sql_agent.settings.main_job import EngineConfig, StoreConfig
+from sql_agent.settings.main_job import ClusterConfig, EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 
 # The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address.
@@ -167,11 +167,11 @@ def _check_port(port: int) -> None:
 # What the settings leave open -----------------------------------------------------------------------------------------
 
 
-def use_cpu(engine: EngineConfig) -> bool:
+def use_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
     """Whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
 
     Raises:
-        UsageError: there are fewer GPUs than the run wants.
+        UsageError: there are fewer GPUs than the run wants, or the number of workers is given for the other device.
     """
     gpus = 0 if engine.device == "cpu" else count_gpus()
     if engine.device == "gpu" and not gpus:
@@ -179,8 +179,14 @@ def use_cpu(engine: EngineConfig) -> bool:
             "engine.device is gpu, but nvidia-smi finds none; use --device cpu, or look at CUDA_VISIBLE_DEVICES"
         )
     if engine.n_gpus > max(gpus, 1):
-        there = f"{gpus} can be used here" if gpus else "this run is on a CPU, with one worker"
-        raise UsageError(f"engine.n_gpus is {engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
+        there = f"{gpus} can be used here" if gpus else "this run is on a CPU, whose workers are another setting"
+        remedy = f"engine.n_gpus={gpus}" if gpus else f"engine.n_gpus=1 cluster.workers_per_node={engine.n_gpus}"
+        raise UsageError(f"engine.n_gpus is {engine.n_gpus}, but {there}; use --set {remedy}")
+    if gpus and cluster.workers_per_node > 1:
+        raise UsageError(
+            f"cluster.workers_per_node is {cluster.workers_per_node}, the workers of a CPU, and this run is on a GPU; "
+            f"use --device cpu, or one worker a GPU: --set engine.n_gpus={cluster.workers_per_node}"
+        )
     return not gpus
 
 

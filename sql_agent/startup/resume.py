@@ -44,11 +44,13 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         UsageError: the checkpoint was trained with other settings.
     """
     workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
-    if workers != (1 if cpu else cfg.engine.n_gpus):
+    if workers != cfg.workers(cpu=cpu):
+        setting = "cluster.workers_per_node" if cpu else "engine.n_gpus"
         merge = agentgrpo_command("merge", "--checkpoint", cfg.run_dir, "--output")
         raise UsageError(
-            f"{checkpoint} was written by {workers} workers, each its share; go on with as many (engine.n_gpus), or "
-            f"train from its merged weights: `{merge} MERGED`, then --model MERGED and another --run-dir"
+            f"{checkpoint} was written by {workers} worker{'s, each its share' * (workers > 1)}; go on with as many "
+            f"(--set {setting}={workers}), or train from its merged weights: `{merge} MERGED`, then --model MERGED and "
+            "another --run-dir"
         )
     saved = cfg.run_dir / "config.yaml"
     if not saved.is_file():

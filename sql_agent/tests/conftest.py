@@ -25,7 +25,7 @@ from agentgrpo.processes import RUN_ID, folders_of, processes_of, run_folder
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.tests import cage
-from sql_agent.verl_side.checkpoints import describe, seal
+from sql_agent.verl_side.checkpoints import describe, missing_shards, seal
 
 ROOT = Path(__file__).parents[2]
 os.environ.setdefault(RUN_TOKEN, "the-token-of-these-tests")  # as a run's command sets it for all that it starts
@@ -271,5 +271,7 @@ def checkpoint_of(run_dir, step, *, workers=1):
     checkpoint = run_dir / "checkpoints" / f"global_step_{step}"
     (checkpoint / "actor").mkdir(parents=True)
     (checkpoint / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": workers}))
+    for shard in missing_shards(checkpoint):
+        (checkpoint / "actor" / shard).touch()
     seal(checkpoint, describe(checkpoint, {}))
     return checkpoint

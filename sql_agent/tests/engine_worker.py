@@ -18,6 +18,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,8 +117,10 @@ def main() -> None:
 ADVANTAGES = [1.0, -1.0, 0.5, 0.0]
 
 
-def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tuple[Any, list[Any]]:
-    """verl's batch as the rollout manager gives it, and its rows; the last rollout of the first group is lost."""
+def make_batch(
+    vocabulary: int, prompt: int, response: int, groups: int, *, lost: Iterable[int] = (GROUP - 1,), seed: int = 0
+) -> tuple[Any, list[Any]]:
+    """verl's batch as the rollout manager gives it, and its rows; by default one rollout of the first group is lost."""
     import numpy as np
     import torch
     from verl import DataProto
@@ -125,7 +128,7 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
     from sql_agent.source.batch import to_tensors
     from sql_agent.tests.records import make_row
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(0, vocabulary, (count,), generator=generator).tolist())
@@ -142,7 +145,8 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
                 starts, own = (len(mask),), (*own, *other, *said)
                 mask += (0,) * len(other) + (1,) * len(said)
             rows.append(make_row(first, (*turn, *own), mask, (0.0,) * len(mask), 1, starts=starts))
-    rows[GROUP - 1] = None
+    for row in lost:
+        rows[row] = None
     tensors = to_tensors(rows, [1.0 if row else None for row in rows], pad_id=0)
     weights = torch.tensor(ADVANTAGES * groups)[:, None]
     batch = DataProto.from_single_dict(

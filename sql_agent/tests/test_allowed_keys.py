@@ -36,6 +36,12 @@ def test_every_allowed_key_is_read_by_verl(key, module):
     assert re.search(rf"""(\.|get\(["']|pop\(["']|\[["']|select\([^)]*["']){name}\b""", source)
 
 
+def test_sequence_parallelism_is_refused_with_what_to_take_instead():
+    key = "verl.actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    with pytest.raises(ValueError, match=r"splits each row over several workers .*: cluster.workers_per_node on a CPU"):
+        to_verl(load_config(None, [f"{key}=2"]), FILES, cpu=True)
+
+
 def test_the_training_page_lists_every_allowed_key():
     page = (DOC / "training.md").read_text()
     assert [key for key in ALLOWED_KEYS if f"`{key}NAME`" not in page and f"`{key}`" not in page] == []

@@ -161,6 +161,10 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["engine.tensor_parallel_size=2"], r"tensor_parallel_size \(2\) has to divide engine.n_gpus \(1\)"),
         # 8 tasks of 4 rollouts
         (["engine.n_gpus=3"], r"n_gpus \(3\) has to divide data.train_batch_size \(8\) times .* \(4\), 32 rows"),
+        (
+            ["cluster.workers_per_node=3"],
+            r"workers_per_node \(3\) has to divide data.train_batch_size \(8\) .* 32 rows",
+        ),
         # updates of 2 tasks of 4 rollouts
         (
             ["engine.n_gpus=16", "optim.mini_batch_size=2"],
@@ -360,3 +364,15 @@ def test_a_run_on_a_cpu_counts_one_gpu_for_ray_where_the_shell_hides_all(monkeyp
     for name, value in worker_environment(load_config(None), cpu=True).items():
         monkeypatch.setenv(name, value)
     assert NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() == ["-1"]
+
+
+@pytest.mark.parametrize(("cores", "workers", "threads"), [(8, 1, "8"), (8, 2, "4"), (2, 4, "1"), (8, 3, "2")])
+def test_workers_share_the_cores_and_each_is_a_gpu_of_ray(monkeypatch, cores, workers, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    cfg = load_config(None, [f"cluster.workers_per_node={workers}", "data.train_batch_size=12"])
+    environment, keys = worker_environment(cfg, cpu=True), to_verl(cfg, FILES, cpu=True)
+    assert environment["AGENTGRPO_TRAIN_THREADS"] == threads
+    assert environment["CUDA_VISIBLE_DEVICES"].split(",") == ["-1"] * workers
+    assert keys["trainer"]["n_gpus_per_node"] == keys["ray_kwargs"]["ray_init"]["num_gpus"] == workers
+    assert keys["ray_kwargs"]["ray_init"]["num_cpus"] >= 3 * workers
+    assert keys["trainer"]["balance_batch"] is (workers > 1)

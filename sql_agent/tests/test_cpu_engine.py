@@ -75,6 +75,7 @@ def test_rows_of_a_group_are_told_by_their_ids():
     assert group_size(["a", "a", "b", "b"], 4) == 2
     assert group_size(["a", "b", "a", "b"], 4) == 1  # not side by side
     assert group_size(["a", "a", "b"], 3) == 1  # not alike
+    assert group_size(["a", "a", "a", "a", "b", "b"], 6) == 2  # a whole group, and half of one
     assert group_size(None, 4) == 1
 
 

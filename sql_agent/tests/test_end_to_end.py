@@ -317,11 +317,10 @@ def differences(one: Path, other: Path, step: int) -> list[str]:
     names = [run_dir / "checkpoints" / f"global_step_{step}" for run_dir in (one, other)]
     files = [json.loads((name / "manifest.json").read_text())["files"] for name in names]
     found = [name for name in ("actor/huggingface/model.safetensors", "data.pt") if files[0][name] != files[1][name]]
-    for kind in ("model", "optim", "extra_state"):
-        part = f"actor/{kind}_world_size_1_rank_0.pt"
-        states = [dict(leaves(torch.load(name / part, weights_only=False))) for name in names]
+    for part in sorted(path.name for path in names[0].glob("actor/*_rank_*.pt")):
+        states = [dict(leaves(torch.load(name / "actor" / part, weights_only=False))) for name in names]
         assert states[0].keys() == states[1].keys()
-        found += [f"{kind}: {key}" for key in states[0] if repr_of(states[0][key]) != repr_of(states[1][key])]
+        found += [f"{part}: {key}" for key in states[0] if repr_of(states[0][key]) != repr_of(states[1][key])]
     rows = [metrics(run_dir) for run_dir in (one, other)]
     for number in {number for number in (*rows[0], *rows[1]) if number <= step}:
         keys = [key for key in {**rows[0][number], **rows[1][number]} if not key.startswith(VARYING)]

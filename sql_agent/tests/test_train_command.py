@@ -80,9 +80,16 @@ def test_a_gpu_that_is_not_there_is_said(capsys, tmp_path):
     assert "use --device cpu" in error_of(capsys, "--run-dir", str(tmp_path), "--device", "gpu", "--model", "nowhere")
 
 
-def test_a_run_on_a_cpu_has_one_worker(capsys, tmp_path):
+def test_the_workers_of_a_cpu_are_another_setting_than_gpus(capsys, tmp_path):
     arguments = ["--run-dir", str(tmp_path), "--device", "cpu", "--set", "engine.n_gpus=2"]
-    assert "on a CPU, with one worker; use --set engine.n_gpus=1" in error_of(capsys, *arguments)
+    assert "use --set engine.n_gpus=1 cluster.workers_per_node=2" in error_of(capsys, *arguments)
+
+
+def test_workers_of_a_cpu_are_refused_on_a_gpu(monkeypatch):
+    monkeypatch.setattr("sql_agent.startup.preflight.count_gpus", lambda: 2)
+    cfg = load_config(None, ["cluster.workers_per_node=2"])
+    with pytest.raises(UsageError, match=r"use --device cpu, or one worker a GPU: --set engine.n_gpus=2"):
+        use_cpu(cfg.engine, cfg.cluster)
 
 
 @pytest.mark.parametrize(("visible", "wanted", "there"), [(None, 4, 2), ("1", 2, 1), ("0, 1", 2, 2), ("", 2, 0)])
@@ -96,11 +103,11 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     cfg = load_config(None, [f"engine.n_gpus={wanted}"])
     if wanted <= there:
-        assert not use_cpu(cfg.engine)
+        assert not use_cpu(cfg.engine, cfg.cluster)
         return
-    words = f"is {wanted}, but {there} can be used" if there else "on a CPU, with one worker"
+    words = f"is {wanted}, but {there} can be used" if there else "on a CPU, whose workers are another setting"
     with pytest.raises(UsageError, match=words):
-        use_cpu(cfg.engine)
+        use_cpu(cfg.engine, cfg.cluster)
 
 
 def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):
@@ -453,7 +460,9 @@ def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
 def test_a_run_of_other_workers_is_not_gone_on_with(capsys, tmp_path):
     checkpoint_of(tmp_path, 5, workers=4)
     error = error_of(capsys, "--run-dir", str(tmp_path), "--device", "cpu")
-    assert "was written by 4 workers, each its share; go on with as many (engine.n_gpus), or train from its" in error
+    assert (
+        "was written by 4 workers, each its share; go on with as many (--set cluster.workers_per_node=4), or" in error
+    )
 
 
 def test_checkpoints_of_which_none_is_whole_stop_the_start(capsys, tmp_path):

@@ -89,6 +89,12 @@ FIXED_BELOW = tuple(
 def check_keys(keys: Iterable[str]) -> None:
     """Raises ValueError: a key may not be set; the message names the allowed key that is most like it."""
     for key in keys:
+        if key.endswith("ulysses_sequence_parallel_size"):
+            raise ValueError(
+                f"verl.{key} splits each row over several workers (sequence parallelism), which the engine of a CPU "
+                "cannot, since it computes the rows of a group together, and which was not tried on GPUs; share the "
+                "rows themselves: cluster.workers_per_node on a CPU, engine.n_gpus on GPUs"
+            )
         below = any(key.startswith(known) and key != known for known in ALLOWED_KEYS if known.endswith("."))
         fixed = f"{key.replace('-', '_')}.".startswith(FIXED_BELOW)  # vLLM takes its arguments in both spellings
         if fixed or not (below or key in ALLOWED_KEYS):

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo import checkpoints, signed
-from agentgrpo.checkpoints import MANIFEST, Say, step_of
+from agentgrpo.checkpoints import MANIFEST, CheckpointError, Say, step_of
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import sync
 
 PREFIX = "global_step_"
 TRACKER = "latest_checkpointed_iteration.txt"
+SHARDS = ("model", "optim", "extra_state")
+"""Files that every training worker writes (verl utils/checkpoint/fsdp_checkpoint_manager.py)."""
 PACKAGES = ("verl", "vllm", "torch", "transformers", "peft", "agentlightning")
 
 REMEDY = (
@@ -35,7 +37,14 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         facts: id and commit of the run.
+    Raises:
+        CheckpointError: files of a training worker are missing.
     """
+    if missing := missing_shards(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint} is not whole: {', '.join(missing)} did not arrive; every training worker writes its share "
+            "there, so all of them need the run's folder"
+        )
     for path in (*checkpoint.rglob("*"), checkpoint):
         sync(path)
     return {
@@ -44,6 +53,15 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "files": signed.files_in(checkpoint, MANIFEST),
     }
+
+
+def missing_shards(checkpoint: Path) -> list[str]:
+    """What the training workers should have written and is not there, as many workers as the first one names."""
+    if not (config := checkpoint / "actor" / "fsdp_config.json").is_file():
+        return []
+    workers = parse_json(config.read_text())["world_size"]
+    names = [f"{kind}_world_size_{workers}_rank_{rank}.pt" for rank in range(workers) for kind in SHARDS]
+    return [name for name in names if not (config.parent / name).is_file()]
 
 
 def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
-    keys |= _run(cfg, files) | _device(cfg.engine, files.model, cpu=cpu)
+    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu)
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         set_path(tree, key, value)
@@ -190,9 +190,9 @@ def _run(cfg: TrainConfig, files: Files) -> dict[str, Any]:
     }
 
 
-def _device(engine: EngineConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
+def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     """Return the keys that differ between a CPU and a GPU."""
-    dtype = precision(engine, model, cpu=cpu)
+    dtype, workers = precision(cfg.engine, model, cpu=cpu), cfg.workers(cpu=cpu)
     # On a CPU the engine uses autocast, and the residual stream stays float32. FSDP would cast the weights before the
     # forward pass, and the activations with them.
     param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
@@ -200,8 +200,7 @@ def _device(engine: EngineConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     only_on_a_cpu = {
         f"{REF}.fsdp_config.use_torch_compile": False,
         f"{VLLM}.distributed_executor_backend": "uni",  # saves a process that imports torch and vLLM
-        "ray_kwargs.ray_init.num_gpus": 1,  # verl asks Ray for the resource "GPU" on every platform
-        "trainer.n_gpus_per_node": 1,
+        "ray_kwargs.ray_init.num_gpus": workers,  # verl asks Ray for the resource "GPU" on every platform
     }
     return {
         f"{ACTOR}.fsdp_config.mixed_precision": mixed,
@@ -214,9 +213,11 @@ def _device(engine: EngineConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
         f"{ROLLOUT}.enforce_eager": cpu,
         f"{ROLLOUT}.free_cache_engine": not cpu,
         f"{ROLLOUT}.enable_sleep_mode": not cpu,
-        "ray_kwargs.ray_init.num_cpus": max(8, os.cpu_count() or 1),
+        # verl asks Ray for three of these a worker (single_controller/ray/base.py)
+        "ray_kwargs.ray_init.num_cpus": max(8, 3 * workers + 2, os.cpu_count() or 1),
         "trainer.device": "cpu" if cpu else "cuda",
-        "trainer.balance_batch": not cpu,
+        "trainer.n_gpus_per_node": workers,
+        "trainer.balance_batch": not cpu or workers > 1,
         **(only_on_a_cpu if cpu else {}),
     }
 
@@ -283,17 +284,19 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         LOSS: cfg.loss.model_dump_json(),
     }
     if cpu:
-        threads = cfg.engine.train_threads or os.cpu_count() or 1
+        workers = cfg.workers(cpu=True)
+        threads = cfg.engine.train_threads or max(1, (os.cpu_count() or 1) // workers)
         env |= {
             "VERL_PLATFORM": "cpu",
-            "CUDA_VISIBLE_DEVICES": "-1",  # hides GPUs; Ray refuses num_gpus=1 where the variable is empty
+            # hides GPUs; Ray gives no more of them than it names, and verl takes one a worker
+            "CUDA_VISIBLE_DEVICES": ",".join(["-1"] * workers),
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the engine run its one worker itself (platforms/cpu.py)
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "TORCHDYNAMO_DISABLE": "1",  # vLLM would compile one loop of its sampler with a C++ compiler, in /tmp
-            # Ray sets OMP_NUM_THREADS=1 if it is unset; the training worker raises its own count to train_threads.
+            # Ray sets OMP_NUM_THREADS=1 if it is unset; a training worker raises its own count to train_threads.
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
             "AGENTGRPO_TRAIN_THREADS": str(threads),

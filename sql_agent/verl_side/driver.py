@@ -146,6 +146,8 @@ class CheckpointKeeper:
             checkpoints.name_dtype(checkpoint / "actor" / "huggingface")
             shutil.copyfile(self._trained_on, checkpoint / "actor" / "huggingface" / TRAINED_ON)
             self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
+        except CheckpointError:
+            raise
         except Exception as error:  # verl writes with torch, safetensors and pickle, each with its own errors
             raise self._write_error(checkpoint, error) from error
 

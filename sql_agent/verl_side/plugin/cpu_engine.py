@@ -10,14 +10,17 @@ of the two methods that are overridden: verl workers/engine/fsdp/transformer_imp
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from verl.utils import tensordict_utils as tu
 from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
+from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import detach_tree
@@ -95,12 +98,17 @@ class CpuEngine(FSDPEngineWithLMHead):
     def forward_backward_batch(self, data: Any, loss_function: Callable, forward_only: bool = False) -> Any:
         limit = data["max_token_len_per_gpu"]
         rows = _chains(data)
-        size = group_size(tu.get(data, "uid", default=None), len(rows))
+        # The workers decide alike: a micro-batch is one forward of FSDP, which all of them have to take part in.
+        size = math.gcd(*self._of_workers(group_size(tu.get(data, "uid", default=None), len(rows))))
         # take as many rows of a group together as fit into a micro-batch with their prompt counted once
-        together = next(n for n in range(size, 0, -1) if size % n == 0 and (n == 1 or _tokens(rows, n) <= limit))
+        together = next(
+            n
+            for n in range(size, 0, -1)
+            if size % n == 0 and (n == 1 or max(self._of_workers(_tokens(rows, n))) <= limit)
+        )
         # verl counts a shared prompt in every row, so the limit for verl has to allow `alone` tokens
         lengths = [sum(map(len, row)) for row in rows]
-        alone = max(sum(lengths[i : i + together]) for i in range(0, len(rows), together))
+        alone = max(self._of_workers(max(sum(lengths[i : i + together]) for i in range(0, len(rows), together))))
         tu.assign_non_tensor(data, force_group_size=together, max_token_len_per_gpu=max(limit, alone))
         try:
             return super().forward_backward_batch(data, loss_function, forward_only)
@@ -132,15 +140,41 @@ class CpuEngine(FSDPEngineWithLMHead):
         if loss_function is None:
             return torch.tensor(1.0), {"model_output": detach_tree(output), "loss": 1.0, "metrics": {}}
         loss, metrics = loss_function(model_output=output, data=micro_batch, dp_group=self.get_data_parallel_group())
+        if (workers := micro_batch["dp_size"]) > 1:
+            metrics = over_all_tokens(metrics, workers * len(labels) / micro_batch["batch_num_tokens"])
         return loss, {"model_output": detach_tree(output), "loss": loss.detach().item(), "metrics": metrics}
+
+    def _of_workers(self, value: int) -> list[int]:
+        """The values of all training workers."""
+        group = self.get_data_parallel_group()  # pyright: ignore[reportAttributeAccessIssue]
+        values = [value] * dist.get_world_size(group)
+        if len(values) > 1:
+            dist.all_gather_object(values, value, group=group)
+        return values
+
+
+def over_all_tokens(metrics: dict[str, Any], share: float) -> dict[str, Any]:
+    """Make the means over a micro-batch's tokens those over all tokens of the update.
+
+    verl takes the mean over workers of each one's mean, in which a worker that has lost its rows counts as much as one
+    that has all tokens.
+
+    Args:
+        share: of the update's tokens that this micro-batch has, times the number of workers, over which verl averages.
+    """
+    return {
+        name: Metric("sum", value.aggregate() * share)
+        if isinstance(value, Metric) and value.aggregation is AggregationType.MEAN
+        else value
+        for name, value in metrics.items()
+    }
 
 
 def group_size(uids: Sequence[str] | None, rows: int) -> int:
-    # Rows are packed only if the rows of each group are adjacent and all groups have equal size.
+    # Rows are packed by as many as divide every run of adjacent rows of one group: a worker may have half of a group.
     if uids is None or rows == 0:
         return 1
-    sizes = {len(list(group)) for _, group in groupby(uids)}
-    return sizes.pop() if len(sizes) == 1 else 1
+    return math.gcd(*(len(list(group)) for _, group in groupby(uids)))
 
 
 def trained_positions(micro_batch: Any, packed: PackedRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Defines a verl platform for machines without a GPU: FSDP2 over gloo, float32 weights, one worker as Ray's "GPU"."""
+"""Defines a verl platform for machines without a GPU: FSDP2 over gloo, float32 weights, a worker as Ray's "GPU"."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import psutil
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
+
+from agentgrpo.processes import RUN_ID, run_folder
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...
@@ -103,7 +105,7 @@ class CpuPlatform(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # verl counts this resource of the Ray cluster, which is started with num_gpus=1
+        return "GPU"  # verl counts this resource of the Ray cluster, which is started with one a worker
 
     def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
         return {"num_gpus": num_gpus}
@@ -129,14 +131,19 @@ def _reference_stays(module: types.ModuleType) -> None:
 
 def _join_gloo(module: types.ModuleType) -> None:
     # Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice. Only
-    # training workers call this, so it also sets their number of threads (Ray starts them with one). A single worker
-    # needs no rendezvous, so torch's rendezvous server, which would listen on every interface, is left out.
+    # training workers call this, so it also sets their number of threads (Ray starts them with one). torch's rendezvous
+    # server would listen on every interface and let everybody read and write, so the workers of this machine meet in a
+    # file of the run's folder, which nobody else can open. A single one needs no rendezvous.
     upstream = module.init_process_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         torch.set_num_threads(int(os.environ.get("AGENTGRPO_TRAIN_THREADS", "1")))
-        if kwargs.get("world_size") == 1:
+        workers, run_id = kwargs.get("world_size"), os.environ.get(RUN_ID)
+        if workers == 1:
             kwargs |= {"init_method": None, "store": module.HashStore()}
+        elif workers is not None and run_id is not None:
+            meeting = run_folder(run_id) / f"workers-{os.environ['MASTER_PORT']}"
+            kwargs |= {"init_method": None, "store": module.FileStore(str(meeting), workers)}
         upstream("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
 
     module.init_process_group = init_process_group  # type: ignore[attr-defined]
