@@ -99,6 +99,13 @@ PATCHES = (
     ),
     Patch(
         "server",
+        f"{_PLUGIN}model_server:_know_the_weights",
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        ("vLLMHttpServer.set_global_steps",),
+        "a reply says with which weights it was sampled",
+    ),
+    Patch(
+        "server",
         f"{_PLUGIN}model_server:_limit_connections",
         "uvicorn.config",
         ("HTTP_PROTOCOLS.auto",),
@@ -205,6 +212,13 @@ PATCHES = (
         "verl.trainer.ppo.ray_trainer",
         ("RayPPOTrainer._save_checkpoint", "RayPPOTrainer._load_checkpoint"),
         "checkpoints that say whether they are whole, and go on exactly where one was written",
+    ),
+    Patch(
+        "driver",
+        _DRIVER,
+        "verl.utils.debug.metrics",
+        ("calculate_debug_metrics",),
+        "sampler and trainer are compared on rows of the newest weights",
     ),
     Patch(
         "driver",

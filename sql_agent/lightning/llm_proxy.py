@@ -42,7 +42,7 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
-from sql_agent.source.spans import AGENT, TURN_SPAN, turn_attributes
+from sql_agent.source.spans import AGENT, ASKED_AGAIN, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,9 @@ def turn_span(turn: Turn) -> Span:
     """Return the span of one model call that has just ended."""
     fields = SpanCoreFields(
         name=TURN_SPAN,
-        attributes=turn_attributes(turn.answer) | ({} if turn.agent is None else {AGENT: turn.agent}),
+        attributes=turn_attributes(turn.answer)
+        | ({} if turn.agent is None else {AGENT: turn.agent})
+        | ({ASKED_AGAIN: turn.asked_again} if turn.asked_again else {}),
         start_time=turn.started,
         end_time=time.time(),
         status=TraceStatus(status_code="OK"),

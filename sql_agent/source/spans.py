@@ -12,6 +12,10 @@ TURN_SPAN = "litellm_request"
 """Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
 AGENT = "agentgrpo.agent"
 """Attribute of a turn's span: the name of the agent that made the call."""
+WEIGHTS = "agentgrpo.weights"
+"""Attribute of a turn's span: the train step whose weights it was sampled with, where the model server says so."""
+ASKED_AGAIN = "agentgrpo.asked_again"
+"""Attribute of a turn's span: how often new weights ended the call before."""
 OUTCOME = "agentgrpo.outcome"
 """Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
 
@@ -42,6 +46,7 @@ def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
         "response_token_ids": choice.get("token_ids") or [],
         "response_log_probs": [token["logprob"] for token in log_probs],
         "agentgrpo.has_tool_calls": bool(choice["message"].get("tool_calls")),
+        **({WEIGHTS: int(weights)} if (weights := response.get("system_fingerprint") or "").isdecimal() else {}),
     }
 
 
@@ -73,6 +78,8 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
                 log_probs,
                 bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
                 span.attributes.get(AGENT),
+                span.attributes.get(WEIGHTS),
+                span.attributes.get(ASKED_AGAIN, 0),
             )
         )
     return turns
