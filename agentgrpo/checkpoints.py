@@ -1,7 +1,7 @@
 """Finds, checks and removes a run's checkpoints: folders named by their train step, each with a signed record.
 
 A checkpoint is valid once its record is written, and is loaded only if its files still match the record and this user
-wrote them (`agentgrpo.signed`). Leaves out what is in them.
+wrote them (`agentgrpo.signed`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from agentgrpo import signed
 
 MANIFEST = "manifest.json"
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that has them."""
 NAME = re.compile(r"(?:global_step_|step_|checkpoint-)(\d+)")
 """How verl, local training and transformers name a checkpoint."""
 
@@ -21,7 +23,7 @@ Say = Callable[[str], None]
 
 
 class CheckpointError(ValueError):
-    """Says that a checkpoint cannot be written, or that none can be loaded, with the reason and what to do."""
+    """A checkpoint cannot be written, or none can be loaded."""
 
 
 def step_of(checkpoint: Path) -> int:
@@ -32,13 +34,13 @@ def step_of(checkpoint: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return everything in `folder` that is named as a checkpoint, newest first; [] if there is no such folder."""
+    """Newest first; [] if there is no such folder."""
     found = [path for path in folder.glob("*") if NAME.fullmatch(path.name)]
     return sorted(found, key=step_of, reverse=True)
 
 
 def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint's files; None if they are unchanged.
+    """What is wrong with a checkpoint's files; None if they are unchanged.
 
     Args:
         hashes: False compares sizes only, which reads no file.
@@ -50,7 +52,7 @@ def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
 def newest_whole(
     folder: Path, say: Say, *, run_dir: Path, record: str = MANIFEST, remedy: str | None = None
 ) -> Path | None:
-    """Return the newest whole checkpoint; None if the run starts anew.
+    """The newest whole checkpoint; None if the run starts anew.
 
     Args:
         say: called for each newer checkpoint that is skipped, with its fault.

@@ -71,7 +71,6 @@ def is_parquet(path: Path) -> bool:
 
 
 def has_mark(path: Path) -> bool:
-    """Whether a file begins with a byte-order mark."""
     return _start(path).startswith(_BOM)
 
 

@@ -20,10 +20,12 @@ from agentgrpo.passwords import masked
 
 @dataclass(frozen=True)
 class FlagName:
-    """Names the flag of a setting, in the setting's annotation, where it is not the setting's own name."""
+    """The flag of a setting, in the setting's annotation, where it is not the setting's own name."""
 
     name: str | None
     """With dashes, and without those in front. None: the setting has no flag."""
+    metavar: str | None = None
+    """What `--help` shows for its value. None: N for whole numbers, X for others, else the end of the flag's name."""
 
 
 def dashed(name: str) -> str:
@@ -34,6 +36,8 @@ _EPOCHS = ("--num-epochs", "trainer.steps=N")
 _BATCH = ("--batch-size", "data.train_batch_size")
 _RATE, _KL = ("--learning-rate", "optim.learning_rate"), ("--kl-coef", "loss.kl_coef")
 _RESPONSE = ("--max-tokens", "data.max_response_tokens")
+# Names that TRL, transformers and verl use, each with ours: the first one that a command has, a flag or a setting of
+# its `--set`. None of them is taken for ours; only the message about it says which one is meant.
 USUAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("epochs", "num-epochs", "num-train-epochs", "total-epochs"), _EPOCHS),
     "max-steps": ("trainer.steps", "--num-epochs"),
@@ -48,21 +52,21 @@ USUAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("save-steps", "save-freq"), ("--save-every", "trainer.save_every")),
     "eval-steps": ("trainer.val_every",),
     "lora-r": ("--lora-rank",),
+    **dict.fromkeys(("max-samples", "max-train-samples"), ("--num-tasks",)),
+    **dict.fromkeys(("eval-samples", "max-eval-samples"), ("--eval-tasks",)),
     "use-peft": ("--lora",),
     "output-dir": ("--run-dir",),
     "model-name-or-path": ("--model",),
     "dataset-name": ("--dataset", "--train-file"),
     "train-files": ("--train-file",),
 }
-"""Names that TRL, transformers and verl use, each with ours: the first one that a command has, a flag or a setting of
-its `--set`. None of them is taken for ours; only the message about it says which one is meant."""
 
+# The values of `--device` that help shows; cuda is the same as gpu.
 DEVICES = "{auto,cpu,gpu}"
-"""The values of `--device` that help shows; cuda is the same as gpu."""
 
 
 def torch_device(name: str) -> str:
-    """Return torch's name of a device, which is called gpu in flags."""
+    """torch calls cuda what flags call gpu."""
     return "cuda" if name == "gpu" else name
 
 
@@ -71,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         self.earlier_names: dict[str, str] = {}
         """Earlier names of flags, each with the name that is shown."""
         self.settings: Mapping[str, str] = {}
-        """Settings that `--set` takes, by their own names and verl's."""
+        """Settings that `--set` takes, by their own names, earlier ones and verl's."""
         super().__init__(*args, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]
@@ -101,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _ours(self, name: str, value: str) -> str | None:
-        """Return what a name is called here, a flag or `--set NAME=VALUE`; None if that is not known."""
+        """The flag or `--set NAME=VALUE` that the name means here; None if that is not known."""
         name = dashed(name.lstrip("-+"))
         last = name.rpartition(".")[2]
         settings = {dashed(known): setting for known, setting in self.settings.items()}
@@ -115,7 +119,7 @@ class Parser(argparse.ArgumentParser):
         return found and f"--set {found}={value or 'VALUE'}"
 
     def _shown(self, word: str, after: str) -> str:
-        """Return a word of the command line with the name that is shown, if it is a flag.
+        """Replace a flag's name by the one that is shown.
 
         Args:
             after: the next word, "" if there is none.

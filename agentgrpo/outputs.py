@@ -55,7 +55,7 @@ def check_run_dir(run_dir: Path) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`, which replaces `path` once the block has ended without an error.
+    """Write under a temporary name, which replaces `path` once the block has ended without an error.
 
     Raises:
         OutputError: the file could not be written; the message says why and what to do.

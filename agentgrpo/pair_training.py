@@ -1,6 +1,6 @@
-"""Holds what TRL's trainers on pairs share here, for reward models and DPO: micro-batches of whole pairs, and the log.
+"""What TRL's trainers on pairs share here, for reward models and DPO: micro-batches of whole pairs, and the log.
 
-A batch has all chosen sides first, then all rejected ones, as TRL's collators make it. Leaves out the losses.
+A batch has all chosen sides first, then all rejected ones, as TRL's collators make it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from agentgrpo.micro_batches import micro_batches, recomputed, return_freed_memory
-from agentgrpo.training_run import check_loss
+from agentgrpo.training_run import check_finite
 
 
 def weighted_mean(values: Sequence[float], shares: Sequence[float]) -> float:
     return sum(value * share for value, share in zip(values, shares, strict=True))
 
 
+# These metrics of micro-batches are combined differently from the mean weighted by their share of the pairs.
 COMBINED: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "min_reward": lambda values, shares: min(values),
     "max_reward": lambda values, shares: max(values),
     "num_tokens": lambda values, shares: values[-1],
 }
-"""These metrics of micro-batches are combined differently from the mean weighted by their share of the pairs."""
 
 
 class PairMicroBatches:
@@ -41,11 +41,11 @@ class PairMicroBatches:
     """The current micro-batch's share of the pairs; the loss of the batch is the mean over its pairs."""
 
     def most_tokens(self) -> int:
-        """Return the most tokens of a pass, padding included."""
+        """Of a pass, padding included."""
         raise NotImplementedError
 
     def remedy(self) -> str:
-        """Return what to change when the loss is not finite."""
+        """What to change when the loss is not finite."""
         raise NotImplementedError
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -67,7 +67,7 @@ class PairMicroBatches:
             start = before.get(name, 0)
             values[start:] = [COMBINED.get(name, weighted_mean)(values[start:], shares)]
         self.state.num_input_tokens_seen = self._total_train_tokens
-        check_loss(loss.item(), self.state.global_step + 1, self.remedy())
+        check_finite("loss", loss.item(), self.state.global_step + 1, self.remedy())
         return loss
 
     def compute_loss(
@@ -98,7 +98,7 @@ class PairMicroBatches:
 
 
 def rename(logs: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Return the trainer's metrics under our names, without those that have none; `val/` means held out."""
+    """Metrics without a name here are left out; `val/` means held out."""
     named = {}
     for key, value in logs.items():
         prefix, key = ("val/", key.removeprefix("eval_")) if key.startswith("eval_") else ("", key)
@@ -108,5 +108,5 @@ def rename(logs: Mapping[str, float], names: Mapping[str, str]) -> dict[str, flo
 
 
 def metrics_line(metrics: Mapping[str, float], forms: Sequence[tuple[str, str]]) -> str:
-    """Return the metrics for the screen; a number that was not measured is left out."""
+    """A number that was not measured is left out."""
     return "  ".join(form.format(metrics[name]) for name, form in forms if name in metrics)

@@ -50,7 +50,7 @@ _ROWS_NAMES = ("data", "rows", "examples", "records")
 def read_rows(
     path: Path, repairs: Counter[str] | None = None, *, is_row: Callable[[dict[str, Any]], bool] | None = None
 ) -> Iterator[Row]:
-    """Yield every row of a file, in order, without blank lines.
+    """In order, without blank lines.
 
     Args:
         repairs: counts what was ignored to read the file, such as commas after the last row, or NaN, which becomes

@@ -1,5 +1,5 @@
-"""Defines what every folder of a training run has: a lock, run.json (how it was started), config.yaml (its settings)
-and metrics.jsonl (a row for each train step, and for each validation).
+"""What every folder of a training run has: a lock, run.json (how it was started), config.yaml (its settings) and
+metrics.jsonl (a row for each train step, and for each validation).
 
 A run holds the lock for as long as it lives. Leaves out checkpoints, whose contents differ (`agentgrpo.signed` seals
 them).
@@ -33,8 +33,8 @@ LOCK, START, SETTINGS, METRICS = ".lock", "run.json", "config.yaml", "metrics.js
 
 # The lock -------------------------------------------------------------------------------------------------------------
 
+# Locks of this process. A forked runner that outlives a killed command would keep them, so a fork closes them.
 _held: set[int] = set()
-"""Locks of this process. A forked runner that outlives a killed command would keep them, so a fork closes them."""
 
 
 def _let_go() -> None:
@@ -82,7 +82,7 @@ def claim(run_dir: Path) -> Iterator[None]:
 
 
 def is_empty(run_dir: Path) -> bool:
-    """Return whether a folder holds nothing; the lock of a start that was refused does not count."""
+    """The lock of a start that was refused does not count."""
     return set(os.listdir(run_dir)) <= {LOCK}
 
 
@@ -104,7 +104,6 @@ def check_begun(run_dir: Path, *, resume: bool, begun: bool) -> None:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Return whether a training command holds the folder's lock."""
     try:
         lock = os.open(run_dir / LOCK, os.O_RDONLY)
     except OSError:
@@ -122,7 +121,7 @@ def is_running(run_dir: Path) -> bool:
 
 
 def last_run_id(run_dir: Path) -> str | None:
-    """Return the id of the run that wrote there last; None if it had none or its run.json is incomplete."""
+    """None if no run wrote there, or its run.json is incomplete."""
     try:
         return parse_json((run_dir / START).read_text())["run_id"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -130,7 +129,7 @@ def last_run_id(run_dir: Path) -> str | None:
 
 
 def start_of(kind: str, **facts: Any) -> dict[str, Any]:
-    """Return what run.json says about a start that is made now.
+    """What run.json says about a start that is made now.
 
     Args:
         kind: the command, as `agentgrpo --help` names it.
@@ -155,7 +154,7 @@ def begin(run_dir: Path, settings: Mapping[str, Any], start: Mapping[str, Any], 
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return every setting by its dotted name, as `optim.learning_rate`."""
+    """Settings by dotted name, as `optim.learning_rate`."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
@@ -180,7 +179,7 @@ def write_start(run_dir: Path, start: Mapping[str, Any], *, resumed: bool) -> No
 
 
 def earlier_steps(path: Path) -> list[dict[str, float]]:
-    """Return the metrics that a run has logged, in order; for a step repeated after a resume, the later ones."""
+    """In order; for a step repeated after a resume, the later metrics."""
     if not path.is_file():
         return []
     *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")

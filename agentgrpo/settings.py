@@ -1,4 +1,4 @@
-"""Holds the base class of all settings and reads them from YAML. Importing this module is instant."""
+"""The base class of all settings, and their reading from YAML. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class VerlKey:
-    """Names verl's key for a setting, in the setting's annotation."""
+    """verl's key for a setting, in the setting's annotation."""
 
     key: str
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds; an empty file holds an empty one.
+    """An empty file holds an empty mapping.
 
     Raises:
         ValueError: the file does not exist, is not YAML, or holds something other than a mapping.
@@ -54,14 +54,13 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def earlier_names(field: FieldInfo) -> list[str]:
-    """Return the earlier names of a setting, which files and flags may use too."""
     earlier = field.validation_alias
     choices = earlier.choices if isinstance(earlier, AliasChoices) else [earlier]
     return [each for each in choices if isinstance(each, str)]
 
 
 def by_present_names(tree: dict[str, Any], settings: type[BaseModel]) -> dict[str, Any]:
-    """Return a tree of settings with earlier names replaced; where it has both names, the later entry wins."""
+    """Replace earlier names; where the tree has both names, the later entry wins."""
     fields = settings.model_fields
     present = {earlier: name for name, field in fields.items() for earlier in earlier_names(field)}
     named = {present.get(name, name): value for name, value in tree.items()}
@@ -88,7 +87,7 @@ def parse_yaml(text: str, what: str) -> Any:
 
 
 def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return both trees as a new one; where both have a value, `other` wins."""
+    """A new tree; where both have a value, `other` wins."""
     both = {
         name: merged(tree[name], value) if isinstance(tree.get(name), dict) and isinstance(value, dict) else value
         for name, value in other.items()
@@ -107,7 +106,7 @@ def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
 
 
 def describe_faults(error: ValidationError, settings: type[BaseModel]) -> list[str]:
-    """Return a line for each fault in a tree of settings; an unknown name or choice comes with the one most like it."""
+    """One line each; an unknown name or choice comes with the one most like it."""
     return [_describe(fault, settings) for fault in error.errors()]
 
 
@@ -121,7 +120,7 @@ def _describe(fault: Any, settings: type[BaseModel]) -> str:
 
 
 def did_you_mean_setting(name: str, settings: type[BaseModel]) -> str:
-    """Return the end of a message about an unknown setting, which may be right but stand in another group."""
+    """The end of a message about a name that may be right but stand in another group."""
     if setting := dict(verl_keys(settings)).get(name):
         return f"; did you mean {setting}?"
     known, last = list(names_of(settings)), name.rpartition(".")[2]
@@ -130,7 +129,7 @@ def did_you_mean_setting(name: str, settings: type[BaseModel]) -> str:
 
 
 def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the names of all settings of a tree, with their groups, e.g. `optim.learning_rate`."""
+    """All names of a tree, with their groups, e.g. `optim.learning_rate`."""
     for name, field in settings.model_fields.items():
         yield prefix + (field.serialization_alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -138,11 +137,19 @@ def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def verl_keys(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (verl's key, our setting) for every `VerlKey` of a tree of settings."""
+    """(verl's key, our setting) of a tree."""
     for name, field in settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from verl_keys(field.annotation, f"{prefix}{name}.")
         yield from ((key, prefix + name) for key in verl_keys_of(field))
+
+
+def earlier_settings(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(earlier name, present name) of a tree, with their groups."""
+    for name, field in settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from earlier_settings(field.annotation, f"{prefix}{name}.")
+        yield from ((prefix + earlier, prefix + name) for earlier in earlier_names(field))
 
 
 def verl_keys_of(field: FieldInfo) -> list[str]:

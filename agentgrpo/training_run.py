@@ -1,5 +1,5 @@
-"""Holds what a training run with transformers' or TRL's trainers needs outside the loop: its log, a check of the loss,
-its checkpoints and its result. Leaves out the loop, and which settings a run has."""
+"""What fine-tuning and the trainings on pairs need outside of their loop: the log, a check of the loss, checkpoints of
+TRL's trainers, and the result. Leaves out the loop, and which settings a run has."""
 
 from __future__ import annotations
 
@@ -26,59 +26,74 @@ CONFIGS = ("adapter_config.json", "config.json")
 """Loaders recognise a model's folder by these files."""
 
 
-def check_loss(loss: float, train_step: int, remedy: str) -> None:
-    """Raise an error if the loss is not a finite number.
-
-    Raises:
-        UsageError: the loss is NaN or infinite; the message ends with `remedy`.
+def check_finite(what: str, value: float, train_step: int, remedy: str) -> None:
     """
-    if not math.isfinite(loss):
-        raise UsageError(f"the loss is {loss} at step {train_step}; {remedy}")
+    Raises:
+        UsageError: the value is NaN or infinite; the message ends with `remedy`.
+    """
+    if not math.isfinite(value):
+        raise UsageError(f"the {what} is {value} at step {train_step}; {remedy}")
 
 
 def versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
 
 
-class RunLog(TrainerCallback):
-    """Writes config.yaml, run.json and metrics.jsonl, prints a line for each row of metrics, and signs a record beside
-    each checkpoint.
+class RunLog:
+    """Writes config.yaml, run.json and metrics.jsonl, and prints a line for each row of metrics.
+
+    Args:
+        kind: the command, as `agentgrpo --help` names it.
+        settings: as JSON values.
+    """
+
+    def __init__(self, kind: str, output_dir: Path, settings: Mapping[str, Any]) -> None:
+        self._kind, self.output_dir, self.settings = kind, output_dir, settings
+
+    def begin(self, step: int, steps: int, device: str) -> None:
+        """Write how the run begins, and remove the rows after the checkpoint, whose steps will be repeated, and a row
+        that a killed run cut off.
+
+        Args:
+            step: the train step of the checkpoint; 0 for a new run.
+            steps: the one at which the run is finished.
+            device: cpu or cuda.
+        """
+        self.steps, self.first_step, self.last_step = steps, step, step
+        self.first_time = self.last_time = time.monotonic()
+        begin(self.output_dir, self.settings, start_of(self._kind, steps=steps, device=device), resumed=step > 0)
+        cut_back(self.output_dir / METRICS, step)
+
+    def seconds_per_step(self, step: int) -> float:
+        """The mean over the steps since the last call."""
+        now, steps = time.monotonic(), step - self.last_step
+        seconds = (now - self.last_time) / max(steps, 1)
+        self.last_time, self.last_step = now, step
+        return seconds
+
+    def log(self, step: int, metrics: Mapping[str, float], line: str) -> None:
+        row = {"train_step": step, "at": time.time(), **metrics}
+        append_line(self.output_dir / METRICS, json.dumps(row))
+        rest = left(time.monotonic() - self.first_time, step - self.first_step, self.steps - self.first_step)
+        print("  ".join(filter(None, [f"step {step}/{self.steps}", line, rest])), flush=True)
+
+
+class TrainerLog(RunLog, TrainerCallback):
+    """Does so for a trainer of TRL, and signs a record beside each of its checkpoints.
 
     A subclass sets `kind` and `record_name` and calls `log` from `on_log`.
     """
 
     kind: ClassVar[str]
-    """The command, as `agentgrpo --help` names it."""
     record_name: ClassVar[str]
 
     def __init__(self, output_dir: Path, record: dict[str, Any], settings: Mapping[str, Any]) -> None:
-        self.output_dir, self.record, self.settings = output_dir, record, settings
-        self.last_time, self.last_step = time.monotonic(), 0
-        self.first_time, self.first_step = self.last_time, 0
+        super().__init__(self.kind, output_dir, settings)
+        self.record = record
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write how the run begins, and remove the rows after the checkpoint, whose steps will be repeated, and a row
-        that a killed run cut off."""
-        self.last_time, self.last_step = time.monotonic(), state.global_step
-        self.first_time, self.first_step = self.last_time, self.last_step
         if state.is_world_process_zero:
-            start = start_of(self.kind, steps=state.max_steps, device=args.device.type)
-            begin(self.output_dir, self.settings, start, resumed=state.global_step > 0)
-            cut_back(self.output_dir / METRICS, state.global_step)
-
-    def seconds_per_step(self, state: Any) -> float:
-        """Return the mean over the steps since the last call."""
-        now, steps = time.monotonic(), state.global_step - self.last_step
-        seconds = (now - self.last_time) / max(steps, 1)
-        self.last_time, self.last_step = now, state.global_step
-        return seconds
-
-    def log(self, state: Any, metrics: Mapping[str, float], line: str) -> None:
-        row = {"train_step": state.global_step, "at": time.time(), **metrics}
-        append_line(self.output_dir / METRICS, json.dumps(row))
-        done, total = (step - self.first_step for step in (state.global_step, state.max_steps))
-        rest = left(time.monotonic() - self.first_time, done, total)
-        print("  ".join(filter(None, [f"step {state.global_step}/{state.max_steps}", line, rest])), flush=True)
+            self.begin(state.global_step, state.max_steps, args.device.type)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.distributed.is_initialized():

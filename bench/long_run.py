@@ -36,9 +36,9 @@ from bench.parts.report import Row, facts, finish
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from sql_agent import oracle
+from sql_agent.lightning.spans import TURN_SPAN
 from sql_agent.lightning.store import PatientStore
 from sql_agent.settings.load import load_config
-from sql_agent.source.spans import TURN_SPAN
 from sql_agent.verl_side.config import worker_environment
 
 # Growth is counted after the warm steps: these are 1,280 rollouts, more than a store lists (1,024).

@@ -49,7 +49,6 @@ def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict
 
 
 def write_verl_parquet(tasks: Sequence[Task], path: Path, protocol: ProtocolName = "fc") -> None:
-    """Write `verl_rows` to a file for verl's `data.train_files` or `data.val_files`."""
     write_rows(verl_rows(tasks, protocol), path)
 
 

@@ -35,9 +35,7 @@ from dbbench_adapter.generate.phrasebook import (
     TRAIN_WORDS,
     pseudo_word,
 )
-from dbbench_adapter.generate.tables import in_memory
-from dbbench_adapter.generate.themes import Split
-from dbbench_adapter.generate.values import literal
+from dbbench_adapter.generate.themes import Split, in_memory, literal
 from dbbench_adapter.tasks.load import write_tasks
 
 # The fixed parts of `Task.table_note`; the small policy's tokenizer has a token for each.

@@ -1,4 +1,4 @@
-"""Defines where a reply meets the world: the environment's side of a rollout, and the ends that a rollout can have.
+"""Where a reply meets the world: the environment's side of a rollout, and the ends that a rollout can have.
 
 Who writes the replies, and what an end is worth, is left out.
 """

@@ -49,18 +49,6 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
     return {"correct": correct, "reason": "match" if correct else "wrong_answer"}
 
 
-def _fc(expected: Any, given: Any) -> bool:
-    return fc.same_answers(given, expected if isinstance(expected, str) else _TEXTS.validate_python(expected))
-
-
-def _text(expected: Any, given: Any) -> bool:
-    return text.same_answers(_line(given), _TEXTS.validate_python(expected))
-
-
-def _lab(expected: Any, given: Any) -> bool:
-    return lab.same_rows(_line(given), _ROWS.validate_python(expected))
-
-
 def _strict(expected: Any, given: Any) -> bool:
     values = _VALUES.validate_python(expected)
     rows: Rows = tuple(tuple(row) if isinstance(row, list) else (strict.meant(row),) for row in values)
@@ -73,7 +61,14 @@ def _line(given: Any) -> str:
     return given
 
 
-_JUDGES: dict[JudgeName, Callable[[Any, Any], bool]] = {"text": _text, "fc": _fc, "lab": _lab, "strict": _strict}
+_JUDGES: dict[JudgeName, Callable[[Any, Any], bool]] = {
+    "text": lambda expected, given: text.same_answers(_line(given), _TEXTS.validate_python(expected)),
+    "fc": lambda expected, given: fc.same_answers(
+        given, expected if isinstance(expected, str) else _TEXTS.validate_python(expected)
+    ),
+    "lab": lambda expected, given: lab.same_rows(_line(given), _ROWS.validate_python(expected)),
+    "strict": _strict,
+}
 
 
 def main() -> None:

@@ -137,45 +137,16 @@ class TrainingArguments(RewardConfig):
 
 # The weights depend on these settings; a run continues from a checkpoint only if they are unchanged.
 SETTINGS = (
-    "use_peft",
-    "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
-    "lora_target_parameters",
-    "lora_modules_to_save",
-    "use_rslora",
-    "use_dora",
-    "load_in_8bit",
-    "load_in_4bit",
-    "dtype",
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "optim",
-    "optim_args",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "lr_scheduler_kwargs",
-    "num_train_epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "seed",
-    "data_seed",
-    "bf16",
-    "fp16",
-    "center_rewards_coefficient",
-    "max_length",
-    "disable_dropout",
-    "held_out_fraction",
+    "use_peft lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save "
+    "use_rslora use_dora load_in_8bit load_in_4bit dtype learning_rate lr_scheduler_type warmup_steps "
+    "weight_decay max_grad_norm optim optim_args adam_beta1 adam_beta2 adam_epsilon lr_scheduler_kwargs "
+    "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps seed data_seed bf16 fp16 "
+    "center_rewards_coefficient max_length disable_dropout held_out_fraction"
 )
 
 
 def settings(*arguments: Any) -> dict[str, Any]:
     """The values of `SETTINGS` as JSON would store them."""
-    found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
+    names = SETTINGS.split()
+    found = {name: getattr(source, name) for source in arguments for name in names if hasattr(source, name)}
     return json.loads(json.dumps(found, default=str))

@@ -56,13 +56,21 @@ class RewardClient:
     """
 
     def __init__(
-        self, base_url: str, *, token: str | None = None, timeout_s: float = 30.0, max_attempts: int = 6
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        max_attempts: int = 6,
+        counts_pauses: bool = False,
     ) -> None:
         """
         Args:
             token: a token that is sent as a bearer token.
             timeout_s: the deadline of one score, with its retries and pauses.
             max_attempts: the most requests for one score.
+            counts_pauses: whether `down_s` counts a pause before which and after which no score came, for a caller that
+                asks for many scores at a time and then for none for minutes.
         Raises:
             ValueError: `base_url` is not an http(s) URL, or a number is out of range.
         """
@@ -82,7 +90,9 @@ class RewardClient:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._proxies = not is_loopback(host)
         self._session: aiohttp.ClientSession | None = None
+        self._counts_pauses = counts_pauses
         self._failed_first: float | None = None
+        self._paused_s = 0.0
         self._asking = 0
         self._asked_last = -math.inf
         self._failures = 0
@@ -93,8 +103,13 @@ class RewardClient:
     def down_s(self) -> float:
         """Seconds since the first failure without an answer since; 0.0 while the service answers or refuses.
 
-        A pause longer than `timeout_s` in which nobody asked is not counted, because the service may have been up.
+        A pause longer than `timeout_s` in which nobody asked is not counted, because the service may have been up
+        (but see `counts_pauses`).
         """
+        return self._asked_s + self._paused_s * self._counts_pauses
+
+    @property
+    def _asked_s(self) -> float:
         return 0.0 if self._failed_first is None else time.monotonic() - self._failed_first - self._pause_s()
 
     async def score(self, messages: Sequence[Message], tools: str | None = None) -> RewardScore:
@@ -111,7 +126,8 @@ class RewardClient:
             body["chat_template_kwargs"] = {"tools": json.loads(tools)}
         deadline = time.monotonic() + self.timeout_s
         if self._failed_first is not None:
-            self._failed_first += self._pause_s()
+            pause_s = self._pause_s()
+            self._failed_first, self._paused_s = self._failed_first + pause_s, self._paused_s + pause_s
         self._asking += 1
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -180,7 +196,7 @@ class RewardClient:
             if now >= self._probe_at:
                 self._probe_at = now + PROBE_EVERY_S
                 return
-            if self.down_s > self.timeout_s:
+            if self._asked_s > self.timeout_s:
                 raise self._unavailable("the circuit breaker is open")
             await asyncio.sleep(min(self._probe_at - now, PROBE_EVERY_S / 10))
 
@@ -204,7 +220,7 @@ class RewardClient:
             raise _RetryError(f"{type(error).__name__}: {error}", None) from None
 
     def _reset_failures(self) -> None:
-        self._failed_first, self._failures = None, 0
+        self._failed_first, self._paused_s, self._failures = None, 0.0, 0
 
     def _pause_s(self) -> float:
         """Seconds in which nobody asked, if they are more than one score may take; otherwise 0."""

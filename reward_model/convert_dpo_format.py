@@ -66,7 +66,7 @@ class Conversion:
 
     def _metadata(self, row: Any, number: int) -> dict[str, Any]:
         given = row.get("metadata") if isinstance(row, dict) else None
-        if isinstance(given, dict) and given.keys() == {"source", "original"} and all(map(_is_text, given.values())):
+        if isinstance(given, dict) and given.keys() == {"source", "original"} and {*map(type, given.values())} == {str}:
             return given
         try:
             original = "" if given is None else json.dumps(given, default=str)
@@ -91,10 +91,6 @@ class Conversion:
             *(f"rejected for {name}: {count}" for name, count in self.rejected.most_common(20)),
             *(f"  {text}" for text in self.first_rejects),
         ]
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def convert(

@@ -20,9 +20,15 @@ from typing import Any
 from agentgrpo.chat.messages import Message
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, written
-from reward_model.adversarial import adversarial_sides, neighbours
-from reward_model.baselines import FEATURES, wins
 from reward_model.datatypes import Preference, prompt_key
+from reward_model.measures import (
+    FEATURES,
+    adversarial_sides,
+    calibration_bins,
+    expected_calibration_error,
+    neighbours,
+    wins,
+)
 
 BATCH_SIZE = 16
 LENGTH_BINS = 5
@@ -35,8 +41,6 @@ def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
         rows: held-out pairs. Pairs of one prompt are not independent; `prompt_interval` accounts for that.
     """
     import numpy as np
-
-    from reward_model.calibration import calibration_bins, expected_calibration_error
 
     chosen = score_sides(scorer, [(row, row.chosen) for row in rows], "chosen")
     rejected = score_sides(scorer, [(row, row.rejected) for row in rows], "rejected")

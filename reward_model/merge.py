@@ -8,15 +8,13 @@ quantised base is not merged.
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, interruptible, starting
+from agentgrpo.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from agentgrpo.chat.messages import Message
 from agentgrpo.checks import UsageError
 from agentgrpo.flags import Parser
 from agentgrpo.json_text import parse_json
-from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk
+from agentgrpo.outputs import OutputError, check_output, written
 from reward_model.datatypes import RECORD
 
 BOUND = 1e-4
@@ -91,13 +89,7 @@ def merge(
     lora = model.peft_config["default"]
     merged: Any = model.merge_and_unload(safe_merge=True)  # type: ignore[operator]
 
-    output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with (
-        interruptible(),
-        tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch,
-        failures_of_the_disk(output),
-    ):
-        folder = Path(scratch) / output.name
+    with written(output) as folder:
         merged.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
@@ -126,7 +118,6 @@ def merge(
             "tolerance": PROBE_TOLERANCE * max(1.0, abs(score)),
         }
         (folder / RECORD).write_text(json.dumps({**record, "merge": about, "probe": probe}, indent=2) + "\n")
-        os.replace(folder, output)
     return about
 
 

@@ -26,15 +26,14 @@ from typing import Any
 
 from agentgrpo.chat.conversations import RowError, legal, read_conversation, read_tools
 from agentgrpo.chat.messages import Message, num_chars, num_tool_calls
-from agentgrpo.file_kinds import RowFileError
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.row_files import read_rows
-from reward_model.baselines import has_answer
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent
 from reward_model.datatypes import Preference
+from reward_model.measures import has_answer
 
 PAIRS_PER_TASK = 8
 # At most this many pairs of a task are considered; they are drawn at random if there are more.
@@ -127,11 +126,8 @@ def read_rollouts(folder: Path) -> Read:
     read = Read()
     for path in sorted(folder.rglob("*.jsonl")):
         read.files += 1
-        try:
-            for row in read_rows(path):
-                _read_row(row.value, f"{path.relative_to(folder)}:{row.number}", read)
-        except RowFileError as error:
-            raise PreferenceFileError(str(error)) from None
+        for row in read_rows(path):
+            _read_row(row.value, f"{path.relative_to(folder)}:{row.number}", read)
     if not read.files:
         evaluate = agentgrpo_command("evaluate", "--output")
         raise PreferenceFileError(f"{folder} holds no *.jsonl; `{evaluate} FILE` writes such files")

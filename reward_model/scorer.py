@@ -1,4 +1,4 @@
-"""The reward model's scores: chat template, tokens, one forward pass.
+"""The reward model's scores, by chat template, tokens and one forward pass, and which models can become one.
 
 Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score means
 the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in TRL's
@@ -22,7 +22,7 @@ from agentgrpo.chat.tokenizer import endless_template, read_tokenizer
 from agentgrpo.hub import ModelError
 from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weights_sha256
+from agentgrpo.weights import FETCH, HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weight_files, weights_sha256
 from reward_model.datatypes import RECORD, Encoded, RewardScore
 
 DEFAULT_MAX_LENGTH = 1024
@@ -134,3 +134,60 @@ def length_limit(record: Mapping[str, Any], config: Any) -> int:
     """The token limit that training recorded, or the number of the model's positions if that is smaller."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
     return min(record.get("max_length") or DEFAULT_MAX_LENGTH, positions)
+
+
+# Language models that become reward models ----------------------------------------------------------------------------
+
+
+def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Small files are read, and no weights.
+
+    Raises:
+        ModelError: the model cannot be a base; the message says why.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} has no config that transformers can read ({error}); {FETCH} whole") from None
+    architecture = (config.architectures or ["no named architecture"])[0]
+    if config.is_encoder_decoder:
+        raise ModelError(f"{path} is an encoder-decoder ({architecture}); a reward model needs a decoder")
+    if architecture.endswith("ForSequenceClassification") and config.num_labels != 1:
+        raise ModelError(
+            f"{path} is a classifier with {config.num_labels} labels ({architecture}); a reward model has one output, "
+            "so start from the language model that it was made of"
+        )
+    if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForSequenceClassification")):
+        raise ModelError(
+            f"{path} has the head of another task ({architecture}); expected a ...ForCausalLM or a "
+            "...ForSequenceClassification with one label"
+        )
+    try:
+        with torch.device("meta"):
+            model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    except ValueError:
+        raise ModelError(
+            f"transformers has no sequence classifier for {config.model_type} ({path}); take another model"
+        ) from None
+    if not hasattr(model, "score"):
+        raise ModelError(f"the classifier of {config.model_type} has no `score` head ({path}); take a decoder")
+    embedding = model.get_input_embeddings().weight
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= len(embedding):
+        raise ModelError(
+            f"the tokenizer of {path} has token {highest}, its config {len(embedding)} embeddings (0 to "
+            f"{len(embedding) - 1}); take the tokenizer that belongs to the model, or resize the embeddings"
+        )
+    weight_files(path)
+    heads: dict[str, Any] = {"new": HEAD, "unused": LANGUAGE_HEADS}
+    if architecture.endswith("ForSequenceClassification"):
+        heads = {"new": None, "unused": ()}
+    if fault := misfit(path, "ForSequenceClassification", num_labels=1, **heads):
+        raise ModelError(f"{fault}; take config.json and weights of one model, {FETCH} whole")
+
+
+def num_parameters(path: Path) -> int:
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(
+            AutoConfig.from_pretrained(path, trust_remote_code=False), trust_remote_code=False
+        ).num_parameters()

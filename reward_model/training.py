@@ -14,6 +14,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
+from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
@@ -23,36 +24,36 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
+from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.outputs import OutputError, failures_of_the_disk
+from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
 from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import claim
-from agentgrpo.training_run import (
-    check_same_run,
-    publish,
-    remove_torn,
-    versions,
-    write_record,
-)
+from agentgrpo.training_run import TrainerLog, check_same_run, publish, remove_torn, versions, write_record
 from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
-from reward_model.base_model import check_base, num_parameters
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import RECORD, Preference, place_of, prompt_key
-from reward_model.pair_trainer import PairTrainer, RewardRunLog
-from reward_model.scorer import encode_conversation
+from reward_model.scorer import check_base, encode_conversation, num_parameters
 
 
 def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -> None:
     """Raises ModelError, NotOursError, PreferenceFileError, UsageError: something is wrong. It is found before the
     weights are read, except for a loss that is not finite.
     """
+    output = Path(args.output_dir or OUTPUT)
+    with ends_in_order(), claim(output) if args.process_index == 0 else nullcontext():
+        _train(data, args, model, output)
+
+
+def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, output: Path) -> None:
     datasets.disable_progress_bars()
     disable_progress_bar()
     say = print if args.process_index == 0 else lambda *parts: None
     if not model.model_name_or_path:
         raise UsageError("--model-name-or-path is missing: the language model to start from, a folder or ORG/NAME")
-    base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir or OUTPUT)
+    base = model_folder(model.model_name_or_path, say=say)
     require(base_model=base)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # it is set already, and TRL would set it again
@@ -107,8 +108,6 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
         say(f"going on from {checkpoint}")
 
     kept = {name: record[name] for name in ("base", "dataset", "max_length", "seed", "settings")}
-    with failures_of_the_disk(output):
-        output.mkdir(parents=True, exist_ok=True)
     args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
     trainer = PairTrainer(
         model=str(base.resolve()),  # an absolute path, because adapters name their base by it
@@ -125,7 +124,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     trained, total = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
     say(f"{trained:,} of {total:,} weights are trained, on {args.device}")
     try:
-        with ends_in_order(), failures_of_the_disk(output), claim(output) if args.process_index == 0 else nullcontext():
+        with failures_of_the_disk(output):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             save_whole(trainer, output, record)
     except OutputError as error:
@@ -170,6 +169,63 @@ def encode_pairs(
             "tokens, so give a larger --max-length"
         )
     return Dataset.from_dict(columns)
+
+
+# The trainer ----------------------------------------------------------------------------------------------------------
+
+
+class PairTrainer(PairMicroBatches, RewardTrainer):
+    # It stops at the first loss that is not finite, and continues the token count of a checkpoint.
+
+    def most_tokens(self) -> int:
+        args: Any = self.args
+        return micro_batch_tokens(args.micro_batch_tokens, args.device.type)
+
+    def remedy(self) -> str:
+        return (
+            f"lower --learning-rate (now {self.args.learning_rate:g}) or --max-grad-norm (now "
+            f"{self.args.max_grad_norm:g}), or train in float32 with --bf16 False"
+        )
+
+
+# The trainer's names of metrics with ours; its throughputs and totals are left out.
+RENAMED = {
+    "loss": "pair/loss",
+    "accuracy": "pair/accuracy",
+    "margin": "pair/margin",
+    "mean_reward": "score/mean",
+    "min_reward": "score/min",
+    "max_reward": "score/max",
+    "grad_norm": "optim/grad_norm",
+    "learning_rate": "optim/learning_rate",
+    "num_tokens": "data/tokens",
+    "epoch": "data/epoch",
+    "runtime": "time/validation_s",
+}
+
+LINE = (
+    ("pair/loss", "loss {:.4f}"),
+    ("pair/accuracy", "accuracy {:.1%}"),
+    ("pair/margin", "margin {:+.3f}"),
+    ("optim/grad_norm", "grad {:.2f}"),
+    ("optim/learning_rate", "lr {:.1e}"),
+    ("time/step_s", "{:.2f} s/step"),
+    ("val/pair/loss", "held-out loss {:.4f}"),
+    ("val/pair/accuracy", "held-out accuracy {:.1%}"),
+    ("val/pair/margin", "held-out margin {:+.3f}"),
+)
+
+
+class RewardRunLog(TrainerLog):
+    kind, record_name = "reward train", RECORD
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics = rename(kwargs["logs"], RENAMED)
+        if not state.is_world_process_zero or not any(key.endswith("pair/loss") for key in metrics):
+            return
+        if "pair/loss" in metrics:
+            metrics["time/step_s"] = self.seconds_per_step(state.global_step)
+        self.log(state.global_step, metrics, metrics_line(metrics, LINE))
 
 
 # The result and checkpoints -------------------------------------------------------------------------------------------

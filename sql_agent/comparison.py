@@ -1,4 +1,4 @@
-"""Says what a judge compared, so that a person can see why an answer is wrong. Leaves out the verdict itself (`Score`).
+"""What a judge compared, so that a person can see why an answer is wrong. Leaves out the verdict itself (`Score`).
 
 It holds the solution. So it is kept out of spans, and out of what reward functions, an LLM as judge and the reward
 model get: it goes into trajectory files and onto a person's screen, and nowhere else.
@@ -14,15 +14,15 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Row, Rows
 
+# Most rows that are kept of a result, cells of a row, and characters of a cell.
 SHOWN_ROWS, SHOWN_CELLS, SHOWN_CHARS = 10, 20, 100
-"""Most rows that are kept of a result, cells of a row, and characters of a cell."""
+# A larger whole number is kept as text, since a browser would round it.
 _EXACT_IN_JSON = 2**53
-"""A larger whole number is kept as text, since a browser would round it."""
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Holds the first rows of a result; long rows and long cells are cut and say so."""
+    """The first rows of a result; long rows and long cells are cut and say so."""
 
     rows: list[list[Any]]
     """JSON values, at most `SHOWN_ROWS` rows."""
@@ -36,7 +36,7 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Holds what a judge compared; a field is None where there is nothing to show."""
+    """A field is None where there is nothing to show."""
 
     submitted: str | None = None
     """The statement that was handed in, or that ran last."""
@@ -54,12 +54,12 @@ class Comparison:
     """Whether the task changes data, so that rows are compared after the change; each begins with its table's name."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; text that no encoder takes is replaced."""
+        """JSON values; text that no encoder takes is replaced."""
         return asdict(self) | {name: _text(getattr(self, name)) for name in ("submitted", "reference", "error")}
 
 
 def only_in(ours: Mapping[str, Rows], theirs: Mapping[str, Rows]) -> list[Row]:
-    """Return the rows, by table, that `ours` holds and `theirs` does not, each after its table's name."""
+    """The rows, by table, that `ours` holds and `theirs` does not, each after its table's name."""
     left = {table: Counter(map(repr, theirs.get(table, ()))) for table in ours}
     found = []
     for table, rows in ours.items():
@@ -88,5 +88,5 @@ def _cell(cell: Any) -> Any:
 
 
 def _text(text: str | None) -> str | None:
-    """Return the text with half a surrogate pair, which a policy may write, replaced."""
+    # half a surrogate pair, which a policy may write, is replaced
     return None if text is None else text.encode("utf-8", "replace").decode()

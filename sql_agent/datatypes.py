@@ -1,6 +1,6 @@
-"""Defines the records of `sql_agent`: that of a rollout, and its reward.
+"""What a player left behind (`RolloutRecord`), and what it earned (`Reward`).
 
-Importing this module is instant. Leaves out the records of a train step (`sql_agent.source.datatypes`).
+Importing this is instant. All that a trainer knows of a rollout is `sql_agent.source.datatypes.Rollout`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
-from sql_agent.comparison import Comparison
 
+# The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
+# `parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it.
 OWN_REWARD = "own_reward"
-"""The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
-`parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it."""
+# Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
+# rollout's row is full (`sql_agent.verl_side.plugin.row_end`).
 ROW_END = "row_end"
-"""Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
-rollout's row is full (`sql_agent.verl_side.plugin.row_end`)."""
 
 
 @dataclass(frozen=True)
 class RolloutRecord:
-    """Holds one run of the agent on one task, first prompt to stop, with the verdict.
+    """One run of the agent on one task, first prompt to stop, with the verdict.
 
     The gold answer is in `comparison` alone, which leaves the record before that enters a span.
     """
@@ -52,8 +51,9 @@ class RolloutRecord:
     tools: list[dict[str, Any]] | None = None
     """Schemas of the tools that the policy was offered, in chat-completions form; None for a user's own agent, whose
     calls may offer different ones."""
-    comparison: Comparison | None = None
-    """What the judge compared, solution included; None if there is no verdict or the environment does not say."""
+    comparison: dict[str, Any] | None = None
+    """What the judge compared (`Comparison.to_dict`), solution included; None if there is no verdict or the environment
+    does not say."""
 
     @property
     def tool_calls(self) -> int:
@@ -61,19 +61,19 @@ class RolloutRecord:
 
     @property
     def success(self) -> float | None:
-        """Return 1 if the task is solved, which means a verdict of exactly 1, and 0 for a lower verdict.
+        """1 if the task is solved, which means a verdict of exactly 1, and 0 for a lower verdict.
 
         None if there is no verdict, or if the environment gives a reward without saying whether the task is solved.
         """
         return success_of(self.score)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, one line of a trajectories file."""
-        return asdict(self) | {"comparison": self.comparison.to_dict() if self.comparison else None}
+        """Plain JSON values, which every line of a trajectories file has."""
+        return asdict(self)
 
 
 def success_of(score: Score) -> float | None:
-    """Return what a verdict says about success, as in `RolloutRecord.success`."""
+    """`RolloutRecord.success` of a verdict."""
     if score.reason == OWN_REWARD:
         return score.parts.get("correctness")
     return None if score.value is None or not 0.0 <= score.value <= 1.0 else float(score.value == 1.0)
@@ -81,7 +81,7 @@ def success_of(score: Score) -> float | None:
 
 @dataclass(frozen=True)
 class ScorerResult:
-    """Holds the reward model's result for a rollout's conversation."""
+    """The reward model's result for a rollout's conversation."""
 
     score: float | None
     """A logit; None if there is none."""
@@ -92,7 +92,7 @@ class ScorerResult:
 
     @property
     def failure(self) -> str | None:
-        """Return why a requested score is missing or unusable; None if there is one, or if none was requested."""
+        """Why a requested score is missing or unusable; None if there is one, or if none was requested."""
         if self.reason == "no_answer":
             return None
         if self.score is None:
@@ -102,7 +102,7 @@ class ScorerResult:
 
 @dataclass(frozen=True)
 class Reward:
-    """Holds a rollout's reward for training, which `sql_agent.rewards` computes from its verdict and other parts."""
+    """A rollout's reward for training, which `sql_agent.rewards` computes from its verdict and other parts."""
 
     value: float | None
     """None: the rollout is lost."""
@@ -122,7 +122,7 @@ class Reward:
     """The traceback of the reward function that failed, or what it returned."""
 
     def by_turn(self, num_turns: int) -> list[float] | None:
-        """Return the reward of each turn; a term that is one number belongs to the last turn. None if all terms are.
+        """The reward of each turn; a term that is one number belongs to the last turn. None if all terms are.
 
         Args:
             num_turns: replies of the model.
@@ -137,7 +137,7 @@ class Reward:
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """Holds the result of one reward function for a rollout."""
+    """The result of one reward function for a rollout."""
 
     value: float | None
     """A finite number; None: it gave no number."""

@@ -39,14 +39,13 @@ from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, Taskset, make_taskset
 from sql_agent.model_servers.calls_as_text import CallsAsText
-from sql_agent.model_servers.deadline_client import DeadlineClient
-from sql_agent.model_servers.listed import listed_models, lists_all, served_as
+from sql_agent.model_servers.deadline_client import DeadlineClient, listed_models, lists_all, served_as
 from sql_agent.model_servers.refusals import words_of
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.prompts.fit import fit_tasks
-from sql_agent.prompts.served import ServedTokenizer
+from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function

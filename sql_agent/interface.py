@@ -31,10 +31,10 @@ from sql_agent.report.reading import Row, Run, read_run, solved
 from sql_agent.settings.train import TrainConfig
 from sql_agent.success import Rate, rate
 
+# How the first line begins in which a command says what was wrong.
 FAULT = re.compile(r"(?:agentgrpo [\w -]+: )?error: |(?=config: )")
-"""How the first line begins in which a command says what was wrong."""
+# Lines of a command that ended otherwise.
 SHOWN_LINES = 20
-"""Lines of a command that ended otherwise."""
 
 
 def command(name: str, *words: str | Path, **flags: Any) -> None:
@@ -81,14 +81,14 @@ def _show(process: subprocess.Popen[str], said: list[str]) -> None:
 
 
 def failure(status: int, said: Sequence[str]) -> Exception:
-    """Return what a command failed with, from the lines that it printed."""
+    """What a command failed with, from the lines that it printed."""
     first = next((number for number, text in enumerate(said) if FAULT.match(text)), max(0, len(said) - SHOWN_LINES))
     words = FAULT.sub("", "".join(said[first:]).strip(), count=1) or f"the command ended with status {status}"
     return ValueError(words) if status == 2 else RuntimeError(words)
 
 
 def typed(flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words that a user would type for these flags (see `command`).
+    """The words that a user would type for these flags (see `command`).
 
     Raises:
         TypeError: a value is a function or a class, which no command line can hold.
@@ -132,7 +132,7 @@ def train(settings: TrainConfig | Mapping[str, Any] | None = None, **flags: Any)
 
 
 def single_settings(tree: Mapping[str, Any], kind: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a tree with their groups, as `optim.learning_rate`; a whole group would replace another."""
+    """The settings of a tree with their groups, as `optim.learning_rate`; a whole group would replace another."""
     for name, value in tree.items():
         group = kind.model_fields[name].annotation if name in kind.model_fields else None
         if isinstance(value, Mapping) and isinstance(group, type) and issubclass(group, BaseModel):

@@ -10,20 +10,20 @@ from typing import Literal
 from agentgrpo.cpu_features import LARGE
 
 BILLION = 1_000_000_000
+# By method and whether an adapter is trained: for models of fewer than 20 million weights, of fewer than a billion, and
+# larger ones.
 USUAL: dict[tuple[Literal["grpo", "sft"], bool], tuple[float, float, float]] = {
     ("grpo", False): (5e-4, 3e-5, 1e-6),
     ("grpo", True): (1e-3, 3e-4, 2e-5),
     ("sft", False): (3e-3, 5e-4, 1e-5),
     ("sft", True): (3e-3, 5e-4, 2e-4),
 }
-"""By method and whether an adapter is trained: for models of fewer than 20 million weights, of fewer than a billion,
-and larger ones."""
+# A learning rate that is this many times too large or too small is worth a line.
 FAR = 5.0
-"""A learning rate that is this many times too large or too small is worth a line."""
 
 
 def usual_learning_rate(weights: int | None, *, method: Literal["grpo", "sft"], lora: bool) -> float:
-    """Return the learning rate that a model takes.
+    """What a model of that size takes.
 
     Args:
         weights: of the whole model; None, if it is not known, counts as a large one, which takes the smallest rate.
@@ -33,7 +33,7 @@ def usual_learning_rate(weights: int | None, *, method: Literal["grpo", "sft"], 
 
 
 def learning_rate_hint(rate: float, weights: int | None, *, method: Literal["grpo", "sft"], lora: bool) -> str | None:
-    """Return a line if a default is far from what a model of this size takes; None if it is not, or nobody knows."""
+    """A line if a default is far from what a model of this size takes; None if it is not, or nobody knows."""
     usual = usual_learning_rate(weights, method=method, lora=lora)
     if weights is None or 1 / FAR < rate / usual < FAR:
         return None

@@ -28,19 +28,19 @@ if TYPE_CHECKING:  # `agentgrpo doctor` uses this module on machines with broken
 
 SETUP = "bash scripts/setup.sh" if IS_CLONE else install_command("agentgrpo[train] @ file://WHEEL")
 TEMPLATE_FILE = "chat_template.jinja"
+# Where transformers keeps the templates of a model that has several.
 TEMPLATE_FOLDER = "additional_chat_templates"
-"""Where transformers keeps the templates of a model that has several."""
 OF_ONE_MODEL = "take config.json and weights of one language model, e.g. fetch the folder again"
+# Limit of CPU seconds for importing torch and matching the names of all shards; it usually takes two.
 FIT_S = 120.0
-"""Limit of CPU seconds for importing torch and matching the names of all shards; it usually takes two."""
 
 
 class ModelFileError(ValueError):
-    """Says that a file of the folder cannot be read in its expected form; the message says which and why."""
+    """A file of the folder cannot be read in its expected form; the message says which and why."""
 
 
 def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
-    """Return all problems of a Hugging Face model folder; if none of them blocks, a run can start from it.
+    """If none of them blocks, a run can start from the model.
 
     Args:
         protocol: the run's; `fc` for every environment that offers tools.
@@ -93,7 +93,7 @@ def check_config(path: Path) -> Iterator[Problem]:
 
 
 def check_tensor_parallel(path: Path, size: int) -> Iterator[Problem]:
-    """Yield problems that keep `size` GPUs from sharing the model by vLLM's rules (model_executor/layers/linear.py).
+    """Problems that keep `size` GPUs from sharing the model by vLLM's rules (model_executor/layers/linear.py).
 
     Each GPU needs the same number of attention heads and feed-forward rows, and of key-value heads or a copy of one.
     """
@@ -119,7 +119,7 @@ def check_tokenizer(path: Path) -> Iterator[Problem]:
 
 
 def chat_template(path: Path, protocol: ProtocolName) -> str | None:
-    """Return the chat template that transformers and vLLM take for a protocol's prompts; None if there is none.
+    """The chat template that transformers and vLLM take for a protocol's prompts; None if there is none.
 
     Of several templates it is `tool_use` for prompts with tools if there is one, and otherwise `default`
     (`PreTrainedTokenizerBase.get_chat_template`).
@@ -133,7 +133,7 @@ def chat_template(path: Path, protocol: ProtocolName) -> str | None:
 
 
 def chat_templates(path: Path) -> dict[str, str]:
-    """Return the chat templates of a folder by their names; one that stands alone has the name `default`.
+    """The chat templates of a folder by their names; one that stands alone has the name `default`.
 
     As in transformers, files go before tokenizer_config.json: `chat_template.jinja`, which is `default`, and
     `additional_chat_templates/NAME.jinja`.
@@ -161,7 +161,7 @@ def chat_templates(path: Path) -> dict[str, str]:
 
 
 def no_template(path: Path, protocol: ProtocolName, write: str) -> Problem:
-    """Return the problem of a folder without a template for the protocol's prompts, with what it has instead."""
+    """The message says what the folder has instead."""
     prompts = "prompts with tools" if protocol == "fc" else "prompts without tools"
     taken = "`tool_use` or `default`" if protocol == "fc" else "`default`"
     if found := chat_templates(path):
@@ -262,7 +262,7 @@ def check_continuation(path: Path, protocol: ProtocolName) -> Iterator[Problem]:
 
 
 def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Continuity]:
-    """Return the chat template that a run uses (`choose_template`), and the result of the scripted conversation.
+    """The chat template that a run uses (`choose_template`), and the result of the scripted conversation.
 
     Raises:
         ModelFileError: the folder has no template, or no readable tokenizer.
@@ -283,7 +283,7 @@ def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Continuity
 def choose_template(
     own: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
 ) -> tuple[str, Continuity]:
-    """Return the template of a run and the result of the scripted conversation with it.
+    """The template of a run and the result of the scripted conversation with it.
 
     It is the model's own template, or TRL's version of it for training if the own one rewrites earlier turns, so that a
     server without exact prompts shows the trained policy the same history as in training.
@@ -309,7 +309,6 @@ def choose_template(
 
 
 def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
-    """Return a protocol's first prompt for a task that asks `probe_question`, and its tools."""
     from dbbench_adapter.datatypes import Gold, Task
     from dbbench_adapter.protocols import PROTOCOLS
 
@@ -318,7 +317,7 @@ def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
 
 
 def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens at which vLLM ends a reply.
+    """Tokens at which vLLM ends a reply.
 
     They are the tokenizer's EOS, and those of generation_config.json or, without that file, of config.json.
 
@@ -333,7 +332,7 @@ def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def special_tokens(path: Path) -> dict[str, Any]:
-    """Return the special tokens that a template may use, e.g. `bos_token`.
+    """Those that a template may use, e.g. `bos_token`.
 
     Raises:
         ModelFileError: tokenizer_config.json exists and cannot be read.
@@ -346,7 +345,6 @@ def special_tokens(path: Path) -> dict[str, Any]:
 
 
 def unrendered(template: str, tokens: dict[str, Any], protocol: ProtocolName) -> list[str]:
-    """Return the parts of a probe conversation that are missing in the prompt."""
     first, tools = opening(protocol)
     messages, parts = PROBE, PROBE_PARTS
     if not tools:
@@ -401,7 +399,7 @@ def check_fit(path: Path) -> list[Problem]:
 
 
 def safetensors_bytes(file: Path) -> int | None:
-    """Return the size that a safetensors file should have; None if its header cannot be read, as in a pointer."""
+    """The size that a safetensors file should have; None if its header cannot be read, as in a pointer."""
     header = safetensors_header(file)
     if header is None:
         return None

@@ -15,8 +15,9 @@ from typing import Literal, get_args
 from agentgrpo.checkout import HOME
 from agentgrpo.nearest import did_you_mean
 
+# The small policy, which commands take, and make first, if no model is named.
 TINY_POLICY = HOME / "models" / "tiny-sql"
-"""The small policy, which commands take, and make first, if no model is named."""
+# Environments by the config's `env.type`, each written as a user's own; a class is imported when one is made.
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
     "medical": "sql_agent.medical.environment:Medical",
@@ -24,30 +25,29 @@ ENVIRONMENTS = {
     "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
     "agent": "sql_agent.own_agents.tasks:AgentTasks",
 }
-"""Environments by the config's `env.type`, each written as a user's own; a class is imported when one is made."""
 
+# The entry-point group in which an installed package names its environments.
 ENTRY_POINTS = "agentgrpo.environments"
-"""The entry-point group in which an installed package names its environments."""
+# The function that makes an environment of its settings.
 OWN = "sql_agent.environments.own:open_own"
-"""The function that makes an environment of its settings."""
 
+# Orders in which local training draws its tasks: functions of the tasks, the seed and the number of the epoch that
+# return the tasks of that epoch, as many in each.
 SAMPLERS = {
     "shuffled": "sql_agent.source.samplers:shuffled",
     "in_order": "sql_agent.source.samplers:in_order",
 }
-"""Orders in which local training draws its tasks: functions of the tasks, the seed and the number of the epoch that
-return the tasks of that epoch, as many in each."""
 
 PresetName = Literal["agentbench", "agent_peft", "rllm"]
 PRESETS: tuple[PresetName, ...] = get_args(PresetName)
+# The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`).
 JUDGE = "judge"
-"""The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`)."""
+# The form of an entry that is a function: FILE.py:NAME or module:NAME.
 FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
-"""The form of an entry that is a function: FILE.py:NAME or module:NAME."""
 
 
 def installed(name: str) -> str | None:
-    """Return the `module:NAME` of an installed package's environment; None if none has that name."""
+    """The `module:NAME` of an installed package's environment; None if none has that name."""
     from importlib.metadata import entry_points
 
     return next((entry.value for entry in entry_points(group=ENTRY_POINTS, name=name)), None)
@@ -69,17 +69,17 @@ def check_name(name: str) -> None:
 
 
 def label(name: str) -> str:
-    """Return the name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
+    """An entry of `rollout.reward` is logged under a function's own name, without its file."""
     return name.rpartition(":")[2]
 
 
 def functions(names: Collection[str]) -> list[str]:
-    """Return the entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
+    """Entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
     return [name for name in names if name not in PRESETS]
 
 
 def weights_of(rewards: Sequence[str]) -> dict[str, float]:
-    """Return the values of --reward, NAME or NAME=WEIGHT, as a mapping.
+    """From the values of --reward, NAME or NAME=WEIGHT.
 
     Raises:
         ValueError: a weight is not a number, or a name comes twice.

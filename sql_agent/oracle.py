@@ -35,17 +35,16 @@ from agentgrpo.flags import Parser
 from agentgrpo.http_protocol import GuardedHttpProtocol, LimitedHttpProtocol
 from agentgrpo.machine import port_number
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, solution
 from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.model_address.request_guard import RequestGuard
 
 __all__ = ["app", "call", "calls", "recite", "replay", "serve"]
 
 Json = dict[str, Any]
+# Maps the messages of a request to the assistant message that answers it. The answer may have two further keys:
+# `finish_reason`, and `status` for an HTTP error whose message is `content`.
 Script = Callable[[list[Json]], Json]
-"""Maps the messages of a request to the assistant message that answers it. The answer may have two further keys:
-`finish_reason`, and `status` for an HTTP error whose message is `content`."""
 
 MODEL = "oracle"
 
@@ -84,7 +83,7 @@ def app(
     latency_s: float = 0.0,
     on_request: Callable[[Json], None] | None = None,
 ) -> Starlette:
-    """Return the endpoint as an ASGI app.
+    """The endpoint as an ASGI app.
 
     Args:
         script: chooses the answers.
@@ -137,7 +136,7 @@ def _completion(body: Json, reply: Json) -> Json:
 
 
 def byte_ids(history: Sequence[Json]) -> list[int]:
-    """Return a conversation as token ids, one per byte; the ids of a continued conversation begin with these."""
+    """One id per byte; the ids of a continued conversation begin with these."""
     lines = [
         [
             m["role"],
@@ -155,7 +154,7 @@ def _turn(history: list[Json]) -> int:
 
 @contextmanager
 def serve(endpoint: Any, port: int = 0) -> Iterator[str]:
-    """Serve on loopback in a thread of this process while the context lasts, and yield the base URL.
+    """Serve on loopback in a thread of this process while the context lasts; it yields the base URL.
 
     Args:
         endpoint: an ASGI application.

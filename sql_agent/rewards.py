@@ -20,15 +20,15 @@ from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RolloutRecor
 from sql_agent.names import functions, label
 from sql_agent.settings.groups import RewardModelConfig
 
+# The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward.
 NO_JUDGE = "no_judge"
-"""The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward."""
+# The reward on such a task for a rollout without an answer: the lower bound of tanh, so no answer gets less.
 NO_ANSWER = -1.0
-"""The reward on such a task for a rollout without an answer: the lower bound of tanh, so no answer gets less."""
 
 
 @dataclass(frozen=True)
 class RewardPreset:
-    """Holds one value per outcome; a verdict between 0 and 1 is interpolated between wrong and correct.
+    """One value per outcome; a verdict between 0 and 1 is interpolated between wrong and correct.
 
     A correct end state counts as correct however the rollout ended.
     """
@@ -42,19 +42,18 @@ class RewardPreset:
     """A reply was cut, or the context was full; None: as `out_of_limits`."""
 
 
+# Presets by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
+#
+# Agent-PEFT calls its -0.3 `timeout`; here it applies to a policy that is out of turns or tokens. A rollout that
+# reached our wall-clock deadline is lost and has no preset's value.
 REWARDS: dict[str, RewardPreset] = {
     "agentbench": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0),
     "agent_peft": RewardPreset(correct=1.0, incorrect=-0.1, out_of_limits=-0.3, malformed=-0.1),
     "rllm": RewardPreset(correct=1.0, incorrect=-1.0, out_of_limits=-0.8, malformed=-0.2),
 }
-"""Presets by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
 
-Agent-PEFT calls its -0.3 `timeout`; here it applies to a policy that is out of turns or tokens. A rollout that reached
-our wall-clock deadline is lost and has no preset's value.
-"""
-
+# Reasons why a reward function gave no number that concern only the one rollout.
 OWN_LOSSES = frozenset({"reward_none", "reward_error", "reward_deadline"})
-"""Reasons why a reward function gave no number that concern only the one rollout."""
 
 
 def reward(
@@ -146,7 +145,7 @@ def summed_reward(
 
 
 def without_function(reward: Reward, name: str, why: str) -> Reward:
-    """Return the reward without a function, for all rollouts of a group in which the function was unavailable for one.
+    """The reward without a function, for all rollouts of a group in which the function was unavailable for one.
 
     The reason is that of `without_score`: otherwise sums of different terms would be compared within the group, and
     which ones would depend on the rollouts that were asked while its service was down. If no other term is known, the
@@ -169,12 +168,12 @@ def without_function(reward: Reward, name: str, why: str) -> Reward:
 
 
 def unavailable(reward: Reward) -> dict[str, str]:
-    """Return the functions whose number is missing for a reason that concerns the whole group."""
+    """The functions whose number is missing for a reason that concerns the whole group."""
     return {name: why for name, why in reward.lacking.items() if why not in OWN_LOSSES}
 
 
 def without_score(reward: Reward, why: str) -> Reward:
-    """Return the reward without the score, for all rollouts of a group in which one score is missing.
+    """The reward without the score, for all rollouts of a group in which one score is missing.
 
     No rollout of such a group uses its score. If only correct rollouts with a missing score were dropped, wrong ones
     would be over-represented: a score adds nothing to them, so they would stay. Correctness is known for all, so the
@@ -191,19 +190,19 @@ def without_score(reward: Reward, why: str) -> Reward:
 
 
 def answered(record: RolloutRecord) -> bool:
-    """Return whether the policy itself ended the rollout with a reply that is not empty."""
+    """Whether the policy itself ended the rollout with a reply that is not empty."""
     return record.stop_reason == "answered" and bool(str(record.messages[-1].get("content") or "").strip())
 
 
 def bounded_score(scorer: ScorerResult, shaping: RewardModelConfig) -> float | None:
-    """Return tanh of the centred, scaled score, in [-1, 1]; None without a finite score."""
+    """tanh of the centred, scaled score, in [-1, 1]; None without a finite score."""
     if scorer.score is None or not math.isfinite(scorer.score):
         return None
     return math.tanh((scorer.score - shaping.center) / shaping.scale)
 
 
 def _added(record: RolloutRecord, scorer: ScorerResult, shaping: RewardModelConfig) -> float:
-    """Return what the score adds to a sum; 0 if it is missing."""
+    """What the score adds to a sum; 0 if it is missing."""
     bounded = bounded_score(scorer, shaping) or 0.0
     if record.score.value is not None:
         correctness = record.success or 0.0 if record.score.reason == OWN_REWARD else record.score.value
@@ -223,7 +222,6 @@ def _without_judge(record: RolloutRecord, scorer: ScorerResult | None, shaping: 
 
 
 def _verdict_parts(record: RolloutRecord) -> dict[str, float]:
-    """Return the parts of the verdict, with the verdict itself as `correctness` if there is one."""
     verdict = record.score
     if verdict.value is None or verdict.reason == OWN_REWARD:
         return dict(verdict.parts)
@@ -231,7 +229,7 @@ def _verdict_parts(record: RolloutRecord) -> dict[str, float]:
 
 
 def _value(record: RolloutRecord, preset: RewardPreset) -> float:
-    """Return a preset's value for the verdict; the reward that an environment gives itself is not changed."""
+    """A preset's value for the verdict; the reward that an environment gives itself is not changed."""
     verdict = record.score.value
     if verdict is not None and record.score.reason == OWN_REWARD:
         return verdict

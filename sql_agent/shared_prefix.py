@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass(frozen=True)
 class Segment:
-    """Holds tokens that the same rows share."""
+    """Tokens that the same rows share."""
 
     start: int
     """Start of the segment in the packed sequence."""
@@ -36,13 +36,13 @@ class Segment:
 
     @functools.cached_property
     def mask(self) -> torch.Tensor:
-        """Return the attention mask, shape (length, depth + length): all before the segment, then causal within it."""
+        """Shape (length, depth + length): all before the segment, then causal within it."""
         return torch.ones(self.length, self.depth + self.length, dtype=torch.bool).tril(self.depth)
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Holds rows as one sequence that contains each shared prefix once."""
+    """Rows as one sequence that contains each shared prefix once."""
 
     input_ids: torch.Tensor
     """Shape (L,)."""
@@ -105,7 +105,6 @@ def pack_chains(rows: Sequence[Sequence[list[int]]]) -> PackedRows:
 
 
 def shared_beginning(rows: Sequence[list[int]]) -> list[int]:
-    """Return the longest sequence of tokens with which all rows begin."""
     first, last = min(rows), max(rows)  # in sorted order, all rows share the common prefix of these two
     end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:end]

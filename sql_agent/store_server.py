@@ -38,14 +38,14 @@ UNSET = agl.store.base.UNSET  # importing it from agentlightning would load Lite
 
 logger = logging.getLogger(__name__)
 
+# Key of the metadata by which a client says that it has read the spans of a rollout.
 READ = "spans_read"
-"""Key of the metadata by which a client says that it has read the spans of a rollout."""
+# Rollouts that stay listed, without spans, after they were read; older ones are forgotten.
 KEPT_ROLLOUTS = 1024
-"""Rollouts that stay listed, without spans, after they were read; older ones are forgotten."""
+# Seconds after which a finished rollout will not be read any more: it was queued twice, or its run was killed.
 UNREAD_S = 3600.0
-"""Seconds after which a finished rollout will not be read any more: it was queued twice, or its run was killed."""
+# Share of the memory limit that unread spans may take; the policy and its sampler may share the container.
 SPANS_SHARE = 0.25
-"""Share of the memory limit that unread spans may take; the policy and its sampler may share the container."""
 _TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
 
 

@@ -22,7 +22,7 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return Wilson's 95 % interval."""
+        """Wilson's 95 % interval."""
         return wilson_interval(self.correct, self.judged) if self.judged else None
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class ClusteredRate(Rate):
-    """Holds success of several rollouts per task; these are correlated, so Wilson's interval would be too narrow."""
+    """Success of several rollouts per task; these are correlated, so Wilson's interval would be too narrow."""
 
     interval_of_tasks: tuple[float, float]
 

@@ -25,19 +25,19 @@ from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 
 FILE = "trained_on.json"
 GENERATED = "generated tasks"
+# What to do where a training command would measure on what its model has learnt.
 SAME_SPLIT = (
     "Measure on tasks that it has not learnt: the same --train-file without --val-file if it was trained on that file "
     "so, which holds the same tasks out in every command; or others, --val-file FILE"
 )
-"""What to do where a training command would measure on what its model has learnt."""
 
 
 class OwnEnvironmentError(ValueError):
-    """Says that a model was trained on an environment that only its user can name."""
+    """A model was trained on an environment that only its user can name."""
 
 
 class LearntError(ValueError):
-    """Says that tasks to measure a model on were learnt by it, or that its record cannot be read."""
+    """Tasks to measure a model on were learnt by it, or that its record cannot be read."""
 
 
 class _Written(BaseModel):
@@ -45,7 +45,7 @@ class _Written(BaseModel):
 
 
 class Source(_Written):
-    """Holds where one command took its tasks from, in numbers."""
+    """Where one command took its tasks from, in numbers."""
 
     command: str
     tasks: str
@@ -86,7 +86,7 @@ def write_trained_on(folder: Path, record: TrainedOn) -> None:
 
 
 def read_trained_on(model: Path | str) -> TrainedOn:
-    """Return the record of a model; that of its base for an adapter without one; an empty one if there is none.
+    """The record of a model; that of its base for an adapter without one; an empty one if there is none.
 
     Raises:
         LearntError: there is a record that cannot be read.
@@ -117,7 +117,7 @@ def _base_of(folder: Path) -> str | None:
 
 
 def environment_flags(folder: Path) -> dict[str, str]:
-    """Return the flags `env` and `protocol` with which the model in `folder` was trained; {} if it does not say.
+    """The flags `env` and `protocol` with which the model in `folder` was trained; {} if it does not say.
 
     Raises:
         OwnEnvironmentError: it was trained on an environment that this project does not have.
@@ -159,7 +159,7 @@ def trained_further(
     learnt: Sequence[str] = (),
     held_out: Sequence[str] = (),
 ) -> TrainedOn:
-    """Return the record of a model that was trained further.
+    """The record of a model that was trained further.
 
     Args:
         before: the record of the model that it was.
@@ -183,7 +183,7 @@ def trained_by(
     train: Sequence[Any],
     held_out: Sequence[Any],
 ) -> TrainedOn:
-    """Return the record of `model` after `command` has trained it on the tasks `train`.
+    """The record of `model` after `command` has trained it on the tasks `train`.
 
     Raises:
         LearntError: the record of `model` cannot be read.

@@ -25,11 +25,13 @@ from typing import Any, Literal
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.upstream_sources import find, misfit, signature_of
 
+# Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
+# process that imports our module with the change (it derives a class, replaces a module or uses what is private).
+# `local`: the same in commands that train without servers, which a main job does not look at.
 Process = Literal["driver", "trainer", "server", "own", "local"]
-"""Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
-process that imports our module with the change (it derives a class, replaces a module or uses what is private).
-`local`: the same in commands that train without servers, which a main job does not look at."""
 
+# The pinned versions by top-level module: first that of the CPU requirements, for which the changes were written and
+# tested, then that of the GPU requirements if it differs.
 VERSIONS: dict[str, tuple[str, ...]] = {
     "agentlightning": ("0.3.0",),
     "agents": ("0.20.0",),
@@ -43,10 +45,8 @@ VERSIONS: dict[str, tuple[str, ...]] = {
     "verl": ("0.9.1",),
     "vllm": ("0.28.0+cpu", "0.24.0"),
 }
-"""The pinned versions by top-level module: first that of the CPU requirements, for which the changes were written and
-tested, then that of the GPU requirements if it differs."""
+# Distributions whose name differs from their module's.
 DISTRIBUTIONS = {"agents": "openai-agents"}
-"""Distributions whose name differs from their module's."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        "sql_agent.own_agents.default_client",
+        "sql_agent.own_agents.policy_client",
         "openai._base_client",
         ("SyncAPIClient.request", "AsyncAPIClient.request"),
         "the policy answers the clients that a user's agent made",
@@ -377,20 +377,6 @@ PATCHES = (
     # trainers of TRL
     Patch(
         "local",
-        "sql_agent.sft.trainer:MicroBatchSFTTrainer",
-        "trl.trainer.sft_trainer",
-        ("SFTTrainer.training_step", "SFTTrainer.compute_loss"),
-        "a batch is trained in micro-batches",
-    ),
-    Patch(
-        "local",
-        "sql_agent.sft.trainer",
-        "trl.trainer.sft_trainer",
-        ("SFTTrainer._metrics", "SFTTrainer._total_train_tokens"),
-        "metrics are means over all tokens, whose count a checkpoint goes on with",
-    ),
-    Patch(
-        "local",
         "sql_agent.dpo.trainer:PairDpoTrainer",
         "trl.trainer.dpo_trainer",
         ("DPOTrainer._prepare_dataset",),
@@ -414,7 +400,7 @@ PATCHES = (
 
 
 class PatchError(ValueError):
-    """Says that an upstream library is not the version for which one of our changes was written."""
+    """An upstream library is not the version for which one of our changes was written."""
 
 
 # In the installed sources ---------------------------------------------------------------------------------------------
@@ -534,7 +520,7 @@ def _missing(patch: Patch, name: str) -> PatchError:
 
 
 def _versions(patch: Patch) -> tuple[str, str]:
-    """Return the versions that the change was written for, and the one that is installed."""
+    """The versions that the change was written for, and the one that is installed."""
     library = patch.module.partition(".")[0]
     distribution = DISTRIBUTIONS.get(library, library)
     try:

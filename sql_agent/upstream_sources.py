@@ -12,12 +12,12 @@ import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+# Decorators (agent-lightning's) that give the function an argument, so that its callers give fewer than it takes.
 GIVES_ARGUMENTS = ("with_store",)
-"""Decorators (agent-lightning's) that give the function an argument, so that its callers give fewer than it takes."""
 
 
 def find(module: str, name: str) -> ast.AST | None:
-    """Return the definition of `name` in the installed `module`, or the import of it; None if there is neither.
+    """The definition of `name` in the installed `module`, or the import of it; None if there is neither.
 
     Args:
         name: `function`, `Class.method`, `Class.mapping.key`, or `Class.attribute` that `__init__` sets.
@@ -32,7 +32,7 @@ def find(module: str, name: str) -> ast.AST | None:
 
 
 def signature_of(node: ast.AST | None) -> inspect.Signature | None:
-    """Return the parameters of a function's definition, a default being `...`; None if they are not written there."""
+    """The parameters of a function's definition, a default being `...`; None if they are not written there."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     if any(ast.unparse(decorator) in GIVES_ARGUMENTS for decorator in node.decorator_list):
@@ -51,7 +51,7 @@ def signature_of(node: ast.AST | None) -> inspect.Signature | None:
 
 
 def misfit(ours: inspect.Signature, theirs: inspect.Signature) -> str | None:
-    """Return the parameter for which our function cannot stand in for theirs; None if it can.
+    """The parameter for which our function cannot stand in for theirs; None if it can.
 
     It has to take every parameter that a caller of theirs may give, one that has to be given in its place, and must not
     ask for what callers may leave out.
@@ -78,7 +78,7 @@ def misfit(ours: inspect.Signature, theirs: inspect.Signature) -> str | None:
 
 
 def _is_given(ours: inspect.Parameter, place: int, theirs: Sequence[inspect.Parameter]) -> bool:
-    """Return whether callers of their function give a parameter that ours requires, as far as its signature says."""
+    """Whether callers of their function give a parameter that ours requires, as far as its signature says."""
     more = ours.VAR_KEYWORD if ours.kind is ours.KEYWORD_ONLY else ours.VAR_POSITIONAL
     here = place < len(theirs) and _is_positional(ours) and _is_positional(theirs[place])
     return any(each.kind is more or (each.name == ours.name and _is_required(each)) for each in theirs) or (
@@ -96,7 +96,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """Return the module's file; `find_spec` of the whole name would import its parent packages."""
+    """The module's file; `find_spec` of the whole name would import its parent packages."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
     folders = (spec.submodule_search_locations or ()) if spec else ()
@@ -111,7 +111,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _members(node: ast.AST, file: Path) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the members of a module, a class or a dict literal, by name."""
+    """The members of a module, a class or a dict literal, by name."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     if isinstance(node, ast.Dict):

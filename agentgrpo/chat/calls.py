@@ -17,7 +17,7 @@ from agentgrpo.json_text import parse_json
 
 
 def tool(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Return a tool in chat-completions form.
+    """In chat-completions form.
 
     Args:
         arguments: what each is, by name; all are texts, and all are needed.

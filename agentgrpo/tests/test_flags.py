@@ -4,6 +4,7 @@ import pytest
 
 from agentgrpo.flags import USUAL, Parser
 from agentgrpo.settings import did_you_mean_setting, names_of
+from sql_agent.commands.local import parse as parse_local
 from sql_agent.settings.flags import flags_of
 from sql_agent.settings.local import LocalGrpoConfig
 from sql_agent.settings.train import TrainConfig
@@ -95,10 +96,14 @@ def test_a_misspelt_flag_is_named_before_one_that_is_missing(capsys):
         (["--learning-rate=5e-4"], "--learning-rate; did you mean --set optim.learning_rate=5e-4?"),
         (["--batch-size", "--ci"], "--batch-size; did you mean --set data.train_batch_size=VALUE?"),
         (["--weight-decay", "0.1"], "--weight-decay; did you mean --set optim.weight_decay=0.1?"),
+        (["--max_tokens_per_micro_batch", "9"],
+         "--max_tokens_per_micro_batch; did you mean --set optim.micro_batch_tokens=9?"),
+        (["--optim.max_tokens_per_micro_batch=9"],
+         "--optim.max_tokens_per_micro_batch; did you mean --set optim.micro_batch_tokens=9?"),
         (["--output_dir", "out"], "--output_dir; did you mean --run-dir?"),
     ],
 )  # fmt: skip
-def test_the_main_job_answers_verls_and_trls_names_with_its_setting(capsys, words, said):
+def test_the_main_job_answers_other_names_with_its_setting(capsys, words, said):
     with pytest.raises(SystemExit):
         parse_args(words)
     assert capsys.readouterr().err.splitlines()[-1].partition("unrecognized arguments: ")[2] == said
@@ -122,6 +127,13 @@ def test_a_command_without_settings_answers_them_with_its_flag(capsys, words, sa
     assert capsys.readouterr().err.splitlines()[-1].partition("unrecognized arguments: ")[2] == said
 
 
+@pytest.mark.parametrize(("word", "ours"), [("--max_samples", "--num-tasks"), ("--eval_samples", "--eval-tasks")])
+def test_local_training_answers_other_commands_names_of_its_numbers_of_tasks(capsys, word, ours):
+    with pytest.raises(SystemExit):
+        parse_local([word, "5"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"{word}; did you mean {ours}?")
+
+
 def test_every_name_that_is_proposed_is_one_of_ours():
     flags = {f"--{flag.names[0]}" for config in (SftConfig, LocalGrpoConfig) for flag in flags_of(config)}
     known = {*flags, "--lora", *names_of(TrainConfig)}
@@ -137,3 +149,11 @@ def test_every_name_that_is_proposed_is_one_of_ours():
 )
 def test_verls_name_under_set_is_answered_with_ours(name, ours):
     assert did_you_mean_setting(name, TrainConfig) == f"; did you mean {ours}?"
+
+
+def test_help_says_what_a_value_is(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(["--help"])
+    shown = capsys.readouterr().out
+    for flag in ("--train-agents NAME,...", "--agent FILE.py:NAME", "--base-url URL", "--n-runners N", "--run-dir DIR"):
+        assert f"\n  {flag}" in shown

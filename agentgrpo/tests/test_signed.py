@@ -248,6 +248,16 @@ def test_one_that_an_earlier_version_wrote_is_accepted_as_it_is(checkpoint, tmp_
     assert set(record_of(checkpoint)["files"]) == {"actor/model.pt", "data.pt"}
 
 
+@pytest.mark.parametrize("record", ["reward_model.json", "dpo.json"])
+def test_checkpoints_of_trls_trainers_are_accepted(tmp_path, settings, capsys, record):
+    folder = tmp_path / "checkpoint-4"
+    folder.mkdir()
+    seal(folder, record, {"train_step": 4})
+    key_file().unlink()  # another machine
+    assert accept_run([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{folder}: signed\n"
+
+
 def test_what_is_torn_is_not_signed(checkpoint, tmp_path, capsys):
     key_file().unlink()
     os.truncate(checkpoint / "data.pt", 3)
@@ -265,4 +275,4 @@ def test_what_everybody_may_write_is_not_signed(checkpoint, tmp_path, capsys):
 
 def test_a_folder_without_checkpoints_is_told(tmp_path, capsys):
     assert accept_run([str(tmp_path)]) == 1
-    assert "holds no checkpoint with one of manifest.json, reward_model.json, sft.json" in capsys.readouterr().err
+    assert "holds no checkpoint with one of manifest.json, reward_model.json, dpo.json" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.parts.report import Row
-from sql_agent.local.memory import Estimate, estimate, give_back_freed_memory, shape_of
+from sql_agent.local.memory import Demand, Estimate, give_back_freed_memory, shape_of
 from sql_agent.settings.local import AdapterConfig, LossConfig, OptimConfig
 
 # Names are approximate numbers of parameters. The output layer is tied to the embedding. 135M is SmolLM2's shape.
@@ -132,19 +132,20 @@ def save_random_model(folder: Path, size: str, tokenizer: Path) -> Path:
 
 
 def estimate_of(point: Point) -> Estimate:
-    return estimate(
+    return Demand(
         shape_of(config_of(point.size)),
         point.adapter,
-        precision="autocast" if point.precision == "bfloat16" else "float32",
+        "autocast" if point.precision == "bfloat16" else "float32",
         rows=GROUP,
         group_size=GROUP if point.shared else 1,
-        sequence_tokens=point.sequence,
-        sampled_tokens=point.sampled,
+        prompt_tokens=point.sequence - point.sampled,
         common_tokens=0,
+        replies=1,
+        max_new_tokens=point.sampled,
         micro_batch_tokens=point.micro_batch_tokens,
         gradient_checkpointing=point.gradient_checkpointing,
         reference=False,
-    )
+    ).estimate_of(point.sequence)
 
 
 def rows_of(point: Point, expected: Estimate, measured: Mapping[str, int]) -> list[Row]:

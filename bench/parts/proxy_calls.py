@@ -12,7 +12,7 @@ import aiohttp
 from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc
-from sql_agent.lightning.runner import turn_fields
+from sql_agent.lightning.spans import turn_span
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 
 STORED_S = 60.0
@@ -57,7 +57,7 @@ async def _call_all(order: Order, store_url: str) -> tuple[list[float], float]:
                 response.raise_for_status()
             latency_ms.append(1000 * (time.perf_counter() - started))
             if order.traced:
-                span = agl.Span.from_core_fields(turn_fields(answer), sequence_id=number + 1, **ids)
+                span = turn_span(answer, **ids, number=number + 1)
                 writing.append(asyncio.create_task(store.add_span(span)))
 
     connector = aiohttp.TCPConnector(limit=0)

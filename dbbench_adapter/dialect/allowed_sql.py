@@ -1,16 +1,23 @@
-"""Which statements run on SQLite, and what CREATE and ALTER may define: stored columns, keys, plain CHECKs.
+"""Refuses what MySQL refuses but SQLite would answer, and what CREATE and ALTER may not define.
 
 The authorizer (`sqlite.sandbox`) decides what an allowed statement may touch. SQLite evaluates a schema whenever a
 table is read or changed, also for the judge, and does not ask the authorizer then. Therefore a definition may hold only
 the nodes listed here. A CHECK may only compare; generated columns, indexes on expressions and defaults that are no
 constants are refused.
+
+MySQL accepts a column outside GROUP BY if keys or views determine it. This module refuses it, because the tables of
+tasks have neither. A column that WHERE or an inner JOIN compares with `=` counts as determined by the group.
 """
 
 from __future__ import annotations
 
-from sqlglot import exp
+from collections.abc import Iterable, Iterator
 
-from dbbench_adapter.dialect.syntax import syntax_error, unsupported
+from sqlglot import exp
+from sqlglot.generators.mysql import MySQLGenerator
+
+from dbbench_adapter.dialect.kinds import Columns
+from dbbench_adapter.dialect.syntax import StatementError, syntax_error, unsupported
 
 _RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
 # Statements of MySQL or another engine that are refused; a tree of any other type is no statement at all.
@@ -86,3 +93,165 @@ def _is_prefix(call: exp.Expr) -> bool:
     return isinstance(call, exp.Anonymous) and all(
         isinstance(length, exp.Literal) and length.is_int for length in call.expressions
     )
+
+
+# What MySQL refuses ---------------------------------------------------------------------------------------------------
+
+_RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # sqlglot also takes these two for names
+_OPAQUE = (exp.AggFunc, exp.Query, exp.Subquery, exp.Window, exp.GroupConcat)
+# sqlglot reads these aggregates as unknown functions.
+_AGGREGATES = frozenset(["std", "json_arrayagg", "json_objectagg"])
+
+
+def refuse(selects: Iterable[exp.Select], columns: Columns) -> None:
+    """Refuse a statement that parses but that MySQL 8 does not run.
+
+    Args:
+        selects: every SELECT in it.
+    Raises:
+        StatementError: the statement is refused; the message is that of MySQL 8.
+    """
+    known = {column.name for column in columns}
+    for select in selects:
+        _refuse_into(select)
+        _refuse_bare_columns(select)
+        _refuse_aliases_in_where(select, known)
+        for source in (select.args.get("from_"), *(select.args.get("joins") or [])):
+            if source is not None and isinstance(source.this, exp.Subquery) and not source.this.alias:
+                raise StatementError("1248 (42000): Every derived table must have its own alias")
+
+
+def refuse_reserved(names: Iterable[exp.Identifier]) -> None:
+    """Refuse a word that MySQL 8 reserves as a name without backquotes.
+
+    Raises:
+        StatementError: a name is reserved; the message is that of MySQL 8.
+    """
+    for name in names:
+        if not name.quoted and name.name.lower() in _RESERVED:
+            raise syntax_error(name.name)
+
+
+_ROW_IDS = frozenset(["rowid", "oid", "_rowid_"])
+
+
+def refuse_row_ids(nodes: Iterable[exp.Expr], columns: Columns) -> None:
+    """Refuse SQLite's names for the row id, unless the database or the statement defines such a name.
+
+    Raises:
+        StatementError: no such column exists; the message is that of MySQL 8.
+    """
+    found = [node for node in nodes if isinstance(node, exp.Identifier) and node.name.lower() in _ROW_IDS]
+    if not found:
+        return
+    given = {column.name for column in columns} | {
+        node.name.lower() for node in found if not isinstance(node.parent, exp.Column | exp.Schema)
+    }
+    for name in found:
+        if isinstance(name.parent, exp.Column) and name.arg_key == "this" and name.name.lower() not in given:
+            raise StatementError(f"1054 (42S22): Unknown column '{name.name}' in 'field list'")
+
+
+def _refuse_aliases_in_where(select: exp.Select, known: set[str]) -> None:
+    where = select.args.get("where")
+    if where is None:
+        return
+    aliases = {item.alias.lower() for item in select.expressions if isinstance(item, exp.Alias)} - known
+    for column in _inside(where.this):
+        if not column.table and column.name.lower() in aliases:
+            raise StatementError(f"1054 (42S22): Unknown column '{column.name}' in 'where clause'")
+
+
+def _refuse_into(select: exp.Select) -> None:
+    into = select.args.get("into")
+    if into is None or not isinstance(into.this.this, exp.Identifier):  # a user variable is refused elsewhere
+        return
+    if select.parent is not None:
+        raise syntax_error(f"INTO {into.this.name}")
+    raise StatementError(f"1327 (42000): Undeclared variable: {into.this.name}")
+
+
+def _refuse_bare_columns(select: exp.Select) -> None:
+    group = select.args.get("group")
+    groups = list(group.expressions) if group is not None else []
+    if group is not None and not groups:
+        return  # sqlglot's extensions of GROUP BY have no plain keys
+    if not groups and not any(aggregates(item) for item in select.expressions):
+        return
+    keys = [_resolved(key, select) for key in groups]
+    fixed = [*(key for key in keys if isinstance(key, exp.Column)), *_equated(select)]
+    texts = {_text(key) for key in keys}
+    for number, item in enumerate(select.expressions, 1):
+        for column in _inside(item.unalias(), texts):
+            if not any(_same(column, other) for other in fixed):
+                raise _bare(column, number, grouped=bool(groups))
+
+
+def _bare(column: exp.Column, number: int, *, grouped: bool) -> StatementError:
+    name = ".".join(part for part in ("dbbench", column.table, column.name) if part)
+    if grouped:
+        return StatementError(
+            f"1055 (42000): Expression #{number} of SELECT list is not in GROUP BY clause and contains nonaggregated "
+            f"column '{name}' which is not functionally dependent on columns in GROUP BY clause; this is incompatible "
+            "with sql_mode=only_full_group_by"
+        )
+    return StatementError(
+        f"1140 (42000): In aggregated query without GROUP BY, expression #{number} of SELECT list contains "
+        f"nonaggregated column '{name}'; this is incompatible with sql_mode=only_full_group_by"
+    )
+
+
+def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
+    # A GROUP BY item may be a position or an alias.
+    if isinstance(key, exp.Literal) and key.is_int and 1 <= int(key.name) <= len(select.expressions):
+        return select.expressions[int(key.name) - 1].unalias()
+    if isinstance(key, exp.Column) and not key.table:
+        for item in select.expressions:
+            if isinstance(item, exp.Alias) and item.alias.lower() == key.name.lower():
+                return item.this
+    return key
+
+
+def _equated(select: exp.Select) -> Iterator[exp.Column]:
+    # The group may determine columns that WHERE or an inner JOIN compares with `=`.
+    joins = [join for join in select.args.get("joins") or [] if not join.side]
+    for clause in filter(None, [select.args.get("where"), *(join.args.get("on") for join in joins)]):
+        for equality in clause.find_all(exp.EQ):
+            yield from (side for side in (equality.left, equality.right) if isinstance(side, exp.Column))
+
+
+def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp.Column]:
+    """Columns in an expression, except in aggregates, windows, sub-queries and grouped expressions."""
+    stack = [node]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, _OPAQUE) or (isinstance(part, exp.Anonymous) and part.name.lower() in _AGGREGATES):
+            continue
+        if group_texts and not isinstance(part, exp.Column | exp.Literal) and _text(part) in group_texts:
+            continue
+        if isinstance(part, exp.Column):
+            if not isinstance(part.this, exp.Star):
+                yield part
+            continue
+        stack += list(part.iter_expressions())
+
+
+def aggregates(item: exp.Expr) -> bool:
+    stack = [item]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, exp.AggFunc | exp.GroupConcat):
+            return True
+        if not isinstance(part, exp.Query | exp.Subquery | exp.Window):
+            stack += list(part.iter_expressions())
+    return False
+
+
+def _same(one: exp.Column, other: exp.Column) -> bool:
+    if one.name.lower() != other.name.lower():
+        return False
+    return not (one.table and other.table) or one.table.lower() == other.table.lower()
+
+
+def _text(node: exp.Expr) -> str:
+    return node.sql("mysql").lower().replace("`", "")

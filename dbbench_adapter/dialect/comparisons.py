@@ -7,7 +7,6 @@ text as times. Where a side's kind is unknown, which only columns can be, the va
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from sqlglot import exp
 
@@ -16,7 +15,7 @@ from dbbench_adapter.dialect.kind_finder import KindFinder, branches
 from dbbench_adapter.dialect.kinds import BINARY, DATE, DATETIME, DOUBLE, NULL, TEXT, Kind, as_number
 from dbbench_adapter.dialect.literals import number_of, settle_literals
 from dbbench_adapter.dialect.signatures import called
-from dbbench_adapter.dialect.syntax import COLLATION, StatementError, unsupported
+from dbbench_adapter.dialect.syntax import COLLATION, StatementError, call, read_through, unsupported
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div)
@@ -44,7 +43,7 @@ def compare(node: exp.Expr, finder: KindFinder) -> None:
     elif isinstance(node, exp.Nullif):
         value, other = node.this, node.args["expression"]
         how = exp.Literal.string(_how(finder.kind(value), finder.kind(other)))
-        node.replace(_call("null_if", how, value, other))
+        node.replace(call("null_if", how, value, other))
     elif isinstance(node, exp.Like | exp.RegexpLike):
         _match_bytes(node)
 
@@ -56,7 +55,7 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
     found = called(node)
     if isinstance(node, exp.Round) and as_number(finder.kind(node.this)) == DOUBLE:
         digits = node.args.get("decimals")
-        node.replace(_call("round_double", node.this, *([digits] if digits else [])))
+        node.replace(call("round_double", node.this, *([digits] if digits else [])))
     elif isinstance(node, exp.Sum) and finder.kind(node.this) == TEXT:  # SQLite would add whole numbers as such
         put(node.this, lambda value: exp.Cast(this=value, to=exp.DataType.build("double")))
     elif found is not None:
@@ -70,7 +69,7 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
     elif isinstance(node, exp.Cast) and node.to.is_type(*exp.DataType.NUMERIC_TYPES):
         _take(node.this, "n", finder)
         if finder.kind(node.this) == DOUBLE and node.to.is_type(*exp.DataType.INTEGER_TYPES):
-            put(node.this, lambda value: _call("round_double", value))
+            put(node.this, lambda value: call("round_double", value))
     elif isinstance(node, exp.SetOperation):
         _same_kinds(node, finder)
     elif isinstance(node, _ARITHMETIC):
@@ -83,7 +82,7 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
             if common == TEXT:
                 _take(value, "s", finder)
             elif common == DATETIME and kind == DATE:
-                put(value, lambda value: _call("datetime_of", value))
+                put(value, lambda value: call("datetime_of", value))
 
 
 def _reads_bytes(node: exp.Expr) -> bool:
@@ -143,10 +142,10 @@ def _take(value: exp.Expr, context: str, finder: KindFinder) -> None:
     if context == "n" and kind == BINARY:
         value.replace(number_of(value.unnest()))
     elif context == "n" and kind.is_temporal:
-        put(value, lambda value: _call("temporal_number", value))
+        put(value, lambda value: call("temporal_number", value))
     elif (context == "t" and kind.is_number and kind.scale) or (context == "s" and kind.is_number):
         digits = [exp.Literal.number(kind.scale)] if kind.name == "decimal" or kind.scale else []
-        put(value, lambda value: _call("as_text", value, *digits))
+        put(value, lambda value: call("as_text", value, *digits))
 
 
 # One pair -------------------------------------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ def _as(how: str, value: exp.Expr, kind: Kind | None) -> exp.Expr:
         if kind is not None and kind.is_number:
             return value
         if kind is not None and kind.is_temporal:
-            return _call("temporal_number", value)
+            return call("temporal_number", value)
         _count_by_origin(value, kind)
         return exp.Cast(this=value, to=exp.DataType.build("double"))
     read, name, called_name = {
@@ -192,7 +191,7 @@ def _as(how: str, value: exp.Expr, kind: Kind | None) -> exp.Expr:
     }[how]
     if isinstance(value, exp.Literal) and read(value.name) is None:
         raise StatementError(f"1525 (HY000): Incorrect {name} value: '{value.name[:80]}'")
-    return _call(called_name, value)
+    return call(called_name, value)
 
 
 def _compare_two(node: exp.Expr, finder: KindFinder) -> None:
@@ -214,7 +213,7 @@ def _compare_two(node: exp.Expr, finder: KindFinder) -> None:
         if not any(isinstance(side, exp.Column) and finder.is_foreign(side) for side in (left, right)):
             _compare_values(node)
     elif how == "t":
-        _collate(node, (left, right), finder)
+        _collate(node.this, (left, right), finder)
     elif not (how == "d" and kinds[0] == kinds[1]):
         node.set("this", _as(how, left, kinds[0]))
         node.set("expression", _as(how, right, kinds[1]))
@@ -223,10 +222,10 @@ def _compare_two(node: exp.Expr, finder: KindFinder) -> None:
 def _compare_values(node: exp.Expr) -> None:
     left, right = node.this, node.expression
     if isinstance(node, exp.NullSafeEQ | exp.NullSafeNEQ):
-        node.set("this", _call("same_or_null", left, right))
+        node.set("this", call("same_or_null", left, right))
         node.set("expression", exp.Literal.number(1))
     else:
-        node.set("this", _call("compare_values", left, right))
+        node.set("this", call("compare_values", left, right))
         node.set("expression", exp.Literal.number(0))
 
 
@@ -237,7 +236,7 @@ def _compare_rows(left: exp.Tuple, right: exp.Tuple, finder: KindFinder) -> None
         kinds = finder.kind(first), finder.kind(second)
         how = _how(*kinds)
         if how == "t":
-            _collate_in_place(first, (first, second), finder)
+            _collate(first, (first, second), finder)
         elif how != "?":
             put(first, lambda value, how=how, kind=kinds[0]: _as(how, value, kind))
             put(second, lambda value, how=how, kind=kinds[1]: _as(how, value, kind))
@@ -254,11 +253,11 @@ def _compare_range(node: exp.Between, finder: KindFinder) -> None:
         hows = {"n"}  # one number makes all three numbers
     if "?" in hows or len(hows) > 1:
         each = "".join(_how(kinds[0], kind) for kind in kinds[1:])
-        node.replace(_call("between_by", exp.Literal.string(each), *sides))
+        node.replace(call("between_by", exp.Literal.string(each), *sides))
         return
     for how in hows:
         if how == "t":
-            _collate(node, sides, finder)
+            _collate(node.this, sides, finder)
         else:
             for name, side, kind in zip(("this", "low", "high"), sides, kinds, strict=True):
                 node.set(name, _as(how, side, kind))
@@ -279,9 +278,9 @@ def _compare_list(node: exp.In, finder: KindFinder) -> None:
     hows = [_how(left, kind) for kind in kinds]
     distinct = {how for how, kind in zip(hows, kinds, strict=True) if kind != NULL} if left != NULL else set()
     if len(distinct) > 1 or distinct == {"?"}:
-        node.replace(_call("in_list", exp.Literal.string("".join(hows)), node.this, *items))
+        node.replace(call("in_list", exp.Literal.string("".join(hows)), node.this, *items))
     elif distinct == {"t"}:
-        _collate(node, [node.this, *items], finder)
+        _collate(node.this, [node.this, *items], finder)
     else:
         for how in distinct:
             node.set("this", _as(how, node.this, left))
@@ -301,7 +300,7 @@ def _compare_row_list(node: exp.In, finder: KindFinder) -> None:
             raise unsupported("a row compared with texts and numbers in one list")
         how = hows.pop()
         if how == "t":
-            _collate_in_place(left, (left, *values), finder)
+            _collate(left, (left, *values), finder)
         elif how != "?":
             for value in (left, *values):
                 put(value, lambda value, how=how: _as(how, value, finder.kind(value)))
@@ -313,19 +312,16 @@ def _compare_query(node: exp.In, query: exp.Expr, finder: KindFinder) -> None:
     lefts = node.this.expressions if isinstance(node.this, exp.Tuple) else [node.this]
     if len(kinds) != len(lefts):  # a star, whose columns SQLite compares by their declared types
         if len(lefts) == 1 and not isinstance(lefts[0], exp.Column):
-            _collate_in_place(lefts[0], (), finder)
+            _collate(lefts[0], (), finder)
         return
     hows = [_how(finder.kind(left), kind) for left, kind in zip(lefts, kinds, strict=True)]
-    names = [exp.to_identifier(f"listed_{place}") for place in range(len(kinds))]
+    names = [f"listed_{place}" for place in range(len(kinds))]
     if any(how in "nds" for how in hows):
-        columns = [_as(how, exp.column(name.copy()), kind) for how, name, kind in zip(hows, names, kinds, strict=True)]
-        source = exp.CTE(this=inner, alias=exp.TableAlias(this=exp.to_identifier("listed_rows"), columns=names))
-        outer = exp.select(*columns, copy=False).from_("listed_rows", copy=False)
-        outer.set("with_", exp.With(expressions=[source]))
-        node.set("query", exp.Subquery(this=outer))
+        values = [_as(how, exp.column(name), kind) for how, name, kind in zip(hows, names, kinds, strict=True)]
+        node.set("query", exp.Subquery(this=read_through(inner, "listed_rows", names, values)))
     for left, how in zip(list(lefts), hows, strict=True):
         if how == "t":
-            _collate_in_place(left, (left,), finder)
+            _collate(left, (left,), finder)
         else:
             put(left, lambda value, how=how: _as(how, value, finder.kind(value)))
 
@@ -335,14 +331,14 @@ def _compare_case(node: exp.Case, finder: KindFinder) -> None:
     kinds = [finder.kind(branch.this) for branch in ifs]
     hows = [_how(kind, other) for other in kinds]
     if set(hows) == {"t"}:
-        return  # `collation` sees to it
+        return  # `queries` sees to it
     if set(hows) == {"n"}:
         node.set("this", _as("n", node.this, kind))
         for branch, other in zip(ifs, kinds, strict=True):
             branch.set("this", _as("n", branch.this, other))
         return
     values = [branch.this for branch in ifs]
-    node.set("this", _call("first_same", exp.Literal.string("".join(hows)), node.this, *values))
+    node.set("this", call("first_same", exp.Literal.string("".join(hows)), node.this, *values))
     for place, branch in enumerate(ifs, 1):
         branch.set("this", exp.Literal.number(place))
 
@@ -357,16 +353,10 @@ def quantified(node: exp.Binary, finder: KindFinder) -> exp.Expr:
         raise unsupported("ANY or ALL of this")
     kinds = finder.kind(node.this), next(iter(finder.kinds_of(query)), None)
     how = exp.Literal.string(_how(*kinds))
-    source = exp.CTE(
-        this=query,
-        alias=exp.TableAlias(this=exp.to_identifier("any_of"), columns=[exp.to_identifier("any_value")]),
-    )
-    order = _call("compare_by", how, node.this, exp.column("any_value"))
+    order = call("compare_by", how, node.this, exp.column("any_value"))
     fits = type(node)(this=order, expression=exp.Literal.number(0))
     name = "any_is" if isinstance(node.expression, exp.Any) else "all_are"
-    outer = exp.select(_call(name, fits), copy=False).from_("any_of", copy=False)
-    outer.set("with_", exp.With(expressions=[source]))
-    return exp.Subquery(this=outer)
+    return exp.Subquery(this=read_through(query, "any_of", ["any_value"], [call(name, fits)]))
 
 
 # Texts ----------------------------------------------------------------------------------------------------------------
@@ -380,7 +370,7 @@ def _match_bytes(node: exp.Expr) -> None:
     escape = [outer.expression] if isinstance(outer, exp.Escape) else []
     name = "like_bin" if isinstance(node, exp.Like) else "regexp_bin"
     sides = [side.this if isinstance(side, exp.Cast | exp.Collate) else side for side in (node.expression, node.this)]
-    matched = _call(name, *sides, *escape)
+    matched = call(name, *sides, *escape)
     outer.replace(exp.Not(this=matched) if node.args.get("negate") else matched)
 
 
@@ -392,19 +382,15 @@ def is_binary(value: exp.Expr) -> bool:
     return isinstance(value, exp.Collate) and value.expression.name.lower().endswith(("_bin", "binary"))
 
 
-def _collate(node: exp.Expr, sides: Sequence[exp.Expr], finder: KindFinder) -> None:
-    _collate_in_place(node.this, sides, finder)
-
-
-def _collate_in_place(left: exp.Expr, sides: Sequence[exp.Expr], finder: KindFinder) -> None:
+def _collate(left: exp.Expr, sides: Sequence[exp.Expr], finder: KindFinder) -> None:
     """Compare without regard to case and accents, unless a side has a collation of its own."""
     own = any(isinstance(side.unnest(), exp.Collate | exp.Tuple) or is_binary(side) for side in sides)
     if not own and not any(isinstance(side, exp.Column) and not finder.is_computed(side) for side in sides):
-        put(left, lambda value: exp.Collate(this=exp.paren(value, copy=False), expression=exp.Var(this=COLLATION)))
+        put(left, collated)
 
 
-def _call(name: str, *values: Any) -> exp.Anonymous:
-    return exp.Anonymous(this=name, expressions=list(values))
+def collated(value: exp.Expr) -> exp.Collate:
+    return exp.Collate(this=exp.paren(value, copy=False), expression=exp.Var(this=COLLATION))
 
 
 def put(value: exp.Expr, made_of: Callable[[exp.Expr], exp.Expr]) -> None:

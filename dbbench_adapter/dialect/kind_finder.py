@@ -108,7 +108,7 @@ class KindFinder:
         return found[0].kind(self, found[1]) if found else None
 
     def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
-        """The kinds of a query's columns; return () if a star leaves them open."""
+        """The kinds of a query's columns; () if a star leaves them open."""
         if isinstance(query, exp.SetOperation):
             sides = self.kinds_of(query.left.unnest()), self.kinds_of(query.right.unnest())
             same = len(sides[0]) == len(sides[1])

@@ -103,7 +103,7 @@ def column_type(declared: str) -> ColumnType:
 
 
 def declared_kind(declared: str) -> Kind:
-    """The kind of a column by its declared type, such as `DECIMAL(10,2)`; return TEXT for every unknown type."""
+    """The kind of a column by its declared type, such as `DECIMAL(10,2)`; TEXT for every unknown type."""
     name, sizes, _ = column_type(declared)
     if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
         return INT

@@ -13,6 +13,7 @@ from dbbench_adapter.clock import check
 from dbbench_adapter.dialect.comparisons import put
 from dbbench_adapter.dialect.kind_finder import KindFinder, branches
 from dbbench_adapter.dialect.kinds import BINARY, DOUBLE, INT, integer_range
+from dbbench_adapter.dialect.syntax import call
 
 _SUMS = (exp.Add, exp.Sub, exp.Mul)
 _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift, exp.BitwiseRightShift)
@@ -61,7 +62,7 @@ def sums(tree: exp.Expr, nodes: Iterable[exp.Expr], finder: KindFinder) -> list[
 
 
 def guard(node: exp.Expr, name: str) -> None:
-    put(node, lambda value: exp.Anonymous(this=name, expressions=[value]))
+    put(node, lambda value: call(name, value))
 
 
 def _guard(node: exp.Expr, finder: KindFinder) -> str | None:
@@ -107,7 +108,6 @@ def _all_unsigned(values: Iterable[exp.Expr], finder: KindFinder) -> bool:
 
 
 def _bound(node: exp.Expr, finder: KindFinder) -> int:
-    """A size that the whole number does not exceed."""
     match node:
         case exp.Literal():
             return int(node.name)

@@ -1,7 +1,7 @@
 """Changes a statement's tree so that SQLite returns MySQL's result.
 
 It handles UPDATE and DELETE with JOIN or LIMIT, GROUP_CONCAT, HAVING without groups and, by `comparisons` and
-`collation`, how values compare. It leaves out WITH ROLLUP, outer joins in UPDATE, and several
+`queries`, how values compare. It leaves out WITH ROLLUP, outer joins in UPDATE, and several
 target tables.
 """
 
@@ -10,14 +10,12 @@ from __future__ import annotations
 from sqlglot import exp
 
 from dbbench_adapter.clock import check
-from dbbench_adapter.dialect.collation import COLLATING, collate_computed
 from dbbench_adapter.dialect.comparisons import COMPARISONS, compare, quantified, take_arguments
-from dbbench_adapter.dialect.group_order import order_groups
 from dbbench_adapter.dialect.kind_finder import KindFinder
+from dbbench_adapter.dialect.queries import COLLATING, allow_one_row, collate_computed, order_groups, scalar_queries
 from dbbench_adapter.dialect.ranges import guard, guards, sums
-from dbbench_adapter.dialect.scalars import allow_one_row, scalar_queries
 from dbbench_adapter.dialect.stored import store, stored_default
-from dbbench_adapter.dialect.syntax import COLLATION, StatementError, syntax_error, unsupported
+from dbbench_adapter.dialect.syntax import COLLATION, StatementError, call, syntax_error, unsupported
 
 _UNITS = frozenset(["SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"])
 
@@ -48,7 +46,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         check()
         take_arguments(node, finder)
         if isinstance(node, exp.Count) and isinstance(node.this, exp.Distinct) and len(node.this.expressions) > 1:
-            node.this.set("expressions", [exp.Anonymous(this="distinct_key", expressions=node.this.expressions)])
+            node.this.set("expressions", [call("distinct_key", *node.this.expressions)])
         elif isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
             _having_as_where(node)
         elif isinstance(node, exp.Parameter | exp.SessionParameter):
@@ -75,7 +73,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     for node, name in guarded:
         guard(node, name)
     for node, name in summed:
-        node.replace(exp.Anonymous(this=name, expressions=[node.this]))
+        node.replace(call(name, node.this))
     for query, width in scalar:
         allow_one_row(query, width)
     if isinstance(tree, exp.Update):
@@ -116,8 +114,8 @@ def _having_as_where(select: exp.Select) -> None:
 def _drop_index_prefixes(tree: exp.Create) -> None:
     # MySQL indexes the first ten characters of `a(10)`, SQLite the whole text.
     if tree.kind == "INDEX":
-        for call in list(tree.find_all(exp.Anonymous)):
-            call.replace(exp.column(call.name))
+        for prefix in list(tree.find_all(exp.Anonymous)):
+            prefix.replace(exp.column(prefix.name))
 
 
 def _collate_column(column: exp.ColumnDef) -> None:
@@ -166,16 +164,9 @@ def _group_concat(node: exp.GroupConcat) -> exp.Expr:
     if isinstance(value, exp.Distinct):
         value = value.expressions[0]
     directions = "".join("-" if item.args.get("desc") else "+" for item in order or [])
-    return exp.Anonymous(
-        this="mysql_group_concat",
-        expressions=[
-            exp.Literal.number(int(distinct)),
-            node.args.get("separator") or exp.Literal.string(","),
-            exp.Literal.string(directions),
-            value,
-            *(item.this for item in order or []),
-        ],
-    )
+    separator = node.args.get("separator") or exp.Literal.string(",")
+    options = exp.Literal.number(int(distinct)), separator, exp.Literal.string(directions)
+    return call("mysql_group_concat", *options, value, *(item.this for item in order or []))
 
 
 def _sqlite_update(tree: exp.Update) -> exp.Expr:

@@ -28,7 +28,7 @@ from dbbench_adapter.dialect.kinds import (
     sqlite_type,
 )
 from dbbench_adapter.dialect.literals import number_of, text_of
-from dbbench_adapter.dialect.syntax import StatementError, unparenthesised, unsupported
+from dbbench_adapter.dialect.syntax import StatementError, call, read_through, unparenthesised, unsupported
 
 # A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles.
 _PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)\.\d+|-?[1-9]\d{18,}")
@@ -62,9 +62,9 @@ def store(tree: exp.Expr, finder: KindFinder) -> None:
         if tree.args.get("conflict"):
             _end_with_where(tree.expression)
     if tree.args.get("ignore"):
-        for call in tree.find_all(exp.Anonymous):
-            if call.name == "stored_as":
-                call.set("this", "stored_ignoring")
+        for made in tree.find_all(exp.Anonymous):
+            if made.name == "stored_as":
+                made.set("this", "stored_ignoring")
 
 
 def stored_default(column: exp.ColumnDef) -> None:
@@ -120,7 +120,7 @@ def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColum
     if len(kinds) != len(items):
         kinds = [finder.kind(item) for item in items]
     columns = [*columns, *[None] * len(items)][: len(items)]
-    names = [exp.to_identifier(f"stored_{place}") for place in range(len(items))]
+    names = [f"stored_{place}" for place in range(len(items))]
     values = [
         exp.column(name)
         if type(query) is exp.Select and _is_like(column, item, finder)
@@ -129,10 +129,7 @@ def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColum
     ]
     if all(isinstance(value, exp.Column) for value in values):
         return
-    alias = exp.TableAlias(this=exp.to_identifier("stored_rows"), columns=names)
-    outer = exp.select(*values, copy=False).from_("stored_rows")
-    outer.set("with_", exp.With(expressions=[exp.CTE(this=query, alias=alias)]))
-    tree.set("expression", outer)
+    tree.set("expression", read_through(query, "stored_rows", names, values))
 
 
 def _end_with_where(query: exp.Query) -> None:
@@ -200,15 +197,14 @@ def _held(column: TableColumn | None, value: exp.Expr, kind: Kind | None, origin
         value = _as_text(value, digits, own=_is_chosen(origin))
     if column is None or not column.declared or _fits(column, value, kind, origin):
         return value
-    words = [exp.Literal.string(column.declared), exp.Literal.string(column.name)]
-    return exp.Anonymous(this="stored_as", expressions=[*words, value])
+    return call("stored_as", exp.Literal.string(column.declared), exp.Literal.string(column.name), value)
 
 
 def _as_number(value: exp.Expr, kind: Kind | None) -> exp.Expr:
     if kind is not None and kind.is_temporal:
-        return exp.Anonymous(this="temporal_number", expressions=[value])
+        return call("temporal_number", value)
     if kind is not None and kind.name == "decimal" and not isinstance(value, exp.Literal):
-        return exp.Anonymous(this="decimal_text", expressions=[value])
+        return call("decimal_text", value)
     return value
 
 
@@ -244,4 +240,4 @@ def _is_text(value: exp.Expr, kind: Kind | None) -> bool:
 
 def _as_text(value: exp.Expr, digits: int | None, *, own: bool) -> exp.Expr:
     shown = [] if digits is None else [exp.Literal.number(digits), exp.Literal.number(int(own))]
-    return exp.Anonymous(this="as_text", expressions=[value, *shown])
+    return call("as_text", value, *shown)

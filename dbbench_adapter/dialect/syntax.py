@@ -1,13 +1,14 @@
 """Reads MySQL and prints SQLite with sqlglot: it holds the two dialects, and errors in the words of MySQL's driver.
 
-`rewrites` handles what a statement means, and `checks` what parses although MySQL refuses it.
+`rewrites` handles what a statement means, and `allowed_sql` what parses although MySQL refuses it.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import sqlglot
 from sqlglot import exp
@@ -20,6 +21,7 @@ from dbbench_adapter.clock import check
 from dbbench_adapter.dialect.functions import FUNCTIONS
 from dbbench_adapter.dialect.kinds import sqlite_type
 from dbbench_adapter.dialect.lexer import tokens
+from dbbench_adapter.dialect.signatures import NODES
 
 COLLATION = "mysql_ci"
 # A longer statement is refused; this many characters take at most 0.7 s to parse and print (measured).
@@ -103,20 +105,22 @@ class _AgentMySQL(MySQL):
             return super()._parse_table_part(schema=schema)
 
 
+_CASTS = {
+    **{exp.DType.BIGINT: "cast_signed", exp.DType.UBIGINT: "cast_unsigned"},  # SIGNED, UNSIGNED
+    **{exp.DType.DATE: "date_of", exp.DType.TIME: "time_of"},
+}
+
+
 def _cast_sql(generator: SQLite.Generator, node: exp.Cast) -> str:
     value, target = node.this, node.to
-    if target.this in (exp.DType.BIGINT, exp.DType.UBIGINT):  # SIGNED, UNSIGNED
-        return generator.func("cast_signed" if target.this == exp.DType.BIGINT else "cast_unsigned", value)
+    if target.this in _CASTS:
+        return generator.func(_CASTS[target.this], value)
     if target.this == exp.DType.DECIMAL:
         params = target.expressions
         scale = params[1].this if len(params) > 1 else exp.Literal.number(0)
         return generator.func("cast_decimal", value, scale, params[0].this if params else exp.Literal.number(10))
     if target.this == exp.DType.BINARY:
         return f"(CAST({generator.sql(value)} AS TEXT) COLLATE BINARY)"
-    if target.this == exp.DType.DATE:
-        return generator.func("date_of", value)
-    if target.this == exp.DType.TIME:
-        return generator.func("time_of", value)
     if target.is_type(*exp.DataType.TEMPORAL_TYPES):
         return generator.func("datetime_of", value)
     name = "REAL" if target.is_type(*exp.DataType.REAL_TYPES) else "TEXT"
@@ -154,6 +158,19 @@ def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
     return shift_sql
 
 
+# SQLite calls the functions that these nodes are by the names of their rows.
+_OURS = (
+    *(exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift, exp.BitwiseRightShift),
+    *(exp.BitwiseCount, exp.CurrentUser, exp.Left, exp.Right, exp.Hex, exp.Mod, exp.IntDiv, exp.Substring, exp.Stuff),
+    *(exp.Stddev, exp.VariancePop, exp.Variance),
+)
+
+
+def _call_sql(generator: SQLite.Generator, node: exp.Expr) -> str:
+    name, parts = NODES[type(node)]
+    return generator.func(name, *(node.args.get(part) for part in parts))
+
+
 class MysqlOnSqlite(SQLite):
     # SQLite reads an unknown name in double quotes as a text, so names stand in backquotes. sqlglot knows dialects by
     # their class names: one called `Sqlite` would take the place of its own.
@@ -169,35 +186,14 @@ class MysqlOnSqlite(SQLite):
             exp.DateAdd: _shift("+"),
             exp.DateSub: _shift("-"),
             exp.TimestampAdd: _shift("+"),
-            exp.BitwiseAnd: lambda self, node: self.func("bits_and", node.this, node.expression),
-            exp.BitwiseOr: lambda self, node: self.func("bits_or", node.this, node.expression),
-            exp.BitwiseNot: lambda self, node: self.func("bit_not", node.this),
-            exp.BitwiseLeftShift: lambda self, node: self.func("bit_left", node.this, node.expression),
-            exp.BitwiseRightShift: lambda self, node: self.func("bit_right", node.this, node.expression),
-            exp.BitwiseCount: lambda self, node: self.func("bit_count", node.this),
-            exp.CurrentUser: lambda self, node: self.func("user"),
             exp.Extract: lambda self, node: self.func("date_part", exp.Literal.string(node.name), node.expression),
-            exp.BitwiseXor: lambda self, node: self.func("bitwise_xor", node.this, node.expression),
-            exp.Left: lambda self, node: self.func("left_of", node.this, node.expression),
-            exp.Right: lambda self, node: self.func("right_of", node.this, node.expression),
-            exp.Hex: lambda self, node: self.func("hex", node.this),
-            exp.Mod: lambda self, node: self.func("mod", node.this, node.expression),
             exp.OnConflict: _on_conflict_sql,
             exp.Round: lambda self, node: self.func("mysql_round", node.this, node.args.get("decimals")),
-            exp.Substring: lambda self, node: self.func(
-                "mid", node.this, node.args.get("start"), node.args.get("length")
-            ),
-            exp.Stuff: lambda self, node: self.func(
-                "stuff", node.this, node.args["start"], node.args["length"], node.expression
-            ),
             exp.Trim: _trim_sql,
             exp.TimestampDiff: lambda self, node: self.func(
                 "timestamp_diff", exp.Literal.string(node.text("unit")), node.expression, node.this
             ),
-            exp.IntDiv: lambda self, node: self.func("int_div", node.this, node.expression),
-            exp.Stddev: lambda self, node: self.func("stddev_pop", node.this),
-            exp.VariancePop: lambda self, node: self.func("var_pop", node.this),
-            exp.Variance: lambda self, node: self.func("var_samp", node.this),
+            **dict.fromkeys(_OURS, _call_sql),
             exp.DataType: lambda self, node: sqlite_type(node.sql("mysql")) or self.datatype_sql(node),
             exp.Xor: lambda self, node: f"(({self.sql(node, 'this')}) <> 0) <> (({self.sql(node, 'expression')}) <> 0)",
         }
@@ -267,6 +263,18 @@ def _without_hints(sql: str) -> str:
 
 def _bare_code(sql: str) -> str:
     return "".join(token.text if token.kind in ("word", "sign") else " " for token in tokens(sql))
+
+
+def call(name: str, *values: Any) -> exp.Anonymous:
+    return exp.Anonymous(this=name, expressions=list(values))
+
+
+def read_through(query: exp.Expr, name: str, columns: Sequence[str], values: Sequence[exp.Expr]) -> exp.Select:
+    """`WITH name (columns) AS (query) SELECT values FROM name`."""
+    alias = exp.TableAlias(this=exp.to_identifier(name), columns=[exp.to_identifier(column) for column in columns])
+    outer = exp.select(*values, copy=False).from_(name, copy=False)
+    outer.set("with_", exp.With(expressions=[exp.CTE(this=query, alias=alias)]))
+    return outer
 
 
 def unparenthesised(tree: exp.Expr) -> exp.Expr:

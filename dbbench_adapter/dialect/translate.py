@@ -14,8 +14,13 @@ from typing import Literal
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from dbbench_adapter.dialect.allowed_sql import refuse_definitions, refuse_other_kinds
-from dbbench_adapter.dialect.checks import refuse, refuse_reserved, refuse_row_ids
+from dbbench_adapter.dialect.allowed_sql import (
+    refuse,
+    refuse_definitions,
+    refuse_other_kinds,
+    refuse_reserved,
+    refuse_row_ids,
+)
 from dbbench_adapter.dialect.kind_finder import KindFinder
 from dbbench_adapter.dialect.kinds import Columns, Kind
 from dbbench_adapter.dialect.limits import blows_up
@@ -107,14 +112,7 @@ def _translated(sql: str, columns: Columns) -> Statement:
     tree = rewritten(tree, nodes, finder)
     printed = tree.sql(MysqlOnSqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
-    return Statement(
-        kind,
-        printed,
-        catalogue=catalogue,
-        tables=tables,
-        sorts=sorts,
-        kinds=kinds,
-    )
+    return Statement(kind, printed, catalogue=catalogue, tables=tables, sorts=sorts, kinds=kinds)
 
 
 def _drop_dual(nodes: list[exp.Expr]) -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dbbench_adapter.datatypes import Rows, Table
+from dbbench_adapter.datatypes import Row, Rows, Table
 
 # A result holds at most this many rows; the rest is dropped. An agent sees 800 characters of them.
 MAX_ROWS = 10_000
@@ -121,8 +121,24 @@ class Backend(AbstractContextManager["Backend"], Protocol):
         self.close()
 
 
+def num_chars(row: Iterable[Any], *, other: int = 1) -> int:
+    """The characters of a row's texts and bytes; any other cell counts as `other`."""
+    return sum(len(cell) if isinstance(cell, str | bytes) else other for cell in row)
+
+
+def first_rows(rows: Iterable[Row], max_rows: int, max_chars: int, *, other: int = 1) -> tuple[Row, ...]:
+    """The rows up to the one that reaches a limit (`num_chars`)."""
+    found: list[Row] = []
+    chars = 0
+    for row in rows:
+        found.append(row)
+        chars += num_chars(row, other=other)
+        if len(found) >= max_rows or chars > max_chars:
+            break
+    return tuple(found)
+
+
 def json_cell(cell: Any) -> Any:
-    """A cell of a result as JSON can have it."""
     if isinstance(cell, float) and not math.isfinite(cell):
         return None  # JSON has no infinity
     return cell.hex() if isinstance(cell, bytes) else cell

@@ -22,8 +22,7 @@ from dbbench_adapter.generate.queries import (
     order_sql,
     order_words,
 )
-from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.values import Field, literal
+from dbbench_adapter.generate.themes import Field, Scene, literal
 
 _ATTEMPTS = 12
 
@@ -110,7 +109,6 @@ def _new_value(rng: random.Random, scene: Scene) -> tuple[Field, Cell]:
 
 
 def _assignments(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    """Draw one or two columns to change, in words and in SQL."""
     words, sql, seen = [], [], set()
     for _ in range(rng.choice([1, 1, 1, 2])):
         field, value = _new_value(rng, scene)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dbbench_adapter.generate.data_files import read_data
 from dbbench_adapter.generate.plans import NoDraft, Plan
-from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.values import Field
+from dbbench_adapter.generate.themes import Field, Scene, read_data
 
 # A condition matches at most this share of the rows.
 _MOST = 0.85
@@ -183,13 +182,65 @@ def _label(rng: random.Random, field: Field, column: str, values: list[str]) -> 
 
 # Sub-queries ----------------------------------------------------------------------------------------------------------
 
-_Maker = Callable[[random.Random, Scene, str], Condition]
+
+@dataclass(frozen=True)
+class _SubQuery:
+    """A row of `subqueries` in phrases.yaml."""
+
+    draws: str
+    compares: str
+    operator: str
+    query: str
+    words: Sequence[str]
+
+    def __call__(self, rng: random.Random, scene: Scene, at: str) -> Condition:
+        slots: dict[str, Any] = {"table": scene.table.name, "row": scene.row, "rows": scene.rows}
+        for what in self.draws.split():
+            slots |= _drawn(rng, scene, what, slots)
+        words = (rng.choice(self.words) if len(self.words) > 1 else self.words[0]).format(**slots)
+        field, operator, query = slots[self.compares], self.operator.format(**slots), self.query.format(**slots)
+        return Condition(field.phrase, words, f"{at}{field.name} {operator} ({query})")
 
 
-def _subquery_maker(rng: random.Random, plan: Plan) -> _Maker:
+_SUBQUERIES = {name: [_SubQuery(**row) for row in rows] for name, rows in _PHRASES["subqueries"].items()}
+_EXTREMES = [("MAX", "highest"), ("MIN", "lowest")]
+_BOUNDS = [("MAX", "highest", ">=", "at least"), ("MIN", "lowest", "<=", "at most"), ("MIN", "lowest", ">", "above")]
+
+
+def _subquery_maker(rng: random.Random, plan: Plan) -> Callable[[random.Random, Scene, str], Condition]:
     if plan.wraps_subqueries:
-        return rng.choice(_WRAPPED)
-    return rng.choice(_NESTED if plan.subquery == "subquery_nested" else _FLAT)
+        return rng.choice(_SUBQUERIES["wrapped"])
+    return rng.choice(_SUBQUERIES["nested" if plan.subquery == "subquery_nested" else "flat"])
+
+
+def _drawn(rng: random.Random, scene: Scene, what: str, slots: Mapping[str, Any]) -> dict[str, Any]:
+    match what:
+        case "number":
+            return {"number": rng.choice(scene.numbers)}
+        case "category":
+            return {"category": rng.choice(scene.of("category"))}
+        case "side":
+            return dict(zip(("operator", "side"), _side(rng), strict=True))
+        case "filter":
+            return dict(zip(("whose", "where"), _filter(rng, scene), strict=True))
+        case "some" if rng.random() < 0.5:
+            whose, sql = _filter(rng, scene)
+            return {"some": f"the {scene.rows} {whose}", "where": f" WHERE {sql}"}
+        case "some":
+            return {"some": f"all {scene.rows}", "where": ""}
+        case "bound":
+            return dict(zip(("function", "extreme", "operator", "bound"), rng.choice(_BOUNDS), strict=True))
+        case "extreme":
+            return dict(zip(("function", "extreme"), rng.choice(_EXTREMES), strict=True))
+        case "average":
+            return dict(zip(("function", "extreme"), rng.choice([*_EXTREMES[::-1], ("AVG", "mean")]), strict=True))
+        case "key":
+            key = scene.of("key")[0]
+            return {"key": key, "value": rng.choice(scene.column(key))}
+        case "fifth":
+            values = sorted(scene.column(slots["number"]))
+            return {"value": values[-len(values) // 5] if slots["operator"] == ">" else values[len(values) // 5]}
+    return dict(zip(("category", "group_words", "groups"), _grouped(rng, scene), strict=True))
 
 
 def _side(rng: random.Random) -> tuple[str, str]:
@@ -203,52 +254,6 @@ def _filter(rng: random.Random, scene: Scene) -> tuple[str, str]:
     return f"whose {field.phrase} is '{value}'", f"{field.name} = '{value}'"
 
 
-def _compared(field: Field, at: str, operator: str, query: str, words: str) -> Condition:
-    return Condition(field.phrase, words, f"{at}{field.name} {operator} ({query})")
-
-
-def _against_average(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, (operator, words) = rng.choice(scene.numbers), _side(rng)
-    of_all = rng.choice([f"the average {field.phrase} of all {scene.rows}", f"the overall average {field.phrase}"])
-    return _compared(field, at, operator, f"SELECT AVG({field.name}) FROM {scene.table.name}", f"{words} {of_all}")
-
-
-def _against_some_average(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, (operator, words), (whose, sql) = rng.choice(scene.numbers), _side(rng), _filter(rng, scene)
-    query = f"SELECT AVG({field.name}) FROM {scene.table.name} WHERE {sql}"
-    words = f"{words} the average {field.phrase} of the {scene.rows} {whose}"
-    return _compared(field, at, operator, query, words)
-
-
-def _against_extreme(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, (whose, sql) = rng.choice(scene.numbers), _filter(rng, scene)
-    choices = [
-        ("MAX", "highest", ">=", "at least"),
-        ("MIN", "lowest", "<=", "at most"),
-        ("MIN", "lowest", ">", "above"),
-    ]
-    function, extreme, operator, words = rng.choice(choices)
-    query = f"SELECT {function}({field.name}) FROM {scene.table.name} WHERE {sql}"
-    words = f"is {words} the {extreme} {field.phrase} of the {scene.rows} {whose}"
-    return _compared(field, at, operator, query, words)
-
-
-def _same_as_one(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, key = rng.choice(scene.of("category")), scene.of("key")[0]
-    value = rng.choice(scene.column(key))
-    query = f"SELECT {field.name} FROM {scene.table.name} WHERE {key.name} = {value}"
-    return _compared(field, at, "=", query, f"is the same as that of the {scene.row} with {key.phrase} {value}")
-
-
-def _found_where(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, number, (operator, words) = rng.choice(scene.of("category")), rng.choice(scene.numbers), _side(rng)
-    values = sorted(scene.column(number))
-    value = values[-len(values) // 5] if operator == ">" else values[len(values) // 5]
-    query = f"SELECT {field.name} FROM {scene.table.name} WHERE {number.name} {operator} {value}"
-    words = f"is one that belongs to at least one {scene.row} whose {number.phrase} {words} {value}"
-    return _compared(field, at, "IN", query, words)
-
-
 def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
     field = rng.choice(scene.of("category"))
     select = f"SELECT {field.name} FROM {scene.table.name} GROUP BY {field.name} HAVING"
@@ -260,65 +265,3 @@ def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
     average = sum(scene.column(number)) // len(values)
     words = f"is one for which the average {number.phrase} {words} {average}"
     return field, words, f"{select} AVG({number.name}) {operator} {average}"
-
-
-def _in_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, words, query = _grouped(rng, scene)
-    return _compared(field, at, "IN", query, words)
-
-
-def _against_group_averages(rng: random.Random, scene: Scene, at: str) -> Condition:
-    number, field, (operator, words) = rng.choice(scene.numbers), rng.choice(scene.of("category")), _side(rng)
-    function, extreme = rng.choice([("MIN", "lowest"), ("MAX", "highest"), ("AVG", "mean")])
-    inner = f"SELECT AVG({number.name}) AS group_average FROM {scene.table.name} GROUP BY {field.name}"
-    query = f"SELECT {function}(d.group_average) FROM ({inner}) AS d"
-    words = f"{words} the {extreme} of the average {number.phrase} values computed per {field.phrase}"
-    return _compared(number, at, operator, query, words)
-
-
-def _shares_with_extreme(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, number = rng.choice(scene.of("category")), rng.choice(scene.numbers)
-    function, extreme = rng.choice([("MAX", "highest"), ("MIN", "lowest")])
-    name = scene.table.name
-    inner = f"SELECT {function}({number.name}) FROM {name}"
-    query = f"SELECT {field.name} FROM {name} WHERE {number.name} = ({inner})"
-    words = f"is one that belongs to a {scene.row} with the {extreme} {number.phrase} of all {scene.rows}"
-    return _compared(field, at, "IN", query, words)
-
-
-def _against_average_of_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
-    number, (operator, words) = rng.choice(scene.numbers), _side(rng)
-    field, group_words, inner = _grouped(rng, scene)
-    query = f"SELECT AVG({number.name}) FROM {scene.table.name} WHERE {field.name} IN ({inner})"
-    words = f"{words} the average {number.phrase} of those {scene.rows} whose {field.phrase} {group_words}"
-    return _compared(number, at, operator, query, words)
-
-
-def _in_groups_against_average(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, number, (operator, words) = rng.choice(scene.of("category")), rng.choice(scene.numbers), _side(rng)
-    name, average = scene.table.name, f"AVG({number.name})"
-    inner = f"SELECT {average} FROM {name}"
-    query = f"SELECT {field.name} FROM {name} GROUP BY {field.name} HAVING {average} {operator} ({inner})"
-    words = f"is one for which the average {number.phrase} {words} the average {number.phrase} of all {scene.rows}"
-    return _compared(field, at, "IN", query, words)
-
-
-def _wrapped_average(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, (operator, words) = rng.choice(scene.numbers), _side(rng)
-    rows, where = f"all {scene.rows}", ""
-    if rng.random() < 0.5:
-        whose, sql = _filter(rng, scene)
-        rows, where = f"the {scene.rows} {whose}", f" WHERE {sql}"
-    inner = f"SELECT AVG({field.name}) AS average_value FROM {scene.table.name}{where}"
-    query = f"SELECT d.average_value FROM ({inner}) AS d"
-    return _compared(field, at, operator, query, f"{words} the average {field.phrase} of {rows}")
-
-
-def _wrapped_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
-    field, words, query = _grouped(rng, scene)
-    return _compared(field, at, "IN", f"SELECT d.{field.name} FROM ({query}) AS d", words)
-
-
-_FLAT = (_against_average, _against_some_average, _against_extreme, _same_as_one, _found_where, _in_groups)
-_NESTED = (_against_group_averages, _shares_with_extreme, _against_average_of_groups, _in_groups_against_average)
-_WRAPPED = (_wrapped_average, _wrapped_groups, _against_group_averages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from dbbench_adapter.generate.data_files import read_data
+from dbbench_adapter.generate.themes import read_data
 
 _BOOK = read_data("phrasebook")
 WORDS: tuple[str, ...] = tuple(_BOOK["words"])

@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 
 from dbbench_adapter.generate.conditions import Where
-from dbbench_adapter.generate.data_files import read_data
-from dbbench_adapter.generate.tables import Scene
+from dbbench_adapter.generate.themes import Scene, read_data
 
 PHRASES = read_data("phrases")
 

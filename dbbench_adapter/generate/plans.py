@@ -127,6 +127,8 @@ def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
     if any(families.count(family) > 1 for family in families if family):
         return None
     verb = next((skill for skill in _CHANGES if skill in targets), "select")
+    if verb != "select" and {"subquery_multiple", "where_single_condition"} <= set(targets):
+        return None
     if verb == "insert":
         return _insert_plan(rng, targets)
     return _select_plan(rng, targets) if verb == "select" else _changing_plan(rng, verb, targets)
@@ -153,8 +155,6 @@ def _insert_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
     where, subquery = _one(targets, "where"), _one(targets, "subquery")
     if subquery == "subquery_multiple":
         where = where or _two_conditions(rng)
-        if where == "where_single_condition":
-            return None
     where = where or "where_single_condition"
     return Plan("insert", where=where, subquery=subquery, table_alias="table_alias" in targets)
 
@@ -169,8 +169,6 @@ def _changing_plan(rng: random.Random, verb: str, targets: Collection[str]) -> P
         subquery = "subquery_nested"
     if subquery == "subquery_multiple":
         where = where or _two_conditions(rng)
-        if where == "where_single_condition":
-            return None
     if order or limit:
         order, limit = order or "order_by_single_column", "limit_only"
     if subquery or (not limit and (verb == "delete" or rng.random() < 0.8)):

@@ -10,14 +10,14 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dbbench_adapter.datatypes import Cell
 from dbbench_adapter.generate import phrases
 from dbbench_adapter.generate.conditions import NUMBER_WORDS, Where, draw_where
 from dbbench_adapter.generate.phrases import PHRASES
 from dbbench_adapter.generate.plans import NoDraft, Plan
-from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.values import Field
+from dbbench_adapter.generate.themes import Field, Scene
 
 _ATTEMPTS = 12
 
@@ -162,7 +162,6 @@ def _snake(words: str) -> str:
 
 
 def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Output]:
-    """Draw between one and `most` different aggregates."""
     pool = [Output(f"number of {scene.rows}", "COUNT(*)", role="aggregate")]
     for field in scene.numbers:
         for function, words in PHRASES["aggregates"].items():
@@ -227,23 +226,14 @@ def _filters(scene: Scene, conditions: list[str], source: str, by: str) -> bool:
 
 
 def _calculation(rng: random.Random, scene: Scene, at: str) -> Output:
-    number = rng.choice(scene.numbers)
-    name, phrase = at + number.name, number.phrase
-    amounts = scene.of("amount")
-    choices = [
-        (f"difference between the highest and the lowest {phrase}", f"MAX({name}) - MIN({name})"),
-        (f"lowest {phrase} plus the highest {phrase}", f"MIN({name}) + MAX({name})"),
-        (f"highest {phrase} multiplied by the number of {scene.rows}", f"MAX({name}) * COUNT(*)"),
-    ]
+    number, amounts = rng.choice(scene.numbers), scene.of("amount")
+    slots: dict[str, Any] = {"name": at + number.name, "phrase": number.phrase, "rows": scene.rows, "at": at}
+    choices = PHRASES["having_calculations"][:3]
     if len(amounts) >= 2:
-        one, two = rng.sample(amounts, 2)
-        sums = f"SUM({at}{one.name})", f"SUM({at}{two.name})"
-        choices += [
-            (f"total {one.phrase} plus the total {two.phrase}", " + ".join(sums)),
-            (f"total {one.phrase} minus the total {two.phrase}", " - ".join(sums)),
-        ]
-    phrase, sql = rng.choice(choices)
-    return Output(phrase, sql, role="aggregate")
+        slots["one"], slots["two"] = rng.sample(amounts, 2)
+        choices = PHRASES["having_calculations"]
+    words, sql = rng.choice(choices)
+    return Output(words.format(**slots), sql.format(**slots), role="aggregate")
 
 
 def _against_number(rng: random.Random, scene: Scene, output: Output, source: str, by: str) -> _Test | None:

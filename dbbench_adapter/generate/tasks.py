@@ -28,8 +28,7 @@ from dbbench_adapter.generate.plans import (
     has_room,
 )
 from dbbench_adapter.generate.queries import Draft, draw_query
-from dbbench_adapter.generate.tables import Scene, draw_scene
-from dbbench_adapter.generate.themes import THEMES, Split
+from dbbench_adapter.generate.themes import THEMES, Scene, Split, draw_scene
 from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 
 NUM_ROWS: Mapping[Difficulty, tuple[int, int]] = {"easy": (8, 20), "medium": (20, 50), "hard": (20, 50)}

@@ -118,7 +118,6 @@ def _listed(text: str) -> Sequence[Any] | None:
 
 
 def _expected(gold: Gold) -> Rows | None:
-    """The gold rows, or the labels as rows of one value."""
     if gold.rows is not None:
         return gold.rows
     return None if gold.answers is None else tuple((meant(label),) for label in gold.answers)
@@ -176,14 +175,14 @@ def _kind(expected: Cell) -> type:
 
 
 def _exact(expected: Cell) -> Any:
-    """The value that an equal cell must have; return ... for a number with a tolerance."""
+    """The value that an equal cell must have; ... for a number with a tolerance."""
     if isinstance(expected, float):
         return ...
     return expected.strip() if isinstance(expected, str) else expected
 
 
 def _as_kind(given: Cell, kind: type) -> Any:
-    """A given cell's value as the kind of the expected one; return ... for a number with a tolerance."""
+    """A given cell's value as the kind of the expected one; ... for a number with a tolerance."""
     if kind is type(None):
         return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _NO_SUCH
     if kind is str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentgrpo.chat.calls import call, calls
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
@@ -13,7 +15,16 @@ from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols import fc, lab, text
 from dbbench_adapter.protocols.base import DatabaseEpisode
 
-__all__ = ["PROTOCOLS", "DatabaseEpisode", "Message", "Protocol", "ProtocolName", "open_episode"]
+__all__ = [
+    "PROTOCOLS",
+    "DatabaseEpisode",
+    "Message",
+    "Protocol",
+    "ProtocolName",
+    "gold_answers",
+    "open_episode",
+    "solution",
+]
 
 ProtocolName = Literal["text", "fc", "lab"]
 
@@ -73,3 +84,34 @@ def open_episode(
     return found.episode(
         task, backend, max_rounds=max_rounds or found.max_rounds, statement_timeout_s=statement_timeout_s
     )
+
+
+def solution(task: Task, protocol: ProtocolName = "fc") -> list[Message]:
+    """The replies of a perfect agent: the reference statement, if there is one, and the gold answer."""
+    return _called_solution(task) if protocol == "fc" else _written_solution(task, protocol)
+
+
+def _written_solution(task: Task, protocol: ProtocolName) -> list[Message]:
+    rows = list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])
+    answers = str(rows) if protocol == "lab" else json.dumps(gold_answers(task))
+    replies = [f"Action: Answer\nFinal Answer: {answers}"]
+    if task.gold.sql is not None:
+        sql = task.gold.sql.replace("\n", " ")
+        replies.insert(0, f"Action: Operation\n```sql\n{sql}\n```")
+    return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]
+
+
+def _called_solution(task: Task) -> list[Message]:
+    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, "call_commit"))
+    if task.gold.sql is None:
+        return [commit]
+    return [calls(call("execute_sql", {"query": task.gold.sql}, "call_sql")), commit]
+
+
+def gold_answers(task: Task) -> list[str]:
+    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
+    if task.changes_state:
+        return []
+    if task.gold.answers is not None:
+        return list(task.gold.answers)
+    return [repr(row) for row in task.gold.rows or ()]

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import ClassVar, Self
 
 from dbbench_adapter.datatypes import Cell, Score, Table, Task
@@ -78,7 +77,7 @@ class DatabaseEpisode(Episode):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # `EndState` declares these methods for judges

@@ -26,8 +26,8 @@ from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, Fault, RawRecord, Rec
 _NESTED = ("answer_info", "table_info", "skill_list")
 
 
-class TaskFileError(ValueError):
-    """The task file cannot be used; the message names file, row, field and what was expected."""
+# A task file cannot be used; the message names file, row, field and what was expected.
+TaskFileError = RowFileError
 
 
 def load_tasks(path: Path) -> list[Task]:
@@ -109,10 +109,7 @@ def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
 
 
 def _records(path: Path) -> Iterator[RawRecord | Fault]:
-    try:
-        rows, parquet = list(read_rows(path)), is_parquet(path)
-    except RowFileError as error:
-        raise TaskFileError(str(error)) from None
+    rows, parquet = list(read_rows(path)), is_parquet(path)
     entries = rows[0].value if len(rows) == 1 else None
     if isinstance(entries, dict) and entries and all(key.isdigit() for key in entries):
         for key, value in entries.items():

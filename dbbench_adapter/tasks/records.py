@@ -259,19 +259,12 @@ def first_word(sql: str) -> str:
 
 
 def _orders_rows(sql: str) -> bool:
-    """Whether the outermost query of a statement has an ORDER BY; return False if it does not parse."""
+    """Whether the outermost query of a statement has an ORDER BY; False if it does not parse."""
     try:
         statement = sqlglot.parse_one(sql, read="mysql")
     except SqlglotError:
         return False
     return isinstance(statement, exp.Query) and statement.args.get("order") is not None
-
-
-# Our own --------------------------------------------------------------------------------------------------------------
-
-
-def _own_task(record: RawRecord) -> Task:
-    return _validated(record, Task.from_dict)
 
 
 _TELLING_FIELDS: dict[str, list[set[str]]] = {
@@ -283,5 +276,5 @@ _ROWS_FIELDS = {"agentbench": "label", "lifelong": "answer_info.direct", "own": 
 _READERS: dict[str, Callable[[RawRecord], Task]] = {
     "agentbench": _agentbench_task,
     "lifelong": _lifelong_task,
-    "own": _own_task,
+    "own": lambda record: _validated(record, Task.from_dict),
 }

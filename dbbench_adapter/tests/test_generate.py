@@ -25,8 +25,8 @@ from dbbench_adapter.generate.plans import (
     draw_plan,
 )
 from dbbench_adapter.generate.queries import Draft, Output, SortKey, _between, _untied
-from dbbench_adapter.generate.tables import NAME_ENDINGS, draw_scene
 from dbbench_adapter.generate.tasks import MAX_SHOWN_CHARS, checked_gold
+from dbbench_adapter.generate.themes import NAME_ENDINGS, draw_scene
 from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 from dbbench_adapter.tasks.load import load_tasks
 

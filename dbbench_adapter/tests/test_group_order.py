@@ -3,7 +3,7 @@
 import pytest
 
 from dbbench_adapter.datatypes import Column, Table
-from dbbench_adapter.dialect.group_order import for_mariadb
+from dbbench_adapter.engines.mysql.backend import unsorted_groups
 
 SALES = Table("Sales", (Column("City"), Column("Sum", "INT")), (("Ulm", 2), ("Bonn", 5), ("Ulm", 3), ("Aachen", 5)))
 
@@ -41,7 +41,7 @@ def test_so_do_ties_of_an_order_and_the_groups_of_a_sub_query_on_sqlite(sqlite):
     ],
 )
 def test_mariadb_is_kept_from_sorting(sql, sent):
-    assert for_mariadb(sql) == sent
+    assert unsorted_groups(sql) == sent
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_mariadb_is_kept_from_sorting(sql, sent):
     ],
 )
 def test_what_orders_itself_or_does_not_group_is_sent_as_it_is(sql):
-    assert for_mariadb(sql) == sql
+    assert unsorted_groups(sql) == sql
 
 
 def test_punctuation_sorts_before_digits_and_digits_before_letters(backend):

@@ -16,8 +16,7 @@ import pytest
 from agentgrpo.passwords import VARIABLE
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines import BackendUnavailable, named_database, open_databases
-from dbbench_adapter.engines.mysql import read_only
-from dbbench_adapter.engines.mysql.address import parse_address
+from dbbench_adapter.engines.mysql import parse_address, read_only
 from dbbench_adapter.engines.mysql.read_only import (
     MAX_CONNECTIONS,
     REFUSAL,

@@ -266,7 +266,7 @@ def test_a_row_that_is_none_is_refused(fields, words):
 
 MODULES = {
     "agents/agent.py": """
-        from dbbench_adapter.rllm.standins import Action, Step, Trajectory
+        from dbbench_adapter.rllm.interfaces import Action, Step, Trajectory
         class BaseAgent:
             @property
             def trajectory(self):

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dbbench_adapter.engines.engine import Databases, Engine
-from dbbench_adapter.engines.sqlite import lexer
+from dbbench_adapter.engines.sqlite import tokens
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import quoted
 
@@ -19,7 +19,7 @@ class Csv(Engine):
     places = "csv:///FOLDER"
 
     def tokens(self, sql):
-        return lexer.tokens(sql)
+        return tokens(sql)
 
     def open_databases(self, place):
         return CsvFolder(Path(place.removeprefix(self.scheme)))

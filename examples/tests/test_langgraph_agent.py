@@ -10,7 +10,7 @@ import pytest
 from agentgrpo.own_files import find
 from sql_agent import oracle
 from sql_agent.evaluate import main
-from sql_agent.own_agents.load import load_agent
+from sql_agent.own_agents.tasks import load_agent
 
 pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")
 

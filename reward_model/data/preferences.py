@@ -20,8 +20,8 @@ from reward_model.datatypes import Preference
 _FIRST_LOOK_BYTES = 8_000_000
 
 
-class PreferenceFileError(ValueError):
-    """A file of preferences cannot be used; the message names file, row and field, and says what to do."""
+# A file of preferences cannot be used; the message names file, row and field, and says what to do.
+PreferenceFileError = RowFileError
 
 
 def read_preferences(path: Path) -> list[Preference]:
@@ -53,10 +53,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     if not path.is_file():
         raise PreferenceFileError(f"{path} does not exist; agentgrpo reward convert makes such files")
-    try:
-        check_kind(path)
-    except RowFileError as error:
-        raise PreferenceFileError(str(error)) from None
+    check_kind(path)
     empty = True
     with path.open("rb") as lines:
         for number, marked in enumerate(lines, 1):

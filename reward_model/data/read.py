@@ -11,8 +11,8 @@ from typing import Any
 
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.checks import UsageError
-from agentgrpo.file_kinds import RowFileError, is_parquet
-from agentgrpo.row_files import Row, read_rows
+from agentgrpo.file_kinds import is_parquet
+from agentgrpo.row_files import read_rows
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference, prompt_key
@@ -28,19 +28,9 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     Raises:
         PreferenceFileError: the file is missing, or it is none of the three kinds.
     """
-    try:
-        rows = read_rows(path, changes, is_row=_has_form)
-    except RowFileError as error:
-        raise PreferenceFileError(str(error)) from None
-    return _numbered(rows, changes, parquet=is_parquet(path))
-
-
-def _numbered(rows: Iterator[Row], changes: Counter[str], *, parquet: bool) -> Iterator[Numbered]:
-    try:
-        for row in rows:
-            yield row.number, _of_parquet(row.value, changes) if parquet else row.value
-    except RowFileError as error:
-        raise PreferenceFileError(str(error)) from None
+    rows = read_rows(path, changes, is_row=_has_form)
+    parquet = is_parquet(path)
+    return ((row.number, _of_parquet(row.value, changes) if parquet else row.value) for row in rows)
 
 
 def _has_form(row: dict[str, Any]) -> bool:

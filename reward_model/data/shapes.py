@@ -132,7 +132,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
             raise RowError(name, "images and sound are not read; remove the field or the row")
     if (name := left_out_by(row)) is not None:
         raise RowError(name, "says that the row is not to be learnt; leave the row out, or remove the field")
-    unmarked, context = _without_marks(_unpacked(row, form.fields, changes), form.fields, changes)
+    unmarked, context = _unpacked(row, form.fields, changes)
     pair = form.read(unmarked, changes)
     tools = tools_of(row, changes)
     for name in row.keys() - form.fields - _OTHER_READ - {form.system}:
@@ -140,10 +140,12 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
             changes[f"field {name!r} left out"] += 1
     if form.system and row.get(form.system) not in (None, ""):
         _add_system(pair, read_text(row[form.system], form.system, changes))
-    if not _is_of_rollouts(row):  # what the policy wrote is what is scored
+    if not (isinstance(row.get("metadata"), dict) and row["metadata"].keys() == ROLLOUTS):
+        # what the policy wrote in a rollout is what is scored
         if (fault := rendered_part(prompt=pair.prompt or (), chosen=pair.chosen, rejected=pair.rejected)) is not None:
             raise RowError(*fault)
-        _mend_calls(pair, tools, changes)
+        for messages in (pair.prompt or [], pair.chosen, pair.rejected):
+            messages[:] = mended_calls(messages, tools, changes)
     prompt, whole = _joined(pair, changes)
     if drop_tools:
         changes["tools' schemas dropped"] += tools is not None
@@ -176,20 +178,17 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         raise RowError("row", error.errors()[0]["msg"]) from None
 
 
-def _is_of_rollouts(row: Row) -> bool:
-    metadata = row.get("metadata")
-    return isinstance(metadata, dict) and metadata.keys() == ROLLOUTS
-
-
-def _mend_calls(pair: RawPair, tools: str | None, changes: Counter[str]) -> None:
-    for messages in (pair.prompt or [], pair.chosen, pair.rejected):
-        messages[:] = mended_calls(messages, tools, changes)
-
-
-def _without_marks(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[Row, Conversation]:
+def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[Row, Conversation]:
+    """The row without JSON in texts, in which exported tables hold conversations, and without marks of what is learnt;
+    and the messages that are marked as context.
+    """
     read, context = dict(row), []
     for name in fields & _CONVERSATIONS:
-        held = [row[name]] if isinstance(row.get(name), dict) else row.get(name)
+        held = row.get(name)
+        if isinstance(held, str) and (messages := in_text(held, name)) is not None:
+            changes["conversations that were JSON in a text"] += 1
+            read[name] = held = messages
+        held = [held] if isinstance(held, dict) else held
         if isinstance(held, list):
             read[name] = [_without_mark(raw, f"{name}.{n}", context, changes) for n, raw in enumerate(held)]
     return read, context
@@ -214,17 +213,6 @@ def _is_among(message: Message, context: Conversation) -> bool:
         else calls and calls == [call.function for call in one.tool_calls]
         for one in context
     )
-
-
-def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
-    # Exported tables hold conversations as JSON in a text.
-    read = dict(row)
-    for name in fields & _CONVERSATIONS:
-        held = row.get(name)
-        if isinstance(held, str) and (messages := in_text(held, name)) is not None:
-            changes["conversations that were JSON in a text"] += 1
-            read[name] = messages
-    return read
 
 
 def _without_last_blanks(side: Conversation) -> Conversation:
@@ -408,14 +396,10 @@ def _agent(row: Row, changes: Counter[str]) -> RawPair:
         return RawPair(others["chosen"], others["rejected"], asked)
     whole = {side: [*asked, *other] if side in replies else _with_system(log, other) for side, other in others.items()}
     for side, other in whole.items():
-        first = {side: next(filter(_asks, other), None) for side, other in (("log", log), (side, other))}
-        if len(others) == 2 and first["log"] not in (None, first[side]):
+        first, own = (next((m for m in messages if m.role == "user"), None) for messages in (log, other))
+        if len(others) == 2 and first not in (None, own):
             raise RowError(f"{side}_messages", "does not begin with the log's first question")
     return RawPair(**({"chosen": log, "rejected": log} | whole))
-
-
-def _asks(message: Message) -> bool:
-    return message.role == "user"
 
 
 def _with_system(log: Conversation, other: Conversation) -> Conversation:

@@ -12,7 +12,7 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import ModelError
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.weights import weight_files, weights_sha256
-from reward_model.base_model import check_base
+from reward_model.scorer import check_base
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
 

@@ -208,6 +208,20 @@ async def test_a_pause_in_which_nobody_asks_is_not_taken_for_time_without_a_scor
         assert client.down_s < 0.3
 
 
+async def test_a_caller_may_count_the_pauses_before_and_after_which_no_score_came(serve):
+    service = await serve(refused(500), refused(500), scored(1.0))
+    async with RewardClient(service.url, timeout_s=0.3, max_attempts=1, counts_pauses=True) as client:
+        with pytest.raises(ScorerUnavailableError):
+            await client.score(ASKED)
+        await asyncio.sleep(0.6)
+        assert client.down_s < 0.3  # nobody knows yet
+        with pytest.raises(ScorerUnavailableError):
+            await client.score(ASKED)
+        assert client.down_s > 0.6
+        await client.score(ASKED)
+        assert client.down_s == 0.0
+
+
 async def test_a_service_that_stays_silent_is_down_for_as_long_as_it_was_asked(serve):
     service = await serve(refused(500))
     async with RewardClient(service.url, timeout_s=0.3, max_attempts=1) as client:

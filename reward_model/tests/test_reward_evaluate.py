@@ -3,9 +3,9 @@ import json
 import pytest
 
 from agentgrpo.stats import wilson_interval
-from reward_model.adversarial import FLUENT
 from reward_model.datatypes import Encoded, Preference, RewardScore
 from reward_model.evaluate import baselines, by_length, evaluate, main, percent, score_sides, share
+from reward_model.measures import FLUENT
 from reward_model.scorer import Scorer
 from reward_model.tests.conftest import assistant, counting_pairs, user
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentgrpo.run_folder import METRICS
+from agentgrpo.run_folder import METRICS, claim
 from reward_model.reward_modeling import main
 from reward_model.scorer import RECORD, Scorer
 from reward_model.tests.conftest import assistant, user
@@ -53,6 +53,12 @@ def test_what_cannot_be_trained_is_refused_before_the_weights_are_read(base, pai
     assert main(command(base, pairs, tmp_path / "out", *flags)) == 1
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_a_run_is_writing_to_is_refused_before_anything_else_is_looked_at(base, tmp_path, capsys):
+    with claim(tmp_path / "out"):
+        assert main(command(base, tmp_path / "gone.jsonl", tmp_path / "out")) == 1
+    assert "another run is writing to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,9 @@ from reward_model.arguments import TrainingArguments
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import Preference, prompt_key
-from reward_model.pair_trainer import LINE, RENAMED, PairTrainer, RewardRunLog
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
-from reward_model.training import checkpoint_to_resume, encode_pairs
+from reward_model.training import LINE, RENAMED, PairTrainer, RewardRunLog, checkpoint_to_resume, encode_pairs
 
 # Splitting ------------------------------------------------------------------------------------------------------------
 

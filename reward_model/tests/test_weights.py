@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from agentgrpo.chat.tokenizer import load_tokenizer
 from agentgrpo.hub import ModelError
 from agentgrpo.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
-from reward_model.base_model import check_base
-from reward_model.scorer import Scorer
+from reward_model.scorer import Scorer, check_base
 
 EMBEDDINGS, UP = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
 GATE, DOWN = (UP.replace("up", other) for other in ("gate", "down"))

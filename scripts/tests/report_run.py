@@ -7,9 +7,8 @@ from contextlib import closing
 from sql_agent.datatypes import Reward
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.settings.load import dump_config, load_config
-from sql_agent.source.datatypes import RolloutOutcome
 from sql_agent.source.run_context import RunContext
-from sql_agent.tests.records import make_record, make_result
+from sql_agent.tests.records import make_record, make_result, rewarded
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 
@@ -75,9 +74,9 @@ def result(environment, question, sql):
             messages += [{"role": "assistant", "content": "I do not know."}]
         score = environment.judge(episode)
         compared = environment.comparison(episode)
-    record = make_record(score, task_id=question.id, kind=question.kind, messages=messages)
-    outcome = RolloutOutcome(record, Reward(score.value, score.reason))
-    return make_result(question.id, outcome, task_id=question.id, comparison=compared.to_dict())
+    said = dict(kind=question.kind, messages=messages, comparison=compared.to_dict())
+    record = make_record(score, task_id=question.id, **said)
+    return make_result(question.id, rewarded(record, Reward(score.value, score.reason)), task_id=question.id)
 
 
 def _validated(results, step):

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def run(*command, folder=ROOT, torch=None, **options) -> str:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    ours = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")  # packages are compiled once, not by each command
+    env = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [*map(str, command)], cwd=folder, env=env | (links() if torch is None else torch), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900, **options,

@@ -17,7 +17,7 @@ from sql_agent.environments.base import Split, Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, kinds_of
 from sql_agent.startup.launch import fit
-from sql_agent.startup.resume import own_files, set_aside
+from sql_agent.startup.resume import archive_files, own_files
 from sql_agent.trained_on import check_not_learnt
 
 OTHER_TASKS = (
@@ -76,7 +76,7 @@ def make_search(cfg: TrainConfig, environment: Taskset, run_id: str, served: Pat
     selection, split, held_out = choose_tasks(cfg, environment)
     notes = check_not_learnt(served, environment, [*selection, *split.val], OTHER_TASKS) if served else []
     lists = ([task.to_dict() for task in tasks] for tasks in (split.train, selection, split.val))
-    aside = set_aside(cfg.run_dir)
+    aside = archive_files(cfg.run_dir)
     if aside is not None:
         print(f"files of an earlier start are in {aside}")
     start = start_of("train", run_id=run_id, tasks=kinds_of(split), own_files=own_files(cfg))

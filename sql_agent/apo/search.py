@@ -27,6 +27,7 @@ from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without
 from sql_agent.apo.lit_agent import INSTRUCTIONS
 from sql_agent.environments.base import InstructionsError, Taskset
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
+from sql_agent.lightning.spans import read_outcome
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.report.reading import Change
@@ -34,7 +35,6 @@ from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.run_context import TrainingFailedError
-from sql_agent.source.spans import read_outcome
 from sql_agent.source.stops import TooManyLostError, check_lost
 
 Json = dict[str, Any]
@@ -189,10 +189,10 @@ class InstructionsSearch(APO[Json]):
                 status="succeeded",
                 final_reward=result.reward,
                 spans=[experience(result)],
-                messages=[{"messages": result.outcome.record.messages, "tools": self.environment.tools}],
+                messages=[{"messages": result.record.messages, "tools": self.environment.tools}],
             )
             for result in self._results
-            if result.reward is not None and result.outcome is not None
+            if result.reward is not None
         ]
 
     async def _read(self, rollout: Any) -> Rollout:
@@ -200,11 +200,8 @@ class InstructionsSearch(APO[Json]):
         if rollout.status != "succeeded":
             result.lost = f"rollout_{rollout.status}"
             return result
-        result.outcome = read_outcome(await self.get_store().query_spans(rollout.rollout_id, attempt_id="latest"))
-        if result.outcome is None:
+        if not read_outcome(await self.get_store().query_spans(rollout.rollout_id, attempt_id="latest"), result):
             result.lost = "missing_spans"
-        elif result.outcome.reward.value is None:
-            result.lost = result.outcome.reward.reason
         return result
 
     async def textual_gradient_and_apply_edit(
@@ -277,11 +274,9 @@ def template(text: str) -> Any:
 
 def experience(result: Rollout) -> Json:
     # Upstream gives a critique all spans; ours hold token ids or JSON text.
-    assert result.outcome is not None
-    record = result.outcome.record
     return {
-        "messages": record.messages,
-        "end": record.stop_reason,
-        "verdict": record.score.reason,
+        "messages": result.record.messages,
+        "end": result.record.stop_reason,
+        "verdict": result.record.score.reason,
         "reward": result.reward,
     }

@@ -16,8 +16,8 @@ from agentgrpo import signed
 from agentgrpo.checkpoints import NAME, checkpoints
 from agentgrpo.flags import Parser
 
-RECORDS = ("manifest.json", "reward_model.json", "sft.json")
-"""The records of checkpoints: of the main job and local runs, of reward models, and of supervised fine-tuning."""
+RECORDS = ("manifest.json", "reward_model.json", "dpo.json")
+"""The records of checkpoints: of the main job, local runs and fine-tuning; of reward models; of DPO."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,8 +16,8 @@ from agentgrpo.outputs import named_path
 from dbbench_adapter.engines import named_database
 from sql_agent.startup.machine import STORE_PORT, this_machine
 
+# The protocols of `dbbench_adapter.protocols`, which cannot be imported if packages are broken.
 PROTOCOLS = ("fc", "text", "lab")
-"""The protocols of `dbbench_adapter.protocols`, which cannot be imported if packages are broken."""
 
 
 def main(argv: list[str] | None = None) -> int:

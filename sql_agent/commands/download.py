@@ -22,8 +22,8 @@ from dbbench_adapter.tasks.records import Fault, RawRecord
 from dbbench_adapter.validate import check_file, report_lines
 
 HUB_ID = "csyq/LifelongAgentBench"
+# The folder of this benchmark in the data set on the hub.
 PART = "db_bench"
-"""The folder of this benchmark in the data set on the hub."""
 NUM_TASKS = 500
 LICENCE = (
     "licence: not established. The data set states none and its code repository has no licence file; "
@@ -36,7 +36,7 @@ class SourceError(RuntimeError):
 
 
 def fetch(source: str) -> Any:
-    """Return the rows of the parquet form, as a `datasets.Dataset`.
+    """The rows, as a `datasets.Dataset`.
 
     Args:
         source: a local .parquet file; a local folder that holds such files, or a folder `db_bench` of them; or the id
@@ -81,7 +81,7 @@ def _from_hub(source: str) -> Any:
 
 
 def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the rows in the form of entry_dict.json: nested fields as values, keyed by `sample_index` as text.
+    """The rows in the form of entry_dict.json: nested fields as values, keyed by `sample_index` as text.
 
     Raises:
         SourceError: a nested field is no Python literal, or an index is missing or repeated.

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from sql_agent.interactive.session import Chat, Subject
     from sql_agent.interactive.transcript import Transcript
 
+# This many tasks are generated if no file is given.
 GENERATED = 20
-"""This many tasks are generated if no file is given."""
 LEARNT = "the model was trained on this task, so a right answer says nothing about new ones"
 
 
@@ -109,7 +109,7 @@ def run(cfg: InteractiveConfig) -> None:
 
 
 def _tasks(cfg: InteractiveConfig, environment: "Environment") -> "Sequence[Any]":
-    """Return the tasks of the file; without one, held-out tasks that the environment makes, if it makes any."""
+    """The tasks of the file; without one, held-out tasks that the environment makes, if it makes any."""
     source = (cfg.tasks or "generated").removeprefix("gsm8k:")
     if source == "generated" and cfg.env == "text2sql":
         return []
@@ -120,7 +120,7 @@ def _tasks(cfg: InteractiveConfig, environment: "Environment") -> "Sequence[Any]
 
 
 def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":
-    """Return the available tasks, and the one whose tables come first."""
+    """The available tasks, and the one whose tables come first."""
     if cfg.database is not None:
         from sql_agent.interactive.user_database import read_database
 
@@ -170,7 +170,7 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
 
 
 def _learnt(model: str) -> "frozenset[str]":
-    """Return the fingerprints of the tasks that the model has learnt, as far as its record can be read."""
+    """The fingerprints of the tasks that the model has learnt, as far as its record can be read."""
     try:
         return frozenset(read_trained_on(model).learnt)
     except LearntError:
@@ -178,7 +178,7 @@ def _learnt(model: str) -> "frozenset[str]":
 
 
 def _some_tasks(subject: "Subject") -> "Sequence[Any]":
-    """Return the tasks at hand, or else an empty question, whose prompt holds what every question's does."""
+    """The tasks at hand, or else an empty question, whose prompt holds what every question's does."""
     if subject.tasks:
         return subject.tasks
     try:
@@ -242,7 +242,6 @@ def _ctrl_c_stops(chat: "Chat") -> Iterator[None]:
 
 
 def _read(show: "Transcript") -> str | None:
-    """Return the next line; return None at the end of the input."""
     while True:
         try:
             text = input("> ")

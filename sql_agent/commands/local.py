@@ -11,8 +11,9 @@ doc/local_rl.md explains it.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from agentgrpo.checks import require
 from agentgrpo.commands import say
@@ -22,44 +23,88 @@ from agentgrpo.processes import ends_in_order
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.names import weights_of
 from sql_agent.settings.flags import add_flags, read_flags
-from sql_agent.settings.local import LocalGrpoConfig
+from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
-FREE_ON_RESUME = (
-    *("run_dir", "save_every", "reward_timeout_s", "max_lost_fraction"),
-    *(f"reward_model.{name}" for name in ("url", "timeout_s", "give_up_s")),
-    *(f"llm_judge.{name}" for name in ("url", "timeout_s", "attempts", "concurrency", "max_calls")),
-)
+if TYPE_CHECKING:
+    from sql_agent.environments.base import Environment
+    from sql_agent.local.presets import Preset
+    from sql_agent.local.tasks import Chosen
+    from sql_agent.local.trainer import Trainer
 
-
-def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
-    """Return the settings, and whether the run is to go on."""
-    parser = Parser(
-        prog="agentgrpo local",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_flags(parser, LocalGrpoConfig, hidden=("reward",))
-    parser.add_argument(
-        "--reward",
-        action="append",
-        metavar="NAME[=WEIGHT]",
-        help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or judge; "
-        "several are summed (default agentbench)",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
-    )
-    args = parser.parse_args(argv)
-    try:
-        args.reward = weights_of(args.reward) if args.reward else None
-    except ValueError as error:
-        parser.error(str(error))
-    return read_flags(parser, LocalGrpoConfig, args), args.resume
+Config = TypeVar("Config", LocalGrpoConfig, Gsm8kGrpoConfig, GreedyGrpoConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     cfg, resumed = parse(argv)
+    start(cfg, lambda: run(cfg, resumed=resumed))
+
+
+def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
+    """The settings, and whether the run is to go on."""
+    parser = parser_of("local", __doc__, LocalGrpoConfig, reward="agentbench")
+    return read(parser, LocalGrpoConfig, parser.parse_args(argv))
+
+
+def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
+    from sql_agent.local.presets import Preset
+
+    train(cfg, Preset, choose, "local", resumed=resumed)
+    say(f"next: {next_command(cfg)}")
+
+
+def choose(cfg: LocalGrpoConfig, environment: "Environment") -> "Chosen":
+    from dbbench_adapter.splits import draw_by_kind
+    from sql_agent.local.tasks import Chosen, check_judged, fitted
+    from sql_agent.startup.data import describe_kinds
+
+    check_judged(environment, cfg)
+    found = environment.load_split(cfg.data, cfg.seed)
+    measured = found if cfg.eval_tasks else replace(found, val=[])
+    whole, prompts = fitted(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
+    train = draw_by_kind(whole.train, cfg.num_tasks, cfg.seed)
+    split = replace(whole, train=train, val=draw_by_kind(whole.val, cfg.eval_tasks, cfg.seed))
+    return Chosen(split.train, split.val, found.val, [*describe_kinds(split, len(whole.val)), *prompts.describe()])
+
+
+# What the local commands share ----------------------------------------------------------------------------------------
+
+
+def parser_of(
+    command: str, doc: str | None, config: type[Config], *, reward: str, hidden: Iterable[str] = ()
+) -> Parser:
+    """Flags for the settings.
+
+    Args:
+        reward: what an episode is worth by default, in words.
+        hidden: settings and groups that have no flag.
+    """
+    parser = Parser(prog=f"agentgrpo {command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, config, hidden=("reward", *hidden))
+    if "reward" not in hidden:
+        parser.add_argument(
+            "--reward",
+            action="append",
+            metavar="NAME[=WEIGHT]",
+            help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or "
+            f"judge; several are summed (default {reward})",
+        )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
+    )
+    return parser
+
+
+def read(parser: Parser, config: type[Config], args: argparse.Namespace) -> tuple[Config, bool]:
+    try:
+        args.reward = weights_of(args.reward) if getattr(args, "reward", None) else None
+    except ValueError as error:
+        parser.error(str(error))
+    return read_flags(parser, config, args), args.resume
+
+
+def start(cfg: Config, run: Callable[[], None]) -> None:
+    """Check what a run needs, then `run` it; the command ends with one line if that fails."""
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
@@ -67,52 +112,49 @@ def main(argv: Sequence[str] | None = None) -> None:
         require(scorer=cfg.reward_model, judge=cfg.llm_judge)
         load_libraries()
         with ends_in_order():
-            run(cfg, resumed=resumed)
+            run()
 
 
-def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
+def train(
+    cfg: Config,
+    preset: "type[Preset]",
+    choose: "Callable[[Config, Environment], Chosen]",
+    kind: str,
+    *,
+    resumed: bool,
+    free: Iterable[str] = (),
+) -> "Trainer":
+    """Train from the first batch to the last, in the run's folder.
+
+    Args:
+        choose: chooses the tasks.
+        kind: the command, as `agentgrpo --help` names it.
+        free: see `RunFolder`.
+    """
     from agentgrpo.run_folder import claim
-    from dbbench_adapter.splits import draw_by_kind
-    from sql_agent.environments.named import named
-    from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import check_judged, entered, fitted
+    from sql_agent.local.tasks import entered, own_files
     from sql_agent.local.trainer import start_trainer
-    from sql_agent.names import ENVIRONMENTS
-    from sql_agent.reward_functions.load import load_functions
-    from sql_agent.startup.data import describe_kinds
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
-    own_files = {}
-    if cfg.env_type not in ENVIRONMENTS:
-        source = named(cfg.env_type)[1]
-        own_files["env"] = f"{source.file.name} with sha256 {source.sha256}"
-    for function in load_functions(cfg.rollout, cfg.llm_judge, cfg.run_dir):
-        own_files[f"reward {function.label}"] = f"{function.file.name} with sha256 {function.sha256}"
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, own_files=own_files)
-    with entered(cfg.environment) as environment, claim(cfg.run_dir):
-        check_judged(environment, cfg)
-        found = environment.load_split(cfg.data, cfg.seed)
-        measured = found if cfg.eval_tasks else replace(found, val=[])
-        whole, prompts = fitted(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
-        split = replace(
-            whole,
-            train=draw_by_kind(whole.train, cfg.num_tasks, cfg.seed),
-            val=draw_by_kind(whole.val, cfg.eval_tasks, cfg.seed),
+    settings, model = cfg.environment, cfg.model.model_path
+    used = own_files(cfg, settings.type, cfg.run_dir)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, kind=kind, free=free, own_files=used)
+    with entered(settings) as environment, claim(cfg.run_dir):
+        tasks = choose(cfg, environment)
+        notes = check_not_learnt(model, environment, tasks.measured, SAME_SPLIT)
+        command = f"agentgrpo {kind}"
+        folder.trained_on = trained_by(command, model, environment, settings, cfg.data, tasks.train, tasks.held_out)
+        opening = [*tasks.described, *notes]
+        trainer = start_trainer(
+            preset(cfg, tasks.train, tasks.measured), environment, folder, resumed=resumed, opening=opening
         )
-        model = cfg.model.model_path
-        opening = [*describe_kinds(split, len(whole.val)), *prompts.describe()]
-        opening += check_not_learnt(model, environment, split.val, SAME_SPLIT)
-        folder.trained_on = trained_by(
-            "agentgrpo local", model, environment, cfg.environment, cfg.data, split.train, found.val
-        )
-        recipe = BatchGrpo(cfg, split.train, split.val)
-        start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(opening)).train()
-    say(f"next: {next_command(cfg)}")
+        trainer.train()
+    return trainer
 
 
 def next_command(cfg: LocalGrpoConfig) -> str:
-    """Return the command that talks with the trained agent about the same environment."""
+    """The command that talks with the trained agent about the same environment."""
     given = {
         "model": cfg.run_dir / f"epoch_{cfg.num_epochs}",
         "env": cfg.env_type,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from agentgrpo.flags import Parser
 
+# The held-out share of the entries, and of the questions.
 HELD_OUT = 0.2
-"""The held-out share of the entries, and of the questions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def outputs(args: argparse.Namespace) -> list[tuple[Path, str]]:
-    """Return every file that will be written, with the flag that named it."""
     files = [(args.output, "--output")]
     if args.questions is not None:
         files += [(args.questions / f"{half}.jsonl", "--questions") for half in ("train", "held_out")]

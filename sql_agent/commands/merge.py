@@ -40,19 +40,17 @@ from sql_agent.verl_side.checkpoints import newest_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
+# rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md).
 BOUND = 1e-3
-"""Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
-rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
+# These limits keep the compared episode short, as a large model writes few tokens a second on a CPU.
 LIMITS = AgentConfig(max_turns=4, max_tokens=96)
-"""These limits keep the compared episode short, as a large model writes few tokens a second on a CPU."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Holds a model as it was trained, in float32, with its files."""
-
     model: Any
     """The model; a `PeftModel` if its adapter is not merged yet."""
     tokenizer: Path
@@ -120,7 +118,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
 
 @dataclass(frozen=True)
 class Examined:
-    """Holds what a model does with one held-out task."""
+    """What a model does with one held-out task."""
 
     ids: list[int]
     """The tokens of the whole episode, prompt and results included."""
@@ -143,10 +141,8 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     from sql_agent.local.rollouts import Player
 
     model.eval()
-    if not hasattr(model, "get_base_model"):
-        model.get_base_model = lambda: model  # LocalPolicy needs nothing else of a PeftModel to sample from it
     # the tokenizer is loaded again: playing replaces a template that TRL knows by TRL's version for training
-    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))  # pyright: ignore[reportArgumentType]
+    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))
     with open_backend("sqlite") as backend:
         player = Player(policy, DbBench("strict", backend=backend), LIMITS)
         ((record, row),) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
@@ -190,7 +186,7 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
-    """Return the `global_step_N` that a path means: itself, its parent, or the newest complete one below it."""
+    """The `global_step_N` that a path means: itself, its parent, or the newest complete one below it."""
     if not (path / "checkpoints").is_dir():
         while path.name in ("huggingface", "actor"):
             path = path.parent

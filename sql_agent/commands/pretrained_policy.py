@@ -71,7 +71,7 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWh
 
 
 def _recipe(source: ModelWheel) -> dict[str, str]:
-    """Return everything that the folder depends on: package, model file, and the code that converts it."""
+    """What the folder depends on: package, model file, and the code that converts it."""
     makers = Path(source_module.__file__).parent
     digest = hashlib.sha256(
         b"\0".join((makers / name).read_bytes() for name in ("chat_template.jinja", "convert.py"))

@@ -22,18 +22,17 @@ from agentgrpo.passwords import hidden
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
-from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode, solution
 from dbbench_adapter.tasks.load import load_tasks
 
+# The knowledge of an agent about a task: the reference that it runs and the answer that it gives.
 Known = Callable[[Task], Gold]
-"""The knowledge of an agent about a task: the reference that it runs and the answer that it gives."""
 
 
 def misses(
     tasks: Sequence[Task], backend: Backend, protocol: ProtocolName, known: Known
 ) -> tuple[list[str], list[str]]:
-    """Return the tasks that an agent with this knowledge fails, under the protocol's own judge and under `strict`."""
+    """The tasks that an agent with this knowledge fails, under the protocol's own judge and under `strict`."""
     own: list[str] = []
     strict: list[str] = []
     for task in tasks:
@@ -50,7 +49,7 @@ def misses(
 
 
 def reads_rows(backend: Backend) -> Known:
-    """Return an agent that answers with the rows of its reference, or not at all if the reference fails."""
+    """An agent that answers with the rows of its reference, or not at all if the reference fails."""
 
     def known(task: Task) -> Gold:
         if task.changes_state or task.gold.sql is None:

@@ -28,6 +28,7 @@ from sql_agent.settings.train import TrainConfig
 
 SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 POLL_S = 3.0
+# What a run of some command writes beside its report.
 FILES = (
     ("metrics", "metrics.jsonl"),
     ("metrics", "logs/metrics.jsonl"),
@@ -35,11 +36,9 @@ FILES = (
     ("trajectories", "trajectories.jsonl"),
     ("trajectories", "sessions/episodes.jsonl"),
 )
-"""What a run of some command writes beside its report."""
 
 
 def summary(run: Run) -> dict[str, str]:
-    """Return the lines to print, as label and text."""
     lines = {}
     name, points = run.measured
     for point in (*points[:1], *points[1:][-1:]):
@@ -62,7 +61,7 @@ def summary(run: Run) -> dict[str, str]:
 
 
 def serve_command(model: Path, name: str, facts: Mapping[str, Any]) -> str:
-    """Return the command that serves a model in the dtype in which the run sampled, so that it answers as it did there.
+    """The command that serves a model in the dtype in which the run sampled, so that it answers as it did there.
 
     Args:
         name: the one under which it is served.
@@ -74,7 +73,7 @@ def serve_command(model: Path, name: str, facts: Mapping[str, Any]) -> str:
 
 
 def evaluate_command(cfg: TrainConfig, name: str) -> str | None:
-    """Return the command that measures the model so served on the run's held-out tasks.
+    """The command that measures the model so served on the run's held-out tasks.
 
     None where `agentgrpo evaluate` has no flags for it: generated tasks, another share held out, a reward of an LLM.
     """

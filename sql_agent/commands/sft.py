@@ -27,7 +27,6 @@ from sql_agent.sft.command import quiet_libraries, run_command
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:
-    """Return the settings, and whether the run is to go on."""
     parser = Parser(
         prog="agentgrpo sft",
         description=__doc__,

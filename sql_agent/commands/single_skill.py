@@ -23,7 +23,6 @@ from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.model_files import check_device
 from sql_agent.local.start import failures_in_words, load_libraries
-from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.startup.machine import this_machine
 
@@ -74,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.prepare:
             return prepare(cfg)
         require(policy=cfg.language_model.model_path)
+        require(scorer=cfg.task.reward_model, judge=cfg.task.llm_judge)
         load_libraries()
         with ends_in_order():
             run(cfg, args.resume)
@@ -82,21 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
     from agentgrpo.run_folder import claim
-    from sql_agent.local.single_skill import OTHER_TASKS, SessionFolder, SingleSkill, trained_on
-    from sql_agent.local.tasks import entered
+    from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.single_skill import OTHER_TASKS, SingleSkill, trained_on
+    from sql_agent.local.tasks import entered, own_files
     from sql_agent.local.trainer import start_trainer
     from sql_agent.trained_on import check_not_learnt
 
-    settings = EnvironmentSettings("dbbench", cfg.agent.protocol, cfg.task.judge, cfg.task.backend)
-    with entered(settings, backend_setting="task.backend") as environment:
+    with entered(cfg.trained().environment, backend_setting="task.backend") as environment:
         cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
-        folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
-        recipe, again = SingleSkill(cfg), resumed is not None
-        notes = check_not_learnt(cfg.language_model.model_path, environment, recipe.held_out, OTHER_TASKS)
-        folder.trained_on = trained_on(cfg, settings, recipe.held_out)
-        opening = "\n".join([f"run: {folder.path}", *notes])
-        with claim(folder.path):
-            trainer = start_trainer(cfg, recipe, environment, folder, resumed=again, opening=opening)
+        run_dir, again = resumed or new_run_dir(cfg), resumed is not None
+        used = own_files(cfg.task, "dbbench", run_dir)
+        folder = RunFolder(run_dir, cfg, resumed=again, kind="single-skill", own_files=used)
+        preset = SingleSkill(cfg)
+        notes = check_not_learnt(cfg.language_model.model_path, environment, preset.held_out, OTHER_TASKS)
+        folder.trained_on = trained_on(cfg, preset.held_out)
+        with claim(run_dir):
+            opening = [f"run: {run_dir}", *notes]
+            trainer = start_trainer(preset, environment, folder, resumed=again, opening=opening)
             try:
                 trainer.train()
             finally:
@@ -105,7 +107,7 @@ def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
 
 
 def for_this_machine(model: LanguageModelConfig) -> LanguageModelConfig:
-    """Return the settings with `load_in_4bit` as the GPU's memory needs it, if `four_bit_below_gib` leaves it open."""
+    """The settings with `load_in_4bit` as the GPU's memory needs it, if `four_bit_below_gib` leaves it open."""
     gib = gpu_gib()
     if model.four_bit_below_gib is None or model.device == "cpu" or gib is None:
         return model

@@ -21,7 +21,7 @@ from dbbench_adapter.tasks.single_skill import by_skill, num_others, skills_of, 
 
 
 def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:
-    """Return a line per skill: the number of its tasks, and of other skills in them."""
+    """A line per skill: the number of its tasks, and of other skills in them."""
     lines = [f"{'skill':46} {'tasks':>6}  others"]
     for skill, tasks in tasks_by_skill.items():
         others = sorted({num_others(skill, skills_of(task)) for task in tasks})

@@ -52,6 +52,9 @@ class Row:
     """Why a prompt did not continue the ids of the turn before, at the first break; None if every prompt did."""
     dropped_turns: int = 0
     """Turns that are not in the row because it is full."""
+    turn_ends: tuple[int, ...] = ()
+    """For each turn in the row, the number of the row's tokens up to its end; () if the turns belong to several
+    conversations, because then any turn may be missing in the row."""
     starts: tuple[int, ...] = ()
     """Where the prompts of further chains begin in `ids`. No chain attends to an earlier one."""
     credit: tuple[float, ...] | None = None
@@ -70,13 +73,12 @@ class Row:
     def num_chains(self) -> int:
         return len(self.starts) + bool(self.response_tokens)
 
-    def credited(self, advantages: Sequence[float], turn_ends: Sequence[int] = ()) -> Row:
+    def credited(self, advantages: Sequence[float]) -> Row:
         """The row with an advantage at each sampled token.
 
         Args:
             advantages: one per turn of the row, in order, or one for all its tokens.
-            turn_ends: for each turn, the number of the row's tokens up to its end (`stitch.turn_ends`).
         """
-        ends = turn_ends[:-1] if len(advantages) > 1 else ()
+        ends = self.turn_ends[:-1] if len(advantages) > 1 else ()
         places = (advantages[bisect_right(ends, place)] for place in range(len(self.ids)))
         return replace(self, credit=tuple(a if here else 0.0 for a, here in zip(places, self.sampled, strict=True)))

@@ -8,7 +8,7 @@ holds the chains one after another.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sql_agent.credit.row import BreakCause, Row, Turn
 
@@ -91,7 +91,12 @@ def stitch(
         chain.seen = turn.prompt_ids + turn.sampled_ids
     cause = prefix_break(turns, one_conversation=one_conversation)
     trained = [chain for chain in chains.values() if any(chain.sampled)]
-    return _row(trained or [next(iter(chains.values()))], dropped, cause)
+    row = _row(trained or [next(iter(chains.values()))], dropped, cause)
+    if prefix_break(turns, one_conversation=True):
+        return row
+    # in one conversation only the last turns may be missing, and each prompt holds all that came before
+    ends = tuple(len(turn.prompt_ids) + len(turn.sampled_ids) for turn in turns[: row.num_turns])
+    return replace(row, turn_ends=ends)
 
 
 def _owners(turns: Sequence[Turn]) -> list[int]:
@@ -123,19 +128,6 @@ def _row(chains: Sequence[_Chain], dropped: int, cause: BreakCause | None) -> Ro
         dropped_turns=dropped,
         starts=tuple(starts[1:]),
     )
-
-
-def turn_ends(turns: Sequence[Turn], row: Row) -> tuple[int, ...]:
-    """For each turn in the row, the number of the row's tokens up to its end.
-
-    The result is () if the turns belong to several conversations, because then any turn may be missing in the row.
-
-    Args:
-        turns: those that the row was stitched from, in order. With one conversation only the last ones may be missing.
-    """
-    if prefix_break(turns, one_conversation=True):
-        return ()
-    return tuple(len(turn.prompt_ids) + len(turn.sampled_ids) for turn in turns[: row.num_turns])
 
 
 def _begins_with(ids: tuple[int, ...], beginning: tuple[int, ...]) -> bool:

@@ -22,7 +22,7 @@ from reward_model.datatypes import Preference, place_of
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """Holds both sides, each a whole conversation with a mask over the replies that follow the prompt."""
+    """Both sides, each a whole conversation with a mask over the replies that follow the prompt."""
 
     chosen: Encoded
     rejected: Encoded
@@ -67,7 +67,7 @@ def _encode_pair(tokenizer: PreTrainedTokenizerBase, row: Preference, where: str
 
 
 def _as_prompt(message: Message) -> dict:
-    """Return a message of the prompt; replies in it, such as worked examples, are not the policy's."""
+    """A message of the prompt; replies in it, such as worked examples, are not the policy's."""
     return message.to_dict() | ({NOT_TRAINED: 0} if message.role == "assistant" else {})
 
 
@@ -80,7 +80,7 @@ def calls_without_tools(rows: Sequence[Preference]) -> int:
 
 
 def digest(pairs: Sequence[EncodedPair]) -> str:
-    """Return the sha256 of the tokens and masks, in order."""
+    """The sha256 of the tokens and masks, in order."""
     whole = hashlib.sha256()
     for pair in pairs:
         whole.update(json.dumps([[side.ids, side.mask] for side in (pair.chosen, pair.rejected)]).encode())

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentgrpo.checkpoints import CHECKPOINTS
 from agentgrpo.model_size import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.datatypes import Preference
 from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
 from sql_agent.dpo.trainer import RECORD, make_trainer
+from sql_agent.model_check import read_json
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import (
-    CHECKPOINTS,
     Say,
     Start,
     check_resumed,
@@ -35,8 +36,6 @@ from sql_agent.trained_on import Source, read_trained_on, trained_further
 
 @dataclass(frozen=True)
 class Run:
-    """Holds what a run needs to start."""
-
     cfg: DpoConfig
     start: Start
     pairs: list[EncodedPair]
@@ -55,7 +54,7 @@ def prepare(
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
-    start = check_start(cfg, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
+    start = check_start(cfg, RECORD, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
     names = (str(cfg.dataset), str(cfg.val_file or f"the held-out part of {cfg.dataset}"))
     pairs, measured = (
         encode_pairs(start.tokenizer, part, name, max_length=start.max_length)
@@ -82,7 +81,8 @@ def prepare(
         "held_out_pairs": len(measured),
     }
     record = record_of(cfg, start, data, left_out, beta=cfg.beta)
-    check_resumed(start, RECORD, record, say)
+    if start.checkpoint:
+        check_resumed(start.checkpoint, read_json(start.checkpoint / RECORD), record, say)
     return Run(cfg, start, pairs, measured, record)
 
 
@@ -102,15 +102,20 @@ def train(run: Run, say: Say = print) -> None:
         command="agentgrpo dpo", tasks=cfg.dataset.name, learnt=len(run.pairs), held_out=len(run.held_out), listed=False
     )
     trained_on = trained_further(read_trained_on(cfg.model_path), source)
-    fit(trainer, start, cfg.run_dir, RECORD, run.record, say, trained_on)
-    say(f"trained {trainer.state.global_step} steps on {len(run.pairs)} pairs of {cfg.dataset}")
+    checkpoint = str(start.checkpoint) if start.checkpoint else None
+
+    def epochs() -> int:
+        return trainer.train(resume_from_checkpoint=checkpoint).global_step
+
+    steps = fit(trainer.model, epochs, start, cfg.run_dir, RECORD, run.record, say, trained_on)
+    say(f"trained {steps} steps on {len(run.pairs)} pairs of {cfg.dataset}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.run_dir}")
     for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
 
 def next_commands(cfg: DpoConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
-    """Return the commands that measure held-out success and go on with GRPO; vLLM and verl take whole models.
+    """The commands that measure held-out success and go on with GRPO; vLLM and verl take whole models.
 
     Args:
         weights: of the whole model; None: not known.

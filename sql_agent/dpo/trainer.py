@@ -19,7 +19,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
-from agentgrpo.training_run import RunLog
+from agentgrpo.training_run import TrainerLog
 from sql_agent.dpo.pairs import EncodedPair
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import Lora, training_arguments
@@ -109,8 +109,7 @@ class PairCollator:
         self._pad = pad_token_id
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return a batch of B pairs.
-
+        """
         Returns:
             `input_ids`, `attention_mask` and `completion_mask` (1 on what the policy said), each of shape (2 B, T), all
             chosen sides first; `ref_chosen_logps` and `ref_rejected_logps` (B,), if the examples have them.
@@ -157,7 +156,7 @@ LINE = (
 )
 
 
-class DpoLog(RunLog):
+class DpoLog(TrainerLog):
     """Writes the run's log with the metrics of pairs, without the trainer's summary at the end."""
 
     kind, record_name = "dpo", RECORD
@@ -167,5 +166,5 @@ class DpoLog(RunLog):
         if not any(key.endswith("dpo/loss") for key in metrics):
             return
         if "dpo/loss" in metrics:
-            metrics["time/step_s"] = self.seconds_per_step(state)
-        self.log(state, metrics, metrics_line(metrics, LINE))
+            metrics["time/step_s"] = self.seconds_per_step(state.global_step)
+        self.log(state.global_step, metrics, metrics_line(metrics, LINE))

@@ -1,4 +1,4 @@
-"""Defines what can be asked (`Taskset`) and where it is played (`World`); an `Environment` is both.
+"""What can be asked (`Taskset`) and where it is played (`World`); an `Environment` is both.
 
 Leaves out the reward (`sql_agent.rewards`) and who writes the replies (`sql_agent.play`).
 """
@@ -22,12 +22,12 @@ from sql_agent.comparison import Comparison
 from sql_agent.names import OWN
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
+# The reason under which tasks to train on are left out because they are held out too.
 ALSO_HELD_OUT = "also_held_out"
-"""The reason under which tasks to train on are left out because they are held out too."""
 
 
 class EpisodeLostError(RuntimeError):
-    """Says that the episode cannot go on, through no fault of the policy; its rollout is lost.
+    """The episode cannot go on, through no fault of the policy; its rollout is lost.
 
     Args:
         reason: a name, counted as `rollout/lost/REASON`.
@@ -40,11 +40,11 @@ class EpisodeLostError(RuntimeError):
 
 
 class InstructionsError(ValueError):
-    """Says why instructions cannot be played; the message says what to change."""
+    """These instructions cannot be played; the message says what to change."""
 
 
 class EnvironmentTask(Protocol):
-    """Describes one question; only its environment knows the other fields."""
+    """One question, of which only its environment knows the other fields."""
 
     @property
     def id(self) -> str: ...
@@ -67,7 +67,7 @@ class Split:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Names what a first prompt leaves out to be short."""
+    """What a first prompt leaves out to be short."""
 
     of: str
     """What was cut, e.g. `the schema of shop`."""
@@ -77,19 +77,19 @@ class LeftOut:
 
 
 class World(Protocol):
-    """Says where a task is played: first prompts, tools and episodes."""
+    """Where a task is played: first prompts, tools and episodes."""
 
     tools: list[dict[str, Any]]
     """Tools in chat-completions form; empty if the policy writes its actions as text."""
 
     @abstractmethod
     def messages(self, task: Any) -> list[Message]:
-        """Return the first prompt."""
+        """The first prompt."""
         ...
 
     @abstractmethod
     def history(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the part of the conversation that the policy reads."""
+        """The part of the conversation that the policy reads."""
         ...
 
     @abstractmethod
@@ -103,15 +103,15 @@ class World(Protocol):
 
     @abstractmethod
     def judge(self, episode: Any) -> Score:
-        """Return the verdict on an episode in its current state; it may block.
+        """The verdict on an episode in its current state; it may block.
 
-        The verdict is a number in [0, 1]: 1 if the task is solved, which alone counts as success, and less if it is
+        It is a number in [0, 1]: 1 if the task is solved, which alone counts as success, and less if it is
         solved in part. With the reason `OWN_REWARD` the number is the reward itself.
         """
         ...
 
     def comparison(self, episode: Any) -> Comparison | None:
-        """Return what `judge`, which has returned a number before, compared; None if there is nothing to show.
+        """What `judge`, which has returned a number before, compared; None if there is nothing to show.
 
         It may block and raises nothing, because an explanation must not change what is trained on.
         """
@@ -119,12 +119,12 @@ class World(Protocol):
 
     @abstractmethod
     def max_replies(self, limits: AgentConfig) -> int:
-        """Return the number of replies that a rollout may take."""
+        """The number of replies that a rollout may take."""
         ...
 
 
 class Taskset(ABC):
-    """Says what can be asked: tasks, their first prompts and their solutions, in the form of every command."""
+    """What can be asked: tasks, their first prompts and their solutions, in the form of every command."""
 
     name: ClassVar[str]
     """Its key in `ENVIRONMENTS`."""
@@ -152,10 +152,10 @@ class Taskset(ABC):
 
     @abstractmethod
     def messages(self, task: Any) -> list[Message]:
-        """Return the first prompt."""
+        """The first prompt."""
 
     def with_instructions(self, text: str) -> Self:
-        """Return this environment with other instructions; all else is shared with it, open databases too.
+        """A copy with other instructions; all else is shared with it, open databases too.
 
         Raises:
             InstructionsError: they lack one of `marks`, or the environment has no instructions to replace.
@@ -165,10 +165,10 @@ class Taskset(ABC):
                 f"the tasks of environment {self.name} bring their whole prompt; change it there. Instructions can be "
                 "replaced in dbbench, and with a database of your own (text2sql)"
             )
-        if lacking := [mark for mark in self.marks if mark not in text]:
+        if missing := [mark for mark in self.marks if mark not in text]:
             raise InstructionsError(
                 f"instructions have to name {', '.join(self.marks)}, or no reply can be right; not named: "
-                f"{', '.join(lacking)}"
+                f"{', '.join(missing)}"
             )
         other = copy.copy(self)
         other.instructions = text.strip()
@@ -176,7 +176,7 @@ class Taskset(ABC):
 
     @property
     def prepared(self) -> bool:
-        """Return whether everything that `prepare` makes exists."""
+        """Whether everything that `prepare` makes exists."""
         return True
 
     def prepare(self, say: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to make
@@ -231,26 +231,26 @@ class Taskset(ABC):
         """
 
     def fingerprint(self, task: Any) -> str:
-        """Return 16 hex digits that tell this task from others, whatever its id, its file and its place there are."""
+        """16 hex digits that tell this task from others, whatever its id, its file and its place there are."""
         return digest({name: value for name, value in task.to_dict().items() if name != "id"})
 
     def shorter(self, task: Any) -> Sequence[Any]:
-        """Return the task with ever shorter first prompts, longest first; () if it cannot be shortened.
+        """The task with ever shorter first prompts, longest first; () if it cannot be shortened.
 
         References have no part in it (`missed` is for people).
         """
         return ()
 
     def left_out(self, task: Any) -> LeftOut | None:
-        """Return what the task's first prompt leaves out; None if it is whole."""
+        """None if the task's first prompt is whole."""
         return None
 
     def missed(self, task: Any) -> tuple[str, ...]:
-        """Return the names among what is left out that the task's reference uses."""
+        """The names among what is left out that the task's reference uses."""
         return ()
 
     def reference_replies(self, task: Any) -> list[Message]:
-        """Return the replies of an assistant that knows the solution, in order; [] if no solution is known."""
+        """The replies of an assistant that knows the solution, in order; [] if no solution is known."""
         return []
 
     def read_tasks(self, file: Path) -> list[Any]:
@@ -262,15 +262,15 @@ class Taskset(ABC):
         raise ValueError(f"environment {self.name} reads no file of tasks")
 
     def row(self, task: Any) -> dict[str, Any]:
-        """Return the task as a row of such a file."""
+        """The task as a row of such a file."""
         return task.to_dict()
 
     @abstractmethod
     def task(self, fields: dict[str, Any]) -> Any:
-        """Return the task with these fields; the inverse of a task's `to_dict`."""
+        """The inverse of a task's `to_dict`."""
 
     def verl_rows(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the rows of verl's parquet file; `extra_info.task` is the task as JSON."""
+        """The rows of verl's parquet file; `extra_info.task` is the task as JSON."""
         from dbbench_adapter.export import AGENT_NAME
 
         return [
@@ -301,7 +301,7 @@ class Environment(Taskset, World, ABC):
         return list(messages)
 
     def typed(self, id: str, question: str, like: Any | None) -> Any:
-        """Return a task without a solution for a question that a person types.
+        """A task without a solution for a question that a person types.
 
         Args:
             id: the task's id.
@@ -313,12 +313,12 @@ class Environment(Taskset, World, ABC):
 
 
 def digest(content: Any) -> str:
-    """Return 16 hex digits of the sha256 of JSON values; two of 100,000 tasks share them once in four billion files."""
+    # 64 bits: two of 100,000 tasks share them once in four billion files
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def with_observation(messages: list[Message], episode: Episode) -> list[Message]:
-    """Return the first prompt with the observation of the episode's opening appended to its last message."""
+    """The first prompt with the observation of the episode's opening appended to its last message."""
     observation = getattr(episode, "observation", "")
     if not observation:
         return messages

@@ -15,8 +15,7 @@ from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
 from dbbench_adapter.judges import JUDGES, JudgeName, NoReferenceError
-from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, Message, ProtocolName, open_episode
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, Message, ProtocolName, open_episode, solution
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of
@@ -70,7 +69,7 @@ class DbBench(Environment):
         return episode.judge(self._judge)
 
     def comparison(self, episode: DatabaseEpisode) -> Comparison:
-        """Return reference and answers, or the difference of the tables where the judge, `strict`, has read them."""
+        """Reference and answers, or the difference of the tables where the judge, `strict`, has read them."""
         task, gold = episode.task, episode.task.gold
         if task.changes_state:
             expected, returned = self._tables_compared(episode)
@@ -88,7 +87,7 @@ class DbBench(Environment):
         )
 
     def _tables_compared(self, episode: DatabaseEpisode) -> tuple[list[Row] | None, list[Row] | None]:
-        """Return the rows that only the reference leaves behind, and those that only the agent does."""
+        """The rows that only the reference leaves behind, and those that only the agent does."""
         if self._judge == "strict" and episode.committed:
             with suppress(BackendUnavailable, NoReferenceError):
                 found, expected = (
@@ -146,26 +145,26 @@ class DbBench(Environment):
 
 
 def fingerprint_of(task: Task) -> str:
-    """Return 16 hex digits of question and tables."""
+    # of question and tables, so that the same question of another file is the same task
     fields = task.to_dict()
     return digest([fields[name] for name in ("question", "table_note", "tables")])
 
 
 def _answer_rows(answers: Any) -> list[Sequence[Any]]:
-    """Return committed answers as rows; one that is no list, a text for example, is one row."""
+    # an answer that is no list, a text for example, is one row
     items = answers if isinstance(answers, list) else [answers]
     return [item if isinstance(item, list) else (item,) for item in items]
 
 
 def generated(n: int, split: HalfName, skills: Sequence[str], seed: int) -> list[Task]:
-    """Return the first `n` generated tasks that show one of `skills`; tasks of any kind if `skills` is empty."""
+    """The first `n` generated tasks that show one of `skills`; tasks of any kind if `skills` is empty."""
     of_skills(generate_tasks(len(DRAFTS), seed=seed, split=split), skills)  # raises for skills that no kind shows
     shown = (task for task in task_stream(seed=seed, split=split) if not skills or skills_of(task) & set(skills))
     return list(itertools.islice(shown, n))
 
 
 def of_skills(tasks: Sequence[Task], skills: Sequence[str]) -> list[Task]:
-    """Return the tasks that show one of `skills`; all of them if `skills` is empty.
+    """All tasks if `skills` is empty.
 
     Raises:
         ValueError: no task shows one of `skills`; the message lists the known ones.

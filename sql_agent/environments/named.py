@@ -14,12 +14,12 @@ from typing import Any
 from agentgrpo.own_files import OwnFileError, Source, find, place
 from sql_agent.names import ENVIRONMENTS, installed
 
+# Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16).
 NO_TOOLS = frozenset({"reset", "get_reward"})
-"""Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16)."""
 
 
 def named(name: str) -> tuple[Any, Source]:
-    """Return what a registered name, `FILE.py:NAME`, `module:NAME` or an entry point names, and its source.
+    """What a registered name, `FILE.py:NAME`, `module:NAME` or an entry point names, and its source.
 
     Raises:
         OwnFileError: there is no such file, module or name, or importing it raises.
@@ -28,7 +28,7 @@ def named(name: str) -> tuple[Any, Source]:
 
 
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
-    """Return the tools of a class by name: its public functions, as TRL lists them.
+    """The tools of a class by name: its public functions, as TRL lists them.
 
     Raises:
         OwnFileError: the class has no `reset`.
@@ -64,7 +64,7 @@ def _schema(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def tool_schemas(kind: type) -> list[dict[str, Any]]:
-    """Return the tools of a class in chat-completions form, as transformers derives them.
+    """The tools of a class in chat-completions form, as transformers derives them.
 
     A class that declares `strict_tools` also forbids arguments that a tool does not have.
 

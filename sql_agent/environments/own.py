@@ -46,10 +46,10 @@ from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettin
 
 logger = logging.getLogger(__name__)
 
+# Replies per rollout if neither the class nor `agent.max_turns` says how many.
 MAX_TURNS = 10
-"""Replies per rollout if neither the class nor `agent.max_turns` says how many."""
+# Errors of tools that this process has logged; each is logged once.
 _reported: set[str] = set()
-"""Errors of tools that this process has logged; each is logged once."""
 
 
 def open_own(settings: EnvironmentSettings) -> Taskset:
@@ -60,9 +60,19 @@ def open_own(settings: EnvironmentSettings) -> Taskset:
     """
     thing, _ = named(settings.type)
     if isinstance(thing, type) and issubclass(thing, Taskset):
-        if missing := sorted(getattr(thing, "__abstractmethods__", ())):
-            interface = f"{Environment.__module__}.{Environment.__name__}"
-            raise OwnFileError(f"{place(thing)}: class {thing.__name__} lacks {', '.join(missing)} of {interface}")
+        interface = f"{Environment.__module__}.{Environment.__name__}"
+        missing = set(getattr(thing, "__abstractmethods__", ()))
+        if settings.type not in ENVIRONMENTS and not issubclass(thing, Environment):
+            missing |= {name for name in Environment.__abstractmethods__ if not hasattr(thing, name)}
+            lacks = f"; it lacks {', '.join(sorted(missing))}" if missing else ""
+            raise OwnFileError(
+                f"{place(thing)}: class {thing.__name__} says what can be asked (Taskset) and not where it is played; "
+                f"derive it from {interface}{lacks}"
+            )
+        if missing:
+            raise OwnFileError(
+                f"{place(thing)}: class {thing.__name__} lacks {', '.join(sorted(missing))} of {interface}"
+            )
         return thing.from_settings(settings)
     if isinstance(thing, dict):
         raise OwnFileError(f"{settings.type} is a dict of environments; name one of them, a run has one environment")
@@ -73,7 +83,7 @@ def open_own(settings: EnvironmentSettings) -> Taskset:
 
 
 class Instance:
-    """Holds an object of the user's class and the thread in which all of its code runs.
+    """An object of the user's class, and the thread in which all of its code runs.
 
     Raises:
         EpisodeLostError: making the object raised or hung.
@@ -109,7 +119,7 @@ class Instance:
             raise
 
     def run(self, what: str, function: Callable[[], Any]) -> Any:
-        """Do the same as `call`, but turn every exception into an EpisodeLostError."""
+        """As `call`, but every exception becomes an EpisodeLostError."""
         try:
             return self.call(what, function)
         except RaisedError as raised:
@@ -154,11 +164,7 @@ class OwnEnvironment(RowTaskset, Environment):
         raise TypeError("made by `open_own`, which knows the class")
 
     def messages(self, task: RowTask) -> list[Message]:
-        """Return the first prompt.
-
-        Raises:
-            ValueError: the task has no valid prompt.
-        """
+        """Raises ValueError: the task has no valid prompt."""
         return self._prompt(PlacedTask(task, f"task {task.id!r}"))
 
     def open(self, task: RowTask, limits: AgentConfig) -> OwnEpisode:
@@ -170,11 +176,10 @@ class OwnEnvironment(RowTaskset, Environment):
             raise
 
     def judge(self, episode: OwnEpisode) -> Score:
-        """Return the verdict or the reward of an episode.
+        """The verdict of `judge`, or the number of `get_reward` with the reason `OWN_REWARD`.
 
-        Returns:
-            The verdict of `judge`, or the number of `get_reward` with the reason `OWN_REWARD`. None has the reason
-            `no_reward`, the class's own reason, or `NO_JUDGE` if the class has neither method.
+        None has the reason `no_reward`, the class's own reason, or `NO_JUDGE` if the class has neither method.
+
         Raises:
             EpisodeLostError: the method raised, hung, or did not return a number.
         """
@@ -195,7 +200,7 @@ class OwnEnvironment(RowTaskset, Environment):
             raise OwnFileError(f"{place(self.kind)}: {self.kind.__name__}() cannot be made\n{lost}") from None
 
     def read_split(self, data: DataConfig, seed: int) -> Split:
-        """Load the rows that the class's `load_split` gives, or else those of the files."""
+        """The rows that the class's `load_split` gives, or else those of the files."""
         return self._own_split(data, seed) or super().read_split(data, seed)
 
     def read_tasks(self, file: Path) -> list[RowTask]:
@@ -203,7 +208,7 @@ class OwnEnvironment(RowTaskset, Environment):
         return self._checked(read_rows(file, self._tasks_kind))
 
     def reference_replies(self, task: RowTask) -> list[Message]:
-        """Return the replies that the class's `reference` gives, or else those of the row's column `reference`.
+        """The replies that the class's `reference` gives, or else those of the row's column `reference`.
 
         A reply is a text, or a call, `{"name": ..., "arguments": {...}}`, with a text before it as `content`.
         """
@@ -217,7 +222,6 @@ class OwnEnvironment(RowTaskset, Environment):
         return super().typed(id, question, like) if row is None else RowTask(id, self._tasks_kind, row)
 
     def give_back(self, instance: Instance) -> None:
-        """Keep an object for the next episode."""
         if instance.given_up:
             return
         with self._lock:
@@ -236,7 +240,7 @@ class OwnEnvironment(RowTaskset, Environment):
         return Instance(self._factory, self._timeout_s)
 
     def _own_split(self, data: DataConfig, seed: int) -> Split | None:
-        """Return the rows of the class's `load_split`; None if it has none, or leaves the files to us.
+        """None if the class has no `load_split`, or leaves the files to us.
 
         Raises:
             ValueError: it raised, or did not return two lists of rows.
@@ -264,7 +268,6 @@ class OwnEnvironment(RowTaskset, Environment):
         return Split(train, held_out)
 
     def _checked(self, placed: Sequence[PlacedTask]) -> list[RowTask]:
-        """Return the tasks, each of which has a prompt and columns that `reset` takes."""
         for each in placed:
             self._prompt(each)
             self._check_reset(each)
@@ -358,7 +361,7 @@ class OwnEpisode(CallingEpisode):
             self._environment.give_back(self._instance)
 
     def _says(self, name: str) -> bool | None:
-        """Return an attribute that the class declares; None if it is not declared, or is None."""
+        """None if the class does not declare it, or it is None."""
         if name not in self._environment.says:
             return None
         value = self._instance.run(name, functools.partial(getattr, self._instance.object, name))
@@ -370,7 +373,7 @@ class OwnEpisode(CallingEpisode):
 
 
 def _made_kind(factory: Callable[[], Any], timeout_s: float) -> type:
-    """Return the class of a function's objects; one has to be made to know it."""
+    # one object has to be made to know the class
     try:
         instance = Instance(factory, timeout_s)
     except EpisodeLostError as lost:
@@ -392,7 +395,7 @@ def _binds(method: Callable[..., Any], values: dict[str, Any]) -> bool:
 
 
 def _declares(kind: type, name: str) -> bool:
-    """Return whether a class has an attribute or a property `name`. TRL ignores both; a method would be a tool."""
+    # as an attribute or a property, which TRL ignores; a method would be a tool
     return hasattr(kind, name) and not inspect.isfunction(getattr(kind, name))
 
 
@@ -423,7 +426,6 @@ def _verdict(thing: Any, method: str, reply: str | None) -> Any:
 
 
 def _score(value: Any, where: str) -> Score:
-    """Turn a verdict of `judge` into a Score."""
     value, reason = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if value is None:
         return Score(None, str(reason or "not_judged"))
@@ -438,7 +440,6 @@ def _score(value: Any, where: str) -> Score:
 
 
 def _reward(value: Any, solved: bool | None, where: str) -> Score:
-    """Turn the reward of `get_reward` into a Score, with `correctness` if the class says whether the task is solved."""
     if value is None:
         return Score(None, "no_reward")
     number = _number(value, where, "get_reward_error")
@@ -464,7 +465,7 @@ def _reference(step: Any, position: int) -> Message:
 
 
 def _log_once(raised: RaisedError) -> None:
-    """Log a tool's error once per place; the policy reads the error, but it may be a fault in the file."""
+    # once per place: the policy reads the error, but it may be a fault in the file
     frames = str(raised).rpartition("\n")[0]
     if frames not in _reported and len(_reported) < 100:
         _reported.add(frames)

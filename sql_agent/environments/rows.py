@@ -29,7 +29,7 @@ class RowTask:
 
     @property
     def question(self) -> str:
-        """Return what is asked, for lists that a person reads."""
+        """For lists that a person reads."""
         asked = self.row.get("question") or self.row.get("prompt") or self.id
         return str(asked[-1]["content"] if isinstance(asked, list) else asked)
 
@@ -97,7 +97,7 @@ def read_rows(file: Path, kind: str) -> list[PlacedTask]:
 
 
 def placed_tasks(found: Sequence[tuple[str, str, Any]], kind: str) -> list[PlacedTask]:
-    """Return rows as tasks; the rules are those of `read_rows`.
+    """The rules are those of `read_rows`.
 
     Args:
         found: of each row its default id, its place, and the row.
@@ -121,7 +121,7 @@ def placed_tasks(found: Sequence[tuple[str, str, Any]], kind: str) -> list[Place
 
 
 def split_rows(tasks: Sequence[RowTask], held_out_fraction: float) -> tuple[list[RowTask], list[RowTask]]:
-    """Return (train, held out), drawn by `SPLIT_SEED`; rows that differ only in their `id` stay together.
+    """(train, held out), drawn by `SPLIT_SEED`; rows that differ only in their `id` stay together.
 
     Args:
         held_out_fraction: share of the different rows, at least one; 0 holds nothing out.
@@ -142,11 +142,7 @@ def split_rows(tasks: Sequence[RowTask], held_out_fraction: float) -> tuple[list
 
 
 def as_messages(prompt: Any) -> list[Message]:
-    """Return a prompt as text messages.
-
-    Raises:
-        ValueError: the prompt is invalid; the message continues a sentence about it.
-    """
+    """Raises ValueError: the prompt is invalid; the message continues a sentence about it."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
@@ -178,7 +174,7 @@ def text_of(content: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON; a parquet file may also hold dates and bytes."""
+    # as JSON: a parquet file may also hold dates and bytes
     return json.loads(json.dumps(value, default=str))
 
 

@@ -1,4 +1,4 @@
-"""Defines the public base class of your own environments: TRL's form, and what TRL lacks.
+"""The public base class of your own environments: TRL's form, and what TRL lacks.
 
     from sql_agent.environments.tools import Lost, ToolEnvironment
 
@@ -23,7 +23,7 @@ Verdict = float | bool | None | tuple[float | None, str]
 
 
 class Lost(Exception):
-    """Says that the rollout is lost and not trained on; raise it in a tool, `reset`, `judge` or `get_reward`.
+    """The rollout is lost and not trained on; raise it in a tool, `reset`, `judge` or `get_reward`.
 
     Args:
         reason: a name such as `server_down`, counted as `rollout/lost/REASON`.
@@ -80,12 +80,12 @@ class ToolEnvironment:
 
     @classmethod
     def prompt(cls, row: dict[str, Any]) -> str | list[dict[str, Any]]:
-        """Return a task's first prompt: messages, or a text, which becomes a user message. TRL reads the column."""
+        """A task's first prompt: messages, or a text, which becomes a user message. TRL reads the column."""
         return row["prompt"]
 
     @classmethod
     def load_split(cls, data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
-        """Return the rows to train on and the held-out rows; None: they are those of the task files.
+        """The rows to train on and the held-out rows; None: they are those of the task files.
 
         Override it where the environment makes its rows, finds them elsewhere, or splits a file in its own way. A row
         without an `id` is named by its place. TRL reads a dataset.
@@ -100,7 +100,7 @@ class ToolEnvironment:
 
     @classmethod
     def reference(cls, row: dict[str, Any]) -> list[Any]:
-        """Return the replies that solve a task, in order, for `check_env` and fine-tuning; [] if none are known.
+        """The replies that solve a task, in order, for `check_env` and fine-tuning; [] if none are known.
 
         A reply is a text, or a call `{"name": ..., "arguments": {...}}`, with a text before it as `content`.
         """
@@ -108,7 +108,7 @@ class ToolEnvironment:
 
     @classmethod
     def typed(cls, question: str) -> dict[str, Any] | None:
-        """Return the row of a question that a person types in `agentgrpo interactive`; None: it takes none."""
+        """The row of a question that a person types in `agentgrpo interactive`; None: it takes none."""
         return None
 
     def reset(self, **row: Any) -> str | None:
@@ -117,13 +117,13 @@ class ToolEnvironment:
         return None
 
     def get_reward(self) -> float | None:
-        """Return the reward, any finite number, which is used unchanged; None: the rollout is lost."""
+        """The reward, any finite number, which is used unchanged; None: the rollout is lost."""
         verdict = self.judge()
         return verdict[0] if isinstance(verdict, tuple) else verdict
 
     @Hidden
     def judge(self) -> Verdict:
-        """Return a verdict: a number in [0, 1], 1 if the task is solved; None if that is unknown.
+        """A number in [0, 1], 1 if the task is solved; None if that is unknown.
 
         A pair adds a reason, `(0.0, "wrong_rows")`. The preset `rollout.reward` turns the verdict into a reward.
         """

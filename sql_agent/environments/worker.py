@@ -19,11 +19,11 @@ from typing import Any
 
 
 class DeadlineError(RuntimeError):
-    """Says that a call did not return in time; its thread was given up."""
+    """A call did not return in time; its thread was given up."""
 
 
 class RaisedError(RuntimeError):
-    """Says that a call raised `error`; the text is its traceback, beginning in the user's code."""
+    """A call raised `error`; the text is its traceback, beginning in the user's code."""
 
     def __init__(self, error: BaseException) -> None:
         frames = traceback.extract_tb(error.__traceback__)

@@ -17,6 +17,8 @@ from sql_agent.settings.groups import DataConfig
 RULES = """\
 You solve word problems. Call calculator for every calculation, with one expression such as 48/2. A reply without a \
 call is your answer and ends the task: its last line is #### and the final number alone, such as #### 72."""
+# Seed of the held-out problems and their order, so that runs with different seeds measure the same ones.
+HELD_OUT_SEED = 1
 _ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 
 
@@ -65,7 +67,7 @@ class Gsm8k(ToolEnvironment):
         if not fraction and source not in ("generated", "gsm8k"):
             return train, []
         limit = data.val_limit if made else None
-        return train, load_problems(source, split="test", limit=limit, seed=seed, held_out_fraction=fraction)
+        return train, load_problems(source, split="test", limit=limit, seed=HELD_OUT_SEED, held_out_fraction=fraction)
 
     @classmethod
     def reference(cls, row: dict[str, Any]) -> list[Any]:

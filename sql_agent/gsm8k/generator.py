@@ -48,8 +48,8 @@ def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> l
 
 
 def _problems(split: Split, seed: int) -> Iterator[Problem]:
-    draw, seen, in_vain = random.Random(f"{seed}/{split}"), set(), 0
-    while in_vain < MAX_DRAWS:
+    draw, seen, failed_draws = random.Random(f"{seed}/{split}"), set(), 0
+    while failed_draws < MAX_DRAWS:
         story = draw.choice(STORIES)
         numbers = {letter: draw.choice(values) for letter, values in story.numbers.items()}
         key = f"{story.name}/{'/'.join(map(str, numbers.values()))}"
@@ -57,10 +57,10 @@ def _problems(split: Split, seed: int) -> Iterator[Problem]:
         if key not in seen and in_split(key, split, HELD_OUT_FRACTION):
             problem = _fill_story(story, numbers, f"generated-{split}-{seed}-{len(seen)}", draw)
         if problem is None:
-            in_vain += 1
+            failed_draws += 1
             continue
         seen.add(key)
-        in_vain = 0
+        failed_draws = 0
         yield problem
 
 

@@ -35,7 +35,7 @@ UNJUDGED = Score(None, NO_JUDGE)
 
 
 class Subject(World, Protocol):
-    """Describes an environment whose questions may also come from a person."""
+    """An environment whose questions may also come from a person."""
 
     tasks: Sequence[Any]
 
@@ -229,7 +229,7 @@ class Chat:
             sample = self._sample(rollout.ids)
             seen = len(rollout.messages) + 1
             self._watcher.reply(self._conversation.read_reply(sample.ids))
-            rollout.take_sample(sample)
+            rollout.step_sample(sample)
             self._watcher.answers(rollout.messages[seen:])
         if sample is not None:
             self._last = rollout

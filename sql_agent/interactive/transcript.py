@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -18,7 +19,6 @@ from rich.text import Text
 
 from dbbench_adapter.datatypes import Cell, Table
 from dbbench_adapter.protocols import Message
-from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import OWN_REWARD
 from sql_agent.interactive.session import COMMANDS, OWN, Answered
 
@@ -172,23 +172,23 @@ class Transcript:
         self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
-def why_wrong(compared: Comparison) -> str:
-    """One fact a line; it holds the solution and is for a person's eyes alone."""
-    whose = ("the reference alone leaves", "the agent alone leaves") if compared.state else ("expected", "got")
-    order = ", in this order" if compared.ordered else ""
+def why_wrong(compared: dict[str, Any]) -> str:
+    """One fact a line of a `Comparison`; it holds the solution and is for a person's eyes alone."""
+    whose = ("the reference alone leaves", "the agent alone leaves") if compared["state"] else ("expected", "got")
+    order = ", in this order" if compared["ordered"] else ""
     lines = [
-        f"{compared.error}" if compared.error else "",
-        f"{whose[0]} {_rows(compared.expected)}{order}" if compared.expected else "",
-        f"{whose[1]} {_rows(compared.returned)}" if compared.returned else "",
-        f"reference: {compared.reference}" if compared.reference else "",
+        compared["error"],
+        f"{whose[0]} {_rows(compared['expected'])}{order}" if compared["expected"] else "",
+        f"{whose[1]} {_rows(compared['returned'])}" if compared["returned"] else "",
+        f"reference: {compared['reference']}" if compared["reference"] else "",
     ]
     return "\n".join(f"  {line}" for line in lines if line)
 
 
-def _rows(shown: Excerpt) -> str:
-    rows = ", ".join(json.dumps(row, ensure_ascii=False) for row in shown.rows)
-    more = ", …" if shown.count > len(shown.rows) else ""
-    return f"{_count(shown.count, 'row')}{': ' if rows else ''}{rows}{more}"
+def _rows(shown: dict[str, Any]) -> str:
+    rows = ", ".join(json.dumps(row, ensure_ascii=False) for row in shown["rows"])
+    more = ", …" if shown["count"] > len(shown["rows"]) else ""
+    return f"{_count(shown['count'], 'row')}{': ' if rows else ''}{rows}{more}"
 
 
 def call_start(text: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
-from dbbench_adapter.engines.schema import said_unreadable
+from dbbench_adapter.engines.engine import said_unreadable
 from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
 from dbbench_adapter.engines.sqlite.schema import quoted, why_unreadable
 from dbbench_adapter.generator import NOTE

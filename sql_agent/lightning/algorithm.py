@@ -41,7 +41,7 @@ END_S = 15.0
 
 
 class VerlGrpo(agl.Algorithm):
-    """Runs verl 0.9.1's own trainer with rollouts from agent-lightning's store.
+    """Run verl 0.9.1's own trainer with rollouts from agent-lightning's store.
 
     Args:
         cfg: the resolved config, as saved in the run directory.
@@ -174,7 +174,7 @@ async def first_of(*works: Coroutine[Any, Any, None]) -> None:
 
 
 def store_address(store: Any) -> str:
-    """Return the base address of the store, whether it is external or served by this run."""
+    """Of an external store, or of the one that this run serves."""
     address = getattr(store, "server_address_root", None) or getattr(store, "endpoint", None)
     if address is None:
         raise TrainingFailedError(f"{type(store).__name__} has no address that other processes could reach")
@@ -217,7 +217,6 @@ async def tell_store(store: Any, stats: dict[str, Any]) -> None:
 
 
 async def _read_line(process: subprocess.Popen[str], timeout_s: float | None) -> str:
-    """Return the next line that the process writes, or an empty string when it has ended."""
     assert process.stdout is not None
     return await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), timeout_s)
 

@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import sys
-import time
 from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -35,38 +34,24 @@ if __name__ == "__main__":
 
 import agentlightning as agl
 from agentlightning.llm_proxy import get_active_llm_proxy
-from agentlightning.types import Span, SpanCoreFields, TraceStatus
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
+from sql_agent.lightning.spans import turn_span
 from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
-from sql_agent.source.spans import AGENT, ASKED_AGAIN, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
-
-
-def turn_span(turn: Turn) -> Span:
-    """Return the span of one model call that has just ended."""
-    fields = SpanCoreFields(
-        name=TURN_SPAN,
-        attributes=turn_attributes(turn.answer)
-        | ({} if turn.agent is None else {AGENT: turn.agent})
-        | ({ASKED_AGAIN: turn.asked_again} if turn.asked_again else {}),
-        start_time=turn.started,
-        end_time=time.time(),
-        status=TraceStatus(status_code="OK"),
-    )
-    ids = {"rollout_id": turn.rollout_id, "attempt_id": turn.attempt_id}
-    return Span.from_core_fields(fields, **ids, sequence_id=turn.sequence_id)
 
 
 async def write(turn: Turn) -> None:
     store = get_active_llm_proxy().get_store()
     assert store is not None
     try:
-        await store.add_span(turn_span(turn))
+        ids = turn.rollout_id, turn.attempt_id, turn.sequence_id
+        told = {"started": turn.started, "agent": turn.agent, "asked_again": turn.asked_again}
+        await store.add_span(turn_span(turn.answer, *ids, **told))
     except Exception:  # the rollout manager will miss the span and count the rollout as lost
         logger.exception("the span of rollout %s, call %d is lost", turn.rollout_id, turn.sequence_id)
 

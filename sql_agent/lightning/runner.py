@@ -26,6 +26,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Environment, Taskset, make_taskset
+from sql_agent.lightning.spans import outcome_span, turn_span
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.own_agents.play import play, policy_of
@@ -34,9 +35,8 @@ from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.train import TrainConfig
-from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.datatypes import Rollout
 from sql_agent.source.outcomes import Rewarder
-from sql_agent.source.spans import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,6 @@ GIVE_BACK_S = 5.0
 """Seconds between two looks for rollouts that are assigned to this runner but not played by it."""
 CANCELLED_S = 0.4
 """Seconds between two looks for cancelled rollouts among those that are played."""
-OUTCOME_SEQUENCE_ID = 1_000_000_000
-"""The number of a rollout's last span, higher than that of any call."""
 END_S = 5.0
 """Seconds that a runner that ends waits for its rollouts to close their databases."""
 
@@ -74,7 +72,6 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             cfg.reward_model,
             load_functions(cfg.rollout, cfg.judge, cfg.run_dir),
             threads=cfg.rollout.runner_concurrency,
-            one_conversation=cfg.env.agent is None,
         )
         self._entering: asyncio.Task[Taskset] | None = None
 
@@ -126,10 +123,11 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         agent = self.cfg.agent
         if "temperature" in metadata:
             agent = agent.model_copy(update={"temperature": metadata["temperature"]})
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
         writing: list[asyncio.Task[Any]] = []
 
         def write_turn(reply: Any) -> None:  # while the next call runs, not after the last one
-            span = self._span(turn_fields(reply.model_dump()), rollout, len(writing) + 1)
+            span = turn_span(reply.model_dump(), *ids, len(writing) + 1)
             writing.append(asyncio.create_task(self.runner.get_store().add_span(span)))
 
         if isinstance(environment, AgentTasks):
@@ -141,7 +139,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         record = await run_rollout(
             environment.task(task),
             environment=environment,
-            base_url=metadata.get("base_url") or llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            base_url=metadata.get("base_url") or llm.get_base_url(*ids),
             model=metadata.get("model", llm.model),
             config=agent,
             api_key=os.environ.get(RUN_TOKEN) or "-",
@@ -157,7 +155,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         return record
 
     async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
-        """Return the last span of a rollout, with its reward.
+        """The last span of a rollout, with its reward.
 
         Raises:
             RolloutLostError: the rollout is to be played again.
@@ -169,32 +167,11 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if record.score.value is None and not final:
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
-        outcome = await self.rewarder(record, rollout.input)
+        played = Rollout("", rollout.input, played=record, one_conversation=self.cfg.env.agent is None)
+        await self.rewarder(played)
         if record.comparison is not None:
             await self.runner.get_store().save_comparison(rollout.attempt, record.comparison)
-        return [self._span(outcome_fields(outcome), rollout, OUTCOME_SEQUENCE_ID)]
-
-    @staticmethod
-    def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
-        """Return a span with its sequence id; without one agent-lightning would ask the store for it."""
-        ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
-
-
-def outcome_fields(outcome: RolloutOutcome) -> Any:
-    """Return the last span of a rollout, with its record, its reward and the reward model's result."""
-    attributes = {OUTCOME: outcome.to_json()}
-    if outcome.reward.value is None:
-        return agl.emit_annotation(attributes, propagate=False)
-    return agl.emit_reward(float(outcome.reward.value), attributes=attributes, propagate=False)
-
-
-def turn_fields(response: dict[str, Any]) -> Any:
-    """Return the span of one model call, as the LLM proxy would have written it."""
-    now = time.time()
-    status = agl.TraceStatus(status_code="OK")
-    attributes = turn_attributes(response)
-    return agl.SpanCoreFields(name=TURN_SPAN, attributes=attributes, start_time=now, end_time=now, status=status)
+        return [outcome_span(played, rollout.rollout_id, rollout.attempt.attempt_id)]
 
 
 class PassiveTracer(agl.OtelTracer):

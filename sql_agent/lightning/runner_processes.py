@@ -25,16 +25,16 @@ from sql_agent.store_server import StoreServer
 
 logger = logging.getLogger(__name__)
 
+# Seconds that a runner that is told to end may take before it is killed.
 END_S = 12.0
-"""Seconds that a runner that is told to end may take before it is killed."""
 MOST_DEATHS = 5
+# A runner that dies `MOST_DEATHS` times within this many seconds is not started again.
 DEATHS_WITHIN_S = 60.0
-"""A runner that dies `MOST_DEATHS` times within this many seconds is not started again."""
 RESTART_PAUSE_S = 0.5
 
 
 class LastingRunners(agl.ClientServerExecutionStrategy):
-    """Runs agent-lightning's execution strategy with runners that are restarted when they die.
+    """Upstream's execution strategy with runners that are restarted when they die.
 
     Args:
         logs: folder of `runner-N.log`, which has the N-th runner's output.
@@ -59,7 +59,7 @@ class LastingRunners(agl.ClientServerExecutionStrategy):
         return processes
 
     async def _execute_algorithm(self, algorithm: Any, store: Any, stop_evt: Any) -> None:
-        """Do what upstream does, but with a store server that checks its clients."""
+        """As upstream, but with a store server that checks its clients."""
         if not self.managed_store:
             return await super()._execute_algorithm(algorithm, store, stop_evt)
         server = StoreServer(store, host=self.server_host, port=self.server_port)

@@ -18,31 +18,30 @@ from typing import Any, Literal
 import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
-from sql_agent.comparison import Comparison
 from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
 from sql_agent.store_server import READ
 
 logger = logging.getLogger(__name__)
 
+# Seconds for which one call is repeated.
 PATIENCE_S = 60.0
-"""Seconds for which one call is repeated."""
 REQUEST_TIMEOUT_S = 15.0
+# The longest pause between two tries; the first is 0.1 s, and each further one is twice as long.
 LONGEST_PAUSE_S = 2.0
-"""The longest pause between two tries; the first is 0.1 s, and each further one is twice as long."""
+# States of a rollout that a runner may still play.
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
-"""States of a rollout that a runner may still play."""
 _ENQUEUE = "/queues/rollouts/enqueue"
+# Key of the metadata of a rollout by which a request that is sent again is known; no caller of `PatientStore` sees it.
+# The store keeps nothing else that a client may choose.
 _SENT = "agentgrpo_sent"
-"""Key of the metadata of a rollout by which a request that is sent again is known; no caller of `PatientStore` sees it.
-The store keeps nothing else that a client may choose."""
+# Key of the metadata of an attempt that holds what the judge compared, as JSON.
 _COMPARISON = "comparison"
-"""Key of the metadata of an attempt that holds what the judge compared, as JSON."""
+# Errors of a call; ValueError means that the answer is not JSON.
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-"""Errors of a call; ValueError means that the answer is not JSON."""
 
 
 class StoreUnavailableError(ConnectionError):
-    """Says that every try of a call failed for `PATIENCE_S`."""
+    """Every try of a call failed for `PATIENCE_S`."""
 
 
 class StoreClient(agl.LightningStoreClient):
@@ -121,7 +120,7 @@ class PatientStore(StoreClient):
                 return [arrived[number] for number in range(len(marked))]
 
     async def _arrived(self, sent: str, count: int) -> dict[int, Any]:
-        """Return the rollouts of a request that are in the store, by their place in the request."""
+        """The rollouts of a request that are in the store, by their place in the request."""
         # two requests that timed out may both arrive late, in order or interleaved
         newest = {"sort_by": "start_time", "sort_order": "desc", "limit": 2 * count}
         found = await self._ask("post", "/rollouts/search", json=newest)
@@ -146,13 +145,13 @@ class PatientStore(StoreClient):
                 return await self.get_latest_attempt(rollout_id)
         return await super().update_attempt(rollout_id, attempt_id, **changes)
 
-    async def save_comparison(self, attempt: Any, comparison: Comparison) -> None:
+    async def save_comparison(self, attempt: Any, comparison: dict[str, Any]) -> None:
         """Keep what the judge compared beside the attempt, not in a span: the store has the task's solution already."""
-        metadata = {**(attempt.metadata or {}), _COMPARISON: json.dumps(comparison.to_dict())}
+        metadata = {**(attempt.metadata or {}), _COMPARISON: json.dumps(comparison)}
         await self.update_attempt(attempt.rollout_id, attempt.attempt_id, metadata=metadata)
 
     async def read_comparison(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return what was kept of the newest attempt; None if nothing was."""
+        """Of the newest attempt; None if nothing was kept."""
         attempt = await self.get_latest_attempt(rollout_id)
         text = (attempt.metadata or {}).get(_COMPARISON) if attempt else None
         return json.loads(text) if text else None
@@ -163,7 +162,7 @@ class PatientStore(StoreClient):
 
 
 def _without_mark(answer: Any) -> Any:
-    """Return an answer of the store, a rollout or a list or page of them, without `_SENT` in their metadata."""
+    """An answer of the store, a rollout or a list or page of them, without `_SENT` in their metadata."""
     rows = answer if isinstance(answer, list) else answer.get("items", [answer]) if isinstance(answer, dict) else []
     for row in rows:
         if isinstance(row, dict) and isinstance(metadata := row.get("metadata"), dict):

@@ -12,15 +12,17 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentgrpo.agl_without_litellm import agl
-from sql_agent.credit.stitch import stitch, turn_ends
+from sql_agent.credit.row import Turn
+from sql_agent.credit.stitch import stitch
+from sql_agent.lightning.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import rollout_seed
-from sql_agent.source.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class StoreTransport:
             await self.store.update_rollout(rollout_id, status="cancelled")
 
     async def _publish(self) -> str:
-        """Return the id of the resource with the model's address, published once because no store removes one."""
+        """Publish the model's address once a run, because no store removes a resource."""
         if self._resources_id is None:
             resources = await self.store.add_resources({"main_llm": self._resource()})
             self._resources_id = str(resources.resources_id)
@@ -82,7 +84,7 @@ class StoreTransport:
         return agl.ProxyLLM(endpoint=self._proxy_url, model="policy-0")
 
     def _server(self, number: int) -> dict[str, str]:
-        """Return metadata that selects a model server; a group stays with one server and its prefix cache."""
+        """A group stays with one server and its prefix cache."""
         if self._proxy_url is None:
             return {"base_url": f"{self._backends[number]}/v1"}
         return {"model": f"policy-{number}"}
@@ -136,10 +138,9 @@ class StoreTransport:
         try:
             while True:
                 spans = await self.store.query_spans(rollout.rollout_id, attempt_id="latest")
-                result.outcome = read_outcome(spans)
-                one_conversation = result.outcome is None or result.outcome.one_conversation
-                turns = read_turns(spans, one_conversation=one_conversation)
-                if result.outcome is not None and all_there(turns, result.outcome):
+                reported = read_outcome(spans, result)
+                turns = read_turns(spans, one_conversation=result.one_conversation)
+                if reported and all_there(turns, result.record):
                     break
                 if time.monotonic() > deadline:
                     result.lost = "missing_spans"
@@ -149,29 +150,30 @@ class StoreTransport:
             logger.error("rollout %s: %s", rollout.rollout_id, error)
             result.lost = error.reason
             return
-        record, reward = result.outcome.record, result.outcome.reward
+        record = result.record
         if record.score.value is not None:
-            result.comparison = await self.store.read_comparison(rollout.rollout_id)
+            result.played = replace(record, comparison=await self.store.read_comparison(rollout.rollout_id))
         calls = sum(span.name == TURN_SPAN for span in spans)
         result.unused_turns = {"repeated": calls - len(turns), "given_up": len(turns) - record.num_turns}
         result.asked_again = sum(turn.asked_again for turn in turns)
         turns = turns[: record.num_turns]  # a call that the agent gave up may have ended after it
         result.weights = tuple(turn.weights for turn in turns if turn.weights is not None)
-        if reward.value is None:
-            result.lost = reward.reason
-        elif not turns:
-            result.lost = "no_turns"
-        else:
-            result.trajectory = stitch(
-                turns,
-                max_response_tokens=self.cfg.data.max_response_tokens,
-                max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
-                one_conversation=one_conversation,
-                agents=self.cfg.rollout.train_agents,
-            )
-            if names := self.cfg.rollout.train_agents:
-                result.unused_turns["other_agent"] = sum(turn.agent not in names for turn in turns)
-            result.turn_ends = turn_ends(turns, result.trajectory)
-            if not any(result.trajectory.sampled):
-                others = result.unused_turns.get("other_agent") == len(turns)
-                result.lost = "no_trained_agent" if others else "response_too_long"
+        if not turns:
+            result.lost = result.lost or "no_turns"
+        elif not result.lost:
+            self._stitch(result, turns)
+
+    def _stitch(self, result: Rollout, turns: Sequence[Turn]) -> None:
+        names = self.cfg.rollout.train_agents
+        result.row = stitch(
+            turns,
+            max_response_tokens=self.cfg.data.max_response_tokens,
+            max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
+            one_conversation=result.one_conversation,
+            agents=names,
+        )
+        if names:
+            result.unused_turns["other_agent"] = sum(turn.agent not in names for turn in turns)
+        if not any(result.row.sampled):
+            others = result.unused_turns.get("other_agent") == len(turns)
+            result.lost = "no_trained_agent" if others else "response_too_long"

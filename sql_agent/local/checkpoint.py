@@ -26,6 +26,7 @@ from sql_agent.local.policy import LocalPolicy
 log = logging.getLogger(__name__)
 
 REMEDY = "start anew in another folder, or move these away to begin this run again from its first task"
+STATE = "state.json"
 KEPT = 2
 """Number of checkpoints that stay: the newest, and the one before it in case the newest gets damaged."""
 
@@ -41,7 +42,7 @@ def save_checkpoint(folder: Path, step: int, policy: LocalPolicy, learner: Learn
         unfinished.mkdir()
         policy.save(unfinished)
         torch.save({"learner": learner.state(), "random": _random_state()}, unfinished / "training.pt")
-        (unfinished / "state.json").write_text(json.dumps(state))
+        (unfinished / STATE).write_text(json.dumps(state))
         signed.seal(unfinished, MANIFEST, {"step": step})
         for path in unfinished.rglob("*"):
             sync(path)
@@ -51,7 +52,7 @@ def save_checkpoint(folder: Path, step: int, policy: LocalPolicy, learner: Learn
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint, None if there is none at all; damaged ones are skipped with a warning.
+    """The newest whole checkpoint, None if there is none at all; damaged ones are skipped with a warning.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them is whole.
@@ -66,11 +67,11 @@ def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner) -> dict[str,
     Raises:
         ValueError: the adapter's shape differs from this run's.
     """
-    policy.load_adapter(checkpoint)
+    policy.load(checkpoint)
     training = torch.load(checkpoint / "training.pt", weights_only=False, map_location="cpu")
     learner.load_state(training["learner"])
     _set_random_state(training["random"])
-    return parse_json((checkpoint / "state.json").read_text())
+    return parse_json((checkpoint / STATE).read_text())
 
 
 def _random_state() -> dict[str, Any]:

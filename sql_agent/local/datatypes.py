@@ -11,16 +11,16 @@ from sql_agent.success import Rate
 
 
 class DivergedError(RuntimeError):
-    """Says that loss or gradient was not finite several times in a row; the weights are those of the last good step."""
+    """Loss or gradient was not finite several times in a row; the weights are those of the last good step."""
 
 
 class UnjudgedError(StopError):
-    """Says that several batches in a row got no verdict at all; the message says why."""
+    """Several batches in a row got no verdict at all; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Says how one row of a batch is sampled."""
+    """How one row of a batch is sampled."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -32,7 +32,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass(frozen=True)
 class Sample:
-    """Holds one reply as it was sampled."""
+    """One reply as it was sampled."""
 
     ids: tuple[int, ...]
     """Token ids, the end token included if the reply reached it."""
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass
 class Progress:
-    """Holds how far a run has come, and its counts so far. The values are JSON; checkpoints hold them."""
+    """How far a run has come, and its counts so far. The values are JSON; checkpoints hold them."""
 
     batches: int = 0
     """Batches that were played and trained on, over all epochs."""
@@ -63,12 +63,12 @@ class Progress:
 
     @property
     def accuracy(self) -> Rate:
-        """Return the success rate of the greedy episodes, if each batch has one."""
+        """The success rate of the greedy episodes, if each batch has one."""
         return Rate(self.batches, self.judged, self.correct)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the progress of a checkpoint; earlier versions had other names for the number of batches."""
+        """The progress of a checkpoint; earlier versions had other names for the number of batches."""
         batches = next((state[name] for name in ("batches", "place", "updates") if name in state), 0)
         own = {name: value for name, value in state.items() if name in cls.__dataclass_fields__ and value is not None}
         own["batches"] = batches

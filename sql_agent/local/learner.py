@@ -1,4 +1,4 @@
-"""Turns trajectories and their advantages into one step of the adapter, and leaves bad steps out."""
+"""Turns rows and what they are credited with into one step of the policy, and leaves bad steps out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ MAX_BAD_STEPS = 3
 
 
 class Learner:
-    """Trains a policy's adapter with AdamW.
+    """Trains a policy's adapter, or all its weights, with AdamW.
 
     Args:
         loss: the loss and its settings.
+        fused: whether torch's fused AdamW is used, which rounds differently; None: torch's choice.
     """
 
-    def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig) -> None:
+    def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig, *, fused: bool | None = None) -> None:
         self._policy, self._optim, self._settings = policy, optim, loss
         self._loss: Loss = made(LOSSES[loss.name], loss)
-        self.optimiser = torch.optim.AdamW(policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay)
+        self.optimiser = torch.optim.AdamW(
+            policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay, fused=fused
+        )
         self.steps = self.bad_steps = 0
         """Optimiser steps so far, and steps that were left out because loss or gradient was not finite."""
         self._bad_in_a_row = self._accumulated = 0

@@ -55,7 +55,7 @@ def give_back_freed_memory() -> None:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Holds the dimensions of a model from its config.json."""
+    """The dimensions of a model, from its config.json."""
 
     hidden: int
     intermediate: int
@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Return the number of inputs and outputs of each linear layer in one transformer layer."""
+        """The number of inputs and outputs of each linear layer in one transformer layer."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden, queries),
@@ -88,7 +88,7 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Return the number of parameters that 4-bit loading quantises: the matrices of all layers."""
+        """The number of parameters that 4-bit loading quantises: the matrices of all layers."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
 
     @property
@@ -99,7 +99,7 @@ class ModelShape:
         return self.linear_parameters + self.layers * (biases + norms) + embeddings + self.hidden
 
     def adapted(self, adapter: AdapterConfig) -> list[str]:
-        """Return the linear layers that get an adapter."""
+        """The linear layers that get an adapter."""
         wanted = adapter.target_modules
         if isinstance(wanted, str):
             wanted = tuple(self.linears) if wanted == "all-linear" else (wanted,)
@@ -121,7 +121,7 @@ def read_shape(path: str) -> ModelShape:
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
-    """Return the dimensions that a config names.
+    """The dimensions that a config names.
 
     Args:
         config: the contents of config.json.
@@ -153,7 +153,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Holds bytes of memory by purpose."""
+    """Bytes of memory by purpose."""
 
     weights: int
     adapter: int
@@ -180,66 +180,6 @@ class Estimate:
         return max(self.at_sampling, self.at_update)
 
 
-def estimate(
-    shape: ModelShape,
-    adapter: AdapterConfig,
-    *,
-    precision: Precision,
-    rows: int,
-    group_size: int,
-    sequence_tokens: int,
-    sampled_tokens: int,
-    common_tokens: int,
-    micro_batch_tokens: int,
-    gradient_checkpointing: bool,
-    reference: bool,
-) -> Estimate:
-    """Estimate the memory of one run.
-
-    Args:
-        precision: float32 or autocast on a CPU; bfloat16 and 4bit on a GPU.
-        rows: episodes sampled side by side, which are trained together.
-        group_size: the number of these that begin with the same prompt.
-        sequence_tokens: tokens of the longest trajectory, prompt included.
-        sampled_tokens: the part of these from the first reply on; only they get logits.
-        common_tokens: the beginning that the prompts of all tasks share, such as the schema of a database.
-        reference: whether there is a separate reference model, assumed to have the same shape and never in 4 bits.
-    """
-    act = 2 if precision == "bfloat16" else 4  # with 4 bits, PEFT keeps everything between the matrices in float32
-    others = shape.parameters - shape.linear_parameters
-    plain = shape.parameters * (4 if precision in ("float32", "autocast") else 2)
-    weights = int(shape.linear_parameters * NF4_BYTES) + 4 * others if precision == "4bit" else plain
-    read = rows * sequence_tokens
-    on_cpu = precision in ("float32", "autocast")
-    prompt_tokens = max(0, sequence_tokens - sampled_tokens) if on_cpu else 0  # only there it is computed once
-    common, own = min(common_tokens, prompt_tokens), sequence_tokens - prompt_tokens
-    largest = largest_pass(prompt_tokens, own, rows, group_size, micro_batch_tokens, common=common)
-    tokens, attended = largest.tokens, largest.attended
-    passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
-    kept = _kept_by_layer(shape, adapter, precision, sequence_tokens)
-    tile = 4 * min(largest.rows * sampled_tokens, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
-    at_logits, in_layer = LOGIT_COPIES * tile, tokens * passing
-    if gradient_checkpointing or sequence_tokens > micro_batch_tokens:  # a longer row is recomputed
-        activations, in_layer = shape.layers * tokens * shape.hidden * act, in_layer + tokens * kept
-    else:
-        activations = shape.layers * tokens * kept
-        if precision == "autocast":
-            activations += 2 * shape.linear_parameters  # frozen matrices in bfloat16, kept for the backward pass
-    keys = shape.kv_heads * shape.head_dim
-    copies = 2 * act * keys * attended
-    activations += copies if gradient_checkpointing or sequence_tokens > micro_batch_tokens else shape.layers * copies
-    return Estimate(
-        weights=weights,
-        adapter=4 * 4 * shape.adapter_parameters(adapter),
-        reference=plain if reference else 0,
-        kv_cache=2 * act * keys * read * shape.layers,
-        sampling=read * (passing + 4 * sequence_tokens) + 7 * 4 * rows * shape.vocab,
-        activations=activations + max(0, in_layer - at_logits),
-        logits=at_logits,
-        runtime=CPU_RUNTIME if on_cpu else 0,
-    )
-
-
 class Pass(NamedTuple):
     tokens: int
     """Computed tokens; a shared prompt counts once."""
@@ -249,7 +189,7 @@ class Pass(NamedTuple):
 
 
 def largest_pass(prompt: int, own: int, rows: int, group_size: int, limit: int, *, common: int) -> Pass:
-    """Return the largest pass that `sql_agent.local.packed_model.micro_batches_of` makes of these rows.
+    """The largest pass that `sql_agent.local.packed_model.micro_batches_of` makes of these rows.
 
     Args:
         prompt: tokens that the rows of a group share.
@@ -269,7 +209,7 @@ def largest_pass(prompt: int, own: int, rows: int, group_size: int, limit: int, 
 
 
 def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precision, sequence_tokens: int) -> int:
-    """Return the bytes that autograd keeps of one token in one layer."""
+    """The bytes that autograd keeps of one token in one layer."""
     act = 2 if precision in ("bfloat16", "autocast") else 4
     noise = 4 if precision in ("float32", "autocast") else 1  # dropout keeps floats on a CPU, a byte mask on a GPU
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -292,7 +232,7 @@ def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precisi
 
 
 def available_bytes(device: str) -> int:
-    """Return the free memory of the GPU, or of this machine within the limit of its container.
+    """The free memory of the GPU, or of this machine within the limit of its container.
 
     Args:
         device: cpu or cuda.
@@ -309,24 +249,28 @@ def available_bytes(device: str) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """Holds the settings that decide how much memory a run needs, those that can be lowered and the others."""
+    """What decides how much memory a run needs: settings, some of which can be lowered, and the lengths of its rows."""
 
     shape: ModelShape
     adapter: AdapterConfig
     precision: Precision
     rows: int
+    """Episodes sampled side by side, which are trained together."""
     group_size: int
+    """The number of these that begin with the same prompt."""
     prompt_tokens: int
     common_tokens: int
+    """The beginning that the prompts of all tasks share, such as the schema of a database."""
     replies: int
     max_new_tokens: int
     micro_batch_tokens: int
     gradient_checkpointing: bool
     reference: bool
+    """Whether there is a separate reference model, assumed to have the same shape and never in 4 bits."""
 
     @property
     def estimate(self) -> Estimate:
-        """Return the estimate for the case that every reply reaches its limit."""
+        """The estimate for the case that every reply reaches its limit."""
         return self.estimate_of(self.sequence_tokens)
 
     @property
@@ -335,22 +279,49 @@ class Demand:
         return min(longest, self.shape.positions)
 
     def estimate_of(self, sequence_tokens: int) -> Estimate:
-        return estimate(
-            self.shape,
-            self.adapter,
-            precision=self.precision,
-            rows=self.rows,
-            group_size=self.group_size,
-            sequence_tokens=sequence_tokens,
-            sampled_tokens=max(1, sequence_tokens - self.prompt_tokens),
-            common_tokens=self.common_tokens,
-            micro_batch_tokens=self.micro_batch_tokens,
-            gradient_checkpointing=self.gradient_checkpointing,
-            reference=self.reference,
+        """Estimate the memory of a run whose longest trajectory has this many tokens, prompt included."""
+        shape, precision = self.shape, self.precision
+        on_cpu = precision in ("float32", "autocast")
+        act = 2 if precision == "bfloat16" else 4  # with 4 bits, PEFT keeps everything between the matrices in float32
+        others = shape.parameters - shape.linear_parameters
+        plain = shape.parameters * (4 if on_cpu else 2)
+        weights = int(shape.linear_parameters * NF4_BYTES) + 4 * others if precision == "4bit" else plain
+        read, sampled = self.rows * sequence_tokens, max(1, sequence_tokens - self.prompt_tokens)
+        prompt = max(0, sequence_tokens - sampled) if on_cpu else 0  # only there it is computed once
+        largest = largest_pass(
+            prompt,
+            sequence_tokens - prompt,
+            self.rows,
+            self.group_size,
+            self.micro_batch_tokens,
+            common=min(self.common_tokens, prompt),
+        )
+        passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
+        kept = _kept_by_layer(shape, self.adapter, precision, sequence_tokens)
+        tile = 4 * min(largest.rows * sampled, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
+        at_logits, in_layer = LOGIT_COPIES * tile, largest.tokens * passing
+        keys = shape.kv_heads * shape.head_dim
+        copies = 2 * act * keys * largest.attended
+        if self.gradient_checkpointing or sequence_tokens > self.micro_batch_tokens:  # a longer row is recomputed
+            activations = shape.layers * largest.tokens * shape.hidden * act + copies
+            in_layer += largest.tokens * kept
+        else:
+            activations = shape.layers * (largest.tokens * kept + copies)
+            if precision == "autocast":
+                activations += 2 * shape.linear_parameters  # frozen matrices in bfloat16, kept for the backward pass
+        return Estimate(
+            weights=weights,
+            adapter=4 * 4 * shape.adapter_parameters(self.adapter),
+            reference=plain if self.reference else 0,
+            kv_cache=2 * act * keys * read * shape.layers,
+            sampling=read * (passing + 4 * sequence_tokens) + 7 * 4 * self.rows * shape.vocab,
+            activations=activations + max(0, in_layer - at_logits),
+            logits=at_logits,
+            runtime=CPU_RUNTIME if on_cpu else 0,
         )
 
     def holds(self, tokens: int, available: int) -> bool:
-        """Return whether memory holds a pass of so many tokens in which nothing is computed twice."""
+        """Whether memory holds a pass of so many tokens in which nothing is computed twice."""
         return replace(self, micro_batch_tokens=tokens).estimate_of(min(tokens, self.sequence_tokens)).peak <= available
 
     def lowered(self) -> Iterator[tuple[str, Demand]]:
@@ -375,7 +346,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Workload:
-    """Describes the part of a run that decides its memory."""
+    """The part of a run that decides its memory."""
 
     first_prompts: Sequence[Sequence[Message]]
     """Some of the first prompts; the longest one is used."""
@@ -387,14 +358,6 @@ class Workload:
     optim: OptimConfig
 
 
-@dataclass(frozen=True)
-class PassSize:
-    """Holds the tokens of a pass, and lines about memory."""
-
-    tokens: int
-    warnings: list[str]
-
-
 def choose_pass(
     model: ModelConfig,
     adapter: AdapterConfig,
@@ -404,7 +367,7 @@ def choose_pass(
     prompt_tokens: int,
     common_tokens: int,
     reference: bool,
-) -> PassSize:
+) -> tuple[int, list[str]]:
     """Choose the tokens of a pass if the settings name none, and warn if the estimate exceeds the free memory.
 
     Args:
@@ -413,41 +376,42 @@ def choose_pass(
         common_tokens: tokens at the beginning of all first prompts that are the same.
         reference: whether a separate reference model is loaded.
     Returns:
-        The warning has the estimate, the free memory, and the settings to lower in order until it fits. For a model of
-        another kind, it says that nothing was estimated, and the pass has the device's default.
+        The tokens, and warnings. The one about memory has the estimate, the free memory, and the settings to lower in
+        order until it fits. For a model of another kind, it says that nothing was estimated, and the pass has the
+        device's default.
     """
-    asked = workload.optim.micro_batch_tokens
+    asked, limits = workload.optim.micro_batch_tokens, workload.limits
     usual = micro_batch_tokens(asked, device, ON_CPU_SHARED)
     try:
         shape = read_shape(model.model_path)
     except ValueError as fault:
-        return PassSize(usual, [f"memory was not estimated: {fault}"])
+        return usual, [f"memory was not estimated: {fault}"]
     demand = Demand(
-        shape=shape,
-        adapter=adapter,
-        precision=_precision(model, device, shape.parameters),
-        rows=workload.rows,
-        group_size=workload.group_size,
-        prompt_tokens=prompt_tokens,
-        common_tokens=common_tokens,
-        replies=workload.limits.max_turns or 1,
-        max_new_tokens=workload.limits.max_tokens,
+        shape,
+        adapter,
+        _precision(model, device, shape.parameters),
+        workload.rows,
+        workload.group_size,
+        prompt_tokens,
+        common_tokens,
+        replies=limits.max_turns or 1,
+        max_new_tokens=limits.max_tokens,
         micro_batch_tokens=usual,
         gradient_checkpointing=model.gradient_checkpointing,
         reference=reference,
     )
     available = available_bytes(device)
-    longest = min(prompt_tokens + workload.limits.max_tokens, shape.positions)  # most rollouts have no second reply
+    longest = min(prompt_tokens + limits.max_tokens, shape.positions)  # most rollouts have no second reply
     tokens = asked or pass_for_rows(longest, device, lambda size: demand.holds(size, available), ON_CPU_SHARED)
     short = short_pass(tokens, prompt_tokens, asked is not None)
     warning = warning_of(replace(demand, micro_batch_tokens=tokens), available)
-    return PassSize(tokens, [*filter(None, (warning, short))])
+    return tokens, [*filter(None, (warning, short))]
 
 
 def training_holds(
     shape: ModelShape, lora_r: int | None, device: str, precision: PrecisionName, row_tokens: int, tokens: int
 ) -> bool:
-    """Return whether memory holds a pass of fine-tuning that computes nothing twice, beside weights that are loaded.
+    """Whether memory holds a pass of fine-tuning that computes nothing twice, beside weights that are loaded.
 
     Args:
         lora_r: rank of the trained adapter; None: all weights are trained.
@@ -469,7 +433,7 @@ def _precision(model: ModelConfig, device: str, parameters: int) -> Precision:
 
 
 def warning_of(demand: Demand, available: int) -> str | None:
-    """Return a warning if this demand exceeds `available` bytes; None if it fits."""
+    """A warning if this demand exceeds `available` bytes; None if it fits."""
     expected = demand.estimate
     if expected.peak <= available:
         return None

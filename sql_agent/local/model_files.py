@@ -29,12 +29,12 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_name(adapter: Path) -> str:
-    """Return the base model that an adapter names: a folder or an id on the hub."""
+    """The base model that an adapter names: a folder or an id on the hub."""
     return read_json(adapter / ADAPTER_FILE)["base_model_name_or_path"]
 
 
 def base_folder(model: Path) -> Path:
-    """Return the folder of a model; for an adapter, that of the model at the end of its chain of bases."""
+    """The folder of a model; for an adapter, that of the model at the end of its chain of bases."""
     while is_adapter(model):
         model = model_folder(base_name(model), fetch=False)
     return model

@@ -1,4 +1,4 @@
-"""Holds the policy in this process: a Hugging Face causal LM with a LoRA adapter that samples, scores and is trained.
+"""The policy in this process: a Hugging Face causal LM that samples, scores and is trained, with or without an adapter.
 
 It samples with transformers' `generate` in batches with a KV cache; log-probs for training come from one forward pass
 over whole trajectories, padded right. Leaves out tensor parallelism and anything that needs a server;
@@ -31,8 +31,9 @@ from transformers import (
 from agentgrpo.cpu_features import uses_bfloat16
 from sql_agent.credit.row import Row
 from sql_agent.local.datatypes import Sample, Sampling
-from sql_agent.local.head import output_layer, score_tokens
+from sql_agent.local.head import Scores, output_layer, score_tokens
 from sql_agent.local.model_files import base_name, is_adapter
+from sql_agent.local.packed_model import base_of
 from sql_agent.settings.groups import PrecisionName
 from sql_agent.settings.local import AdapterConfig
 
@@ -71,12 +72,12 @@ class Rows:
 
 
 class LocalPolicy:
-    """Holds a model, its tokenizer, its adapter, and the reference policy.
+    """A model, its tokenizer, its adapter, and the reference policy.
 
     Args:
-        model: the model, with the trained adapter active.
+        model: a PEFT model with the trained adapter active; or a whole model of transformers, which has no reference.
         reference: a separate frozen model; None: the model as it was loaded (see `reference_log_probs`).
-        bfloat16: whether log-probs are computed under bfloat16 autocast on a CPU; sampling is not.
+        bfloat16: whether log-probs are computed under bfloat16 autocast; sampling is not.
         pass_tokens: tokens of one pass of an update where the settings name none; None: the device's default.
     Raises:
         ValueError: the adapter is on the output layer.
@@ -84,7 +85,7 @@ class LocalPolicy:
 
     def __init__(
         self,
-        model: PeftModel,
+        model: Any,
         tokenizer: PreTrainedTokenizerBase,
         reference: Any = None,
         *,
@@ -93,7 +94,7 @@ class LocalPolicy:
     ) -> None:
         self.pass_tokens = pass_tokens
         self.model, self.tokenizer, self._reference, self.bfloat16 = model, tokenizer, reference, bfloat16
-        base: Any = model.get_base_model()
+        base = base_of(model)
         output_layer(base)
         self.max_positions = int(getattr(base.config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
         stops: Any = base.generation_config.eos_token_id if base.generation_config is not None else None
@@ -102,8 +103,6 @@ class LocalPolicy:
         pad: Any = tokenizer.pad_token_id
         self._stop_ids: list[int] = sorted({i for i in (*stops, eos) if i is not None})
         self.pad_id: int = self._stop_ids[0] if pad is None else pad
-        # a folder's own sampling settings (for example Qwen's repetition penalty) would not match the log-probs
-        base.generation_config = GenerationConfig(eos_token_id=self._stop_ids, pad_token_id=self.pad_id)
         model.eval()
 
     @property
@@ -139,6 +138,9 @@ class LocalPolicy:
             cache.batch_repeat_interleave(len(prompts))
             more = {**more, "past_key_values": cache}
         recorder = _SampleAndRecord(sampling, self.device)
+        # a folder's own sampling settings (for example Qwen's repetition penalty) would not match the log-probs
+        plain = GenerationConfig(eos_token_id=self._stop_ids, pad_token_id=self.pad_id)
+        base_of(self.model).generation_config = plain
         whole: Tensor = self.model.generate(
             input_ids=ids.to(self.device),
             attention_mask=attention.to(self.device),
@@ -157,7 +159,7 @@ class LocalPolicy:
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
         """Return the length of the prefix that all prompts share, shorter than each; 0 if sharing brings nothing."""
-        config: Any = self.model.get_base_model().config
+        config = base_of(self.model).config
         windows = DynamicCache(config=config).is_sliding  # padding would fill a window
         if len(prompts) == 1 or any(windows):
             return 0
@@ -192,9 +194,18 @@ class LocalPolicy:
             return self._log_probs(self.model, rows, temperature)
 
     def _log_probs(self, model: Any, rows: Rows, temperature: float) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bfloat16):
-            scores = score_tokens(model, rows.ids, rows.attention, rows.mask, temperature=temperature or 1.0)
-        return scores.log_probs.new_zeros(rows.mask.shape).masked_scatter(rows.mask, scores.log_probs)
+        log_probs = self._scores(model, rows, temperature).log_probs
+        return log_probs.new_zeros(rows.mask.shape).masked_scatter(rows.mask, log_probs)
+
+    def scores(self, rows: Rows) -> Scores:
+        """Score the tokens of the mask, row by row, with entropy and the most likely token, at temperature 1."""
+        return self._scores(self.model, rows, 1.0, metrics=True)
+
+    def _scores(self, model: Any, rows: Rows, temperature: float, *, metrics: bool = False) -> Scores:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+            return score_tokens(
+                model, rows.ids, rows.attention, rows.mask, temperature=temperature or 1.0, metrics=metrics
+            )
 
     @contextmanager
     def _as_loaded(self) -> Iterator[None]:
@@ -214,16 +225,21 @@ class LocalPolicy:
             self.model.train(training)
 
     def save(self, folder: Path) -> None:
-        """Write adapter and tokenizer; `load_policy` and PEFT read the folder."""
-        self.model.save_pretrained(str(folder), selected_adapters=["default"])
+        """Write tokenizer and adapter, or the whole model if there is none; `load_policy` and PEFT read the folder."""
+        which: dict[str, Any] = {"selected_adapters": ["default"]} if isinstance(self.model, PeftModel) else {}
+        self.model.save_pretrained(str(folder), **which)
         self.tokenizer.save_pretrained(folder)
 
-    def load_adapter(self, folder: Path) -> None:
-        """Replace the adapter's weights by those of an adapter of the same shape, as a resumed run does.
+    def load(self, folder: Path) -> None:
+        """Replace the weights of the adapter, or of the whole model, by saved ones, as a resumed run does.
 
         Raises:
-            ValueError: its tensors differ in name or shape from this adapter's.
+            ValueError: an adapter's tensors differ in name or shape from this one's.
         """
+        if not isinstance(self.model, PeftModel):
+            saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=self.model.dtype, trust_remote_code=False)
+            self.model.load_state_dict(saved.state_dict())
+            return
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
 
@@ -330,7 +346,7 @@ def load_policy(
     frozen = load_model(reference_path, device=device).eval().requires_grad_(False) if reference_path else None
     bfloat16 = device == "cpu" and uses_bfloat16(precision, base.num_parameters())
     return LocalPolicy(
-        model,  # pyright: ignore[reportArgumentType]
+        model,
         tokenizer,
         frozen,
         bfloat16=bfloat16,

@@ -88,7 +88,7 @@ def _play_batch(
         samples = policy.generate(
             [rollout.ids for rollout, _ in going], [how for _, how in going], max_new_tokens=limits.max_tokens
         )
-        list(threads.map(lambda pair: pair[0][0].take_sample(pair[1]), zip(going, samples, strict=True)))
+        list(threads.map(lambda pair: pair[0][0].step_sample(pair[1]), zip(going, samples, strict=True)))
 
 
 class LocalPlay(Play):
@@ -117,10 +117,11 @@ class LocalPlay(Play):
         self._prompt: list[int] = []
         self._mask: list[int] = []
         self._log_probs: list[float] = []
+        self._turn_ends: list[int] = []
 
     def start(self) -> None:
         """Open the episode and write the first prompt, which ends with what the episode shows at its opening."""
-        with self.losing():
+        with self.lose_on_failure():
             self.open()
         self._first, question = list(self.messages), self.messages[-1]
         if self._after:
@@ -136,13 +137,13 @@ class LocalPlay(Play):
             self.stop = "max_tokens"
         return self.stop is None
 
-    def take_sample(self, sample: Sample) -> None:
-        """Record a reply, give it to the episode, and append the episode's answer."""
+    def step_sample(self, sample: Sample) -> None:
         if self._is_late("a model call"):
             return
         self.prompt_tokens += len(self.ids)
         self.completion_tokens += len(sample.ids)
         self._append(sample.ids, sample.log_probs)
+        self._turn_ends.append(len(self.ids))
         reply = self._conversation.read_reply(sample.ids)
         replied = len(self.messages) + 1
         cut = sample.finish_reason == "length"
@@ -165,19 +166,19 @@ class LocalPlay(Play):
         return [*self.ids, *closed, *between]
 
     def finish(self) -> Played:
-        with self.losing():
+        with self.lose_on_failure():
             self.judge()
             self.compare()
         start = len(self._prompt)
         masks, log_probs = (0,) * start + tuple(self._mask), (0.0,) * start + tuple(self._log_probs)
-        row = Row(tuple(self.ids), masks, log_probs, prompt_tokens=start, num_turns=self.num_turns)
+        row = Row(tuple(self.ids), masks, log_probs, start, self.num_turns, turn_ends=tuple(self._turn_ends))
         return self.record(), row if self.num_turns else None
 
     def _is_late(self, call: Call) -> bool:
-        """Return whether the time is up; the rollout is lost then, by the call that was open."""
+        """Whether the time is up; the rollout is lost then, by the call that was open."""
         if self._timeout_s is None or self.seconds <= self._timeout_s:
             return False
-        self.lose_late(call, self._timeout_s)
+        self.lose_at_deadline(call, self._timeout_s)
         return True
 
     def _append(self, ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:

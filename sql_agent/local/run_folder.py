@@ -18,21 +18,23 @@ from agentgrpo import run_folder
 from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.outputs import append_line, failures_of_the_disk, written
-from agentgrpo.settings import read_settings
+from agentgrpo.settings import merged, read_settings
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.trained_on import TrainedOn, write_trained_on
 
-_OF_THE_UPDATE = ("learning_rate", "max_grad_norm", "micro_batch_tokens")
 FREE = (
-    "rollout_timeout_s",
-    "agent.rollout_timeout_s",
-    *(f"{group}.{name}" for group in ("optim", "training") for name in _OF_THE_UPDATE),
-    *(f"{group}.{name}" for group in ("model", "language_model") for name in ("device", "gradient_checkpointing")),
+    *("run_dir", "save_dir", "output_dir", "save_every", "training_callback"),
+    *("rollout_timeout_s", "learning_rate", "max_grad_norm", "micro_batch_tokens", "device", "gradient_checkpointing"),
+    *("reward_timeout_s", "max_lost_fraction"),
+    *(f"reward_model.{name}" for name in ("url", "timeout_s", "give_up_s")),
+    *(f"llm_judge.{name}" for name in ("url", "timeout_s", "attempts", "concurrency", "max_calls")),
 )
-"""Settings that may differ on `--resume`, because a run that diverged, ran out of memory or lost its episodes at their
-deadline is advised to change them."""
+"""Settings and groups that may differ on `--resume`: they decide when a run saves, stops and gives up, or a run that
+diverged, ran out of memory or lost its episodes at their deadline is advised to change them."""
+FILES = {"single-skill": ("logs/metrics.jsonl", "sessions/episodes.jsonl")}
+"""Metrics and trajectories of a command whose predecessor had other names for them."""
 
 
 class RunFolder:
@@ -42,15 +44,11 @@ class RunFolder:
         path: the folder; it must not hold a run unless that run is resumed.
         config: settings, saved on the first start; a resumed run must have the same.
         kind: the command, as `agentgrpo --help` names it.
-        free: settings that may change when a run is resumed, by their names in the file, e.g. how often it saves.
+        free: further settings that may change when a run is resumed, by their names in the file.
         own_files: the user's own files with their sha256, by what they are used for.
     Raises:
         UsageError: a new run's folder is not empty, or a resumed run is missing or has other settings or files.
     """
-
-    METRICS, TRAJECTORIES = run_folder.METRICS, "trajectories.jsonl"
-    resume_flag = "--resume"
-    """The flag that resumes this run."""
 
     def __init__(
         self,
@@ -62,18 +60,24 @@ class RunFolder:
         free: Iterable[str] = (),
         own_files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES
-        self.checkpoints = path / "checkpoints"
+        self.path, self.checkpoints = path, path / "checkpoints"
+        self.metrics, self.trajectories = (
+            path / name for name in FILES.get(kind, (run_folder.METRICS, "trajectories.jsonl"))
+        )
+        self.resume_flag = f"--resume {path}" if kind == "single-skill" else "--resume"
+        """The flag that resumes this run."""
         self._settings, self._kind, self._resumed = path / run_folder.SETTINGS, kind, resumed
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
         run_folder.check_begun(path, resume=resumed, begun=self._settings.is_file())
         if resumed:
-            earlier, now = run_folder.flat(read_settings(self._settings)), run_folder.flat(self._config)
-            may_differ = (*free, *FREE)
+            # an earlier version left out settings that it did not have, which are those of the default
+            defaults = type(config).model_construct().model_dump(mode="json", warnings=False)
+            earlier = run_folder.flat(merged(defaults, read_settings(self._settings)))
+            now = run_folder.flat(self._config)
             for name in {**now, **earlier}:
-                fixed = not any(name == other or name.startswith(f"{other}.") for other in may_differ)
+                fixed = not any(f".{other}." in f".{name}." for other in (*free, *FREE))
                 # a service may move, but a reward that it gives neither begins nor ends within a run
                 fixed |= name.endswith(".url") and None in (now.get(name), earlier.get(name))
                 if fixed and now.get(name) != earlier.get(name):
@@ -104,7 +108,7 @@ class RunFolder:
         save_checkpoint(self.checkpoints, step, policy, learner, state)
 
     def resume(self, policy: LocalPolicy, learner: Learner) -> dict[str, Any] | None:
-        """Restore the newest whole checkpoint and return the loop's state; None if there is none, to begin anew."""
+        """Restore the newest whole checkpoint and give the loop's state; None if there is none, to begin anew."""
         checkpoint = newest_checkpoint(self.checkpoints)
         if checkpoint is None:
             self.metrics.unlink(missing_ok=True)
@@ -115,7 +119,7 @@ class RunFolder:
         return resume(checkpoint, policy, learner)
 
     def finish(self, policy: LocalPolicy, name: str = "adapter") -> Path:
-        """Write adapter and tokenizer atomically and return their folder."""
+        """Write adapter and tokenizer atomically; gives their folder."""
         with written(self.path / name) as unfinished:
             policy.save(unfinished)
             write_trained_on(unfinished, self.trained_on)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.datatypes import Task
-from sql_agent.credit.reinforce import RewardToGo, take_baseline
+from sql_agent.credit.reinforce import take_baseline
 from sql_agent.environments.dbbench import fingerprint_of
-from sql_agent.local.datatypes import Progress, Sampling
-from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.datatypes import Progress
+from sql_agent.local.presets import EVALUATED_TOGETHER, Group, Measure, Preset, describe_loss, success_rate
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks
-from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Measure, Recipe, describe_loss, success_rate
 from sql_agent.rewards import RewardPreset
-from sql_agent.settings.groups import DataConfig, EnvironmentSettings
-from sql_agent.settings.single_skill import ExperimentConfig
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.single_skill import ExperimentConfig, SamplingAgentConfig
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import credit_group, credit_groups
 from sql_agent.trained_on import TrainedOn, read_trained_on, source_of, trained_further
@@ -32,17 +30,7 @@ OTHER_TASKS = (
 )
 
 
-class SessionFolder(RunFolder):
-    """Manages a run's folder with sessions/, logs/ and checkpoints/."""
-
-    METRICS, TRAJECTORIES = "logs/metrics.jsonl", "sessions/episodes.jsonl"
-
-    def __init__(self, path: Path, cfg: ExperimentConfig, *, resumed: bool) -> None:
-        super().__init__(path, cfg, resumed=resumed, kind="single-skill", free=("training_callback", "output_dir"))
-        self.resume_flag = f"--resume {path}"
-
-
-class SingleSkill(Recipe):
+class SingleSkill(Preset):
     """Plays one update per batch, and each of its tasks once.
 
     Raises:
@@ -50,41 +38,34 @@ class SingleSkill(Recipe):
     """
 
     unit = "updates"
-    group_size = 1
-    estimator = RewardToGo()
+    writes_epochs = whole_lines = False
 
     def __init__(self, cfg: ExperimentConfig) -> None:
-        callback, self._size = cfg.training_callback, cfg.training.gradient_accumulation_steps
-        self._cfg, self._tasks, self._drawn = cfg, draws(cfg.task, seed=cfg.seed), 0
+        callback, self.experiment = cfg.training_callback, cfg
+        self._stream, self._drawn = draws(cfg.task, seed=cfg.seed), 0
         self._by_skill = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
-        self.held_out = [*{task.id: task for tasks in self._by_skill.values() for task in tasks}.values()]
-        self.num_batches = self.batches_per_epoch = callback.stop_after_episodes // self._size
-        self.sampling = Sampling(cfg.agent.temperature, cfg.agent.top_p)
-        self.rows = min(max(self._size, len(self.held_out)), EVALUATED_TOGETHER)
-        self.evaluate_every, self.save_every = callback.evaluate_every, callback.save_every
-        self.preset = RewardPreset(**dict(cfg.task.rewards))
+        held_out = {task.id: task for tasks in self._by_skill.values() for task in tasks}
+        self.values = RewardPreset(**dict(cfg.task.rewards))
+        others = draws(cfg.task, seed=cfg.seed)  # their prompts say how long those of the endless stream are
+        super().__init__(cfg.trained(), [next(others) for _ in range(100)], [*held_out.values()])
+        self.num_batches = self.batches_per_epoch = callback.stop_after_episodes // self.cfg.batch_size
+        self.batch_rows = min(self.batch_rows, EVALUATED_TOGETHER)
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:
         """Draw the next tasks; tasks of earlier batches, which a resumed run has already played, are skipped."""
-        while self._drawn < batch * self._size:
-            self._next()
-        return [self._next() for _ in range(self._size)]
-
-    def _next(self) -> tuple[str, Any]:
-        self._drawn += 1
-        return self._tasks.draw()
-
-    def some_tasks(self) -> Sequence[Any]:
-        tasks = draws(self._cfg.task, seed=self._cfg.seed)
-        return [next(tasks) for _ in range(100)]
+        size = self.cfg.batch_size
+        drawn = [self._stream.draw() for _ in range((batch + 1) * size - self._drawn)]
+        self._drawn = (batch + 1) * size
+        return drawn[-size:]
 
     def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
-        if self._cfg.training.baseline != "running_mean":
+        training = self.experiment.training
+        if training.baseline != "running_mean":
             credit_groups(groups, self.estimator)
             return means
         rollouts = [rollout for group in groups for rollout in group]
         skills, rewards = [rollout.drawn_for for rollout in rollouts], [rollout.reward for rollout in rollouts]
-        advantages, means = take_baseline(skills, rewards, means, self._cfg.training.baseline_decay)
+        advantages, means = take_baseline(skills, rewards, means, training.baseline_decay)
         for rollout, advantage in zip(rollouts, advantages, strict=True):
             credit_group([rollout], lambda _, own=advantage: [None if own is None else [own]])
         return means
@@ -95,7 +76,7 @@ class SingleSkill(Recipe):
             by_skill.setdefault(rollout.drawn_for, []).append(rollout)
         return {
             "update": progress.batches,
-            "episodes": progress.batches * self._size,
+            "episodes": progress.batches * self.cfg.batch_size,
             "reward/unjudged": progress.unjudged,
             "success": asdict(success_rate([rollout for own in by_skill.values() for rollout in own])),
             "success/skill": {skill: asdict(success_rate(own)) for skill, own in by_skill.items()},
@@ -109,7 +90,7 @@ class SingleSkill(Recipe):
         success = line["success"]
         mean = "none" if line["reward/mean"] is None else f"{line['reward/mean']:+.2f}"
         return (
-            f"update {line['update']}  episodes {line['episodes']}/{self.num_batches * self._size}  "
+            f"update {line['update']}  episodes {line['episodes']}/{self.num_batches * self.cfg.batch_size}  "
             f"correct {success['correct']} of {success['judged']}  reward {mean}  "
             f"{describe_loss(line, 'nothing judged')}  not judged so far {sum(progress.unjudged.values())}"
         )
@@ -120,7 +101,7 @@ class SingleSkill(Recipe):
         overall = success_rate([*rollouts.values()])
         line = {
             "update": batches,
-            "episodes": batches * self._size,
+            "episodes": batches * self.cfg.batch_size,
             "held_out": asdict(overall),
             "held_out/skill": {
                 skill: asdict(success_rate([rollouts[task.id] for task in tasks]))
@@ -130,11 +111,17 @@ class SingleSkill(Recipe):
         return line, f"held-out after {batches} updates: {overall}"
 
     def describe_done(self, progress: Progress) -> str:
-        return f"{progress.batches * self._size} episodes"
+        return f"{progress.batches * self.cfg.batch_size} episodes"
+
+    @staticmethod
+    def name_of(setting: str) -> str:
+        if setting in SamplingAgentConfig.model_fields:
+            return f"agent.{setting}"
+        return "task." + setting.replace("reward_model_", "reward_model.").replace("judge_", "llm_judge.")
 
 
-def trained_on(cfg: ExperimentConfig, settings: EnvironmentSettings, held_out: Sequence[Task]) -> TrainedOn:
-    """Return the record of the trained model; it lists the tasks of a file, but not those of an endless generator.
+def trained_on(cfg: ExperimentConfig, held_out: Sequence[Task]) -> TrainedOn:
+    """The record of the trained model; it lists the tasks of a file, but not those of an endless generator.
 
     Raises:
         ValueError: see `file_split`, and `read_trained_on`.
@@ -149,4 +136,4 @@ def trained_on(cfg: ExperimentConfig, settings: EnvironmentSettings, held_out: S
         source = source.model_copy(update={"learnt": cfg.training_callback.stop_after_episodes, "listed": False})
     learnt, rest = ([fingerprint_of(one) for one in tasks] for tasks in (train, held_out))
     before = read_trained_on(cfg.language_model.model_path)
-    return trained_further(before, source, settings=settings, learnt=learnt, held_out=rest)
+    return trained_further(before, source, settings=cfg.trained().environment, learnt=learnt, held_out=rest)

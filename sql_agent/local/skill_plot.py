@@ -22,7 +22,7 @@ def read_lines(metrics: Path) -> list[dict[str, Any]]:
 
 
 def held_out_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return held-out success by skill, all skills together first; {} without an evaluation."""
+    """Held-out success by skill, all skills together first; {} without an evaluation."""
     found: dict[str, Curve] = {}
     for line in lines:
         if "held_out" in line:
@@ -32,7 +32,7 @@ def held_out_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def training_curves(lines: Sequence[Mapping[str, Any]], bins: int = BINS) -> dict[str, Curve]:
-    """Return sampled success, summed over equal parts of the run; each point is in the middle of its part."""
+    """Sampled success, summed over equal parts of the run; each point is in the middle of its part."""
     updates = [line for line in lines if "success" in line]
     found: dict[str, Curve] = {}
     size = math.ceil(len(updates) / bins)

@@ -29,7 +29,7 @@ HELD_OUT_SEED = 1
 
 
 def draws(cfg: TaskConfig, *, seed: int) -> SingleSkillTaskGenerator:
-    """Return an endless stream of training tasks; the same seed gives the same tasks.
+    """An endless stream of training tasks; the same seed gives the same tasks.
 
     Raises:
         TaskFileError: `data` is missing or has no known form.
@@ -43,7 +43,7 @@ def draws(cfg: TaskConfig, *, seed: int) -> SingleSkillTaskGenerator:
 
 
 def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
-    """Return `per_skill` held-out tasks of each trained skill, evenly over their kinds; fewer if the file has fewer.
+    """`per_skill` held-out tasks of each trained skill, evenly over their kinds; fewer if the file has fewer.
 
     Raises:
         TaskFileError: see `draws`.
@@ -67,7 +67,7 @@ def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
 
 
 def file_split(cfg: TaskConfig) -> tuple[dict[str, list[Task]], dict[str, list[Task]]]:
-    """Return the tasks of `data` by skill: those to train on, and held-out ones.
+    """The tasks of `data` by skill: those to train on, and held-out ones.
 
     What `held_out_data` holds is never trained on; without it a share of the tables is held out, as in every command.
 
@@ -94,7 +94,7 @@ def file_split(cfg: TaskConfig) -> tuple[dict[str, list[Task]], dict[str, list[T
 
 
 def each_once(by_skill: Mapping[str, Sequence[Task]]) -> list[Task]:
-    """Return all tasks; a task may stand under several skills."""
+    """All tasks; a task may stand under several skills."""
     return [*{task.id: task for tasks in by_skill.values() for task in tasks}.values()]
 
 
@@ -111,7 +111,7 @@ def _synthesised(weights: Mapping[str, float] | None, split: Split, seed: int) -
 
 
 def _plain_sources(split: Split, seed: int) -> dict[str, Iterator[Task]]:
-    """Return for each skill of the plain kinds an endless stream of tasks that show it with the fewest others."""
+    """For each skill of the plain kinds an endless stream of tasks that show it with the fewest others."""
     one_of_each_kind = plain.generate_tasks(len(plain.DRAFTS), seed=0)
     return {
         skill: _of_skill(skill, num_others(skill, skills_of(tasks[0])), split, seed * len(SKILLS) + SKILLS.index(skill))

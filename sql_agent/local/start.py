@@ -55,7 +55,7 @@ def load_libraries() -> None:
 
 
 def out_of_memory(error: RuntimeError) -> str:
-    """Return a line about torch's out-of-memory error and what to lower; every other error is raised again."""
+    """A line about torch's out-of-memory error and what to lower; every other error is raised again."""
     first = str(error).split("\n")[0]
     if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in first:
         raise error
@@ -122,7 +122,7 @@ def start_policy(
     pass_tokens = None
     if workload is not None:
         prompts = [conversation.first_prompt(messages) for messages in workload.first_prompts]
-        chosen = choose_pass(
+        pass_tokens, warnings = choose_pass(
             model,
             adapter,
             workload,
@@ -131,8 +131,7 @@ def start_policy(
             common_tokens=len(shared_beginning(prompts)),
             reference=bool(reference_path),
         )
-        pass_tokens = chosen.tokens
-        for warning in chosen.warnings:
+        for warning in warnings:
             log.warning("%s", warning)
     torch.manual_seed(seed)
     return load_policy(

@@ -1,24 +1,42 @@
-"""Enters an environment for a local command, and fits its tasks to the policy.
+"""Enters an environment for a local command, fits its tasks to the policy, and names the user's own files.
 
 Leaves out where tasks come from (`Taskset.load_split`) and how many of them a command takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from agentgrpo.commands import say
 from agentgrpo.hub import model_folder
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.environments.named import named
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_conversation
-from sql_agent.names import functions
+from sql_agent.names import ENVIRONMENTS, functions
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
+from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.groups import EnvironmentSettings
-from sql_agent.settings.local import LocalGrpoConfig
+from sql_agent.settings.local import LocalGrpoConfig, RewardSettings
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The tasks of a run."""
+
+    train: Sequence[Any]
+    measured: Sequence[Any]
+    """Held-out tasks that the run plays."""
+    held_out: Sequence[Any]
+    """All that were held out, of which no run learns any."""
+    described: Sequence[str] = ()
+    """Lines about them."""
 
 
 @contextmanager
@@ -54,6 +72,17 @@ def check_judged(environment: Environment, cfg: LocalGrpoConfig) -> None:
             "`judge` (doc/own_environment.md), or a function of its record, --reward FILE.py:NAME, or a reward model, "
             "--reward-model-url"
         )
+
+
+def own_files(cfg: RewardSettings, environment: str, run_dir: Path) -> dict[str, str]:
+    """The user's own files, each with its sha256, by what a run uses them for.
+
+    Raises:
+        ValueError: see `named` and `load_functions`.
+    """
+    used = {"env": named(environment)[1]} if environment not in ENVIRONMENTS else {}
+    used |= {f"reward {each.label}": each for each in load_functions(cfg.rollout, cfg.llm_judge, run_dir)}
+    return {use: f"{found.file.name} with sha256 {found.sha256}" for use, found in used.items()}
 
 
 def fitted(

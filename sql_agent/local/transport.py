@@ -50,15 +50,9 @@ class InProcess:
         self._queued = []
 
     async def _settle(self, rollout: Rollout, record: RolloutRecord, row: Row | None, free: asyncio.Semaphore) -> None:
+        rollout.played, rollout.row = record, row
         async with free:
-            rollout.outcome = outcome = await self._rewarder(record, rollout.task)
-        rollout.comparison = record.comparison.to_dict() if record.comparison else None
-        rollout.trajectory, rollout.turn_ends = row, ends_of_turns(row) if row else ()
-        rollout.lost = outcome.reward.reason if outcome.reward.value is None else None if row else "no_turns"
+            await self._rewarder(rollout)
+        if row is None and not rollout.lost:
+            rollout.lost = "no_turns"
         rollout.settled = True
-
-
-def ends_of_turns(row: Row) -> tuple[int, ...]:
-    """For each turn, the number of the row's tokens up to its end; the template puts tokens between two turns."""
-    following = (*row.sampled[1:], 0)
-    return tuple(at + 1 for at, (here, after) in enumerate(zip(row.sampled, following, strict=True)) if here > after)

@@ -1,1 +1,1 @@
-"""Defines medical question answering over a read-only SQLite database, a task without a judge (doc/medical.md)."""
+"""Medical question answering over a read-only SQLite database, a task without a judge (doc/medical.md)."""

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.dialect.functions import FUNCTIONS
 from dbbench_adapter.engines import BackendUnavailable, Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.sqlite.read_only import ReadOnlyDatabase, connect
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
-from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
+from sql_agent.medical.datatypes import TABLES, Question, Schema
 
 MAX_ROWS = 200
 # Longest result in the sandbox, counted over its texts; further rows are dropped.
@@ -36,10 +37,10 @@ def read_schema(path: Path) -> Schema:
     """The usable tables and columns of a database: at least one of `TABLES`, with `id`, a name and rows.
 
     Raises:
-        MedicalDataError: something is missing; the message says what.
+        UsageError: something is missing; the message says what.
     """
     if not path.is_file():
-        raise MedicalDataError(
+        raise UsageError(
             f"no database at {path}; name one with --set env.database=FILE, or make one of invented entries: "
             f"{agentgrpo_command('tasks medical', '--output', path)}"
         )
@@ -51,25 +52,25 @@ def read_schema(path: Path) -> Schema:
             wrong = [said for table in schema if "id" in schema[table] for said in _wrong_ids(connection, table)]
             rows = sum(len(connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()) for table in schema)
     except (sqlite3.Error, BackendUnavailable) as error:
-        raise MedicalDataError(
+        raise UsageError(
             f"{path} cannot be read as a SQLite database ({error}); name one with --set env.database=FILE"
         ) from None
     if not schema:
         found = ", ".join(sorted(present)) or "none at all"
-        raise MedicalDataError(
+        raise UsageError(
             f"{path} has neither of the tables {' and '.join(TABLES)}; its tables (not views): {found}; "
             "doc/medical.md says what they hold"
         )
     for table, columns in schema.items():
         missing = [name for name in ("id", TABLES[table].name_column) if name not in columns]
         if missing:
-            raise MedicalDataError(
+            raise UsageError(
                 f"{path}: table {table} has no column {' and no column '.join(missing)}; see doc/medical.md"
             )
     if not rows:
-        raise MedicalDataError(f"{path}: {' and '.join(schema)} hold no row; add entries, or name another database")
+        raise UsageError(f"{path}: {' and '.join(schema)} hold no row; add entries, or name another database")
     if wrong:
-        raise MedicalDataError(f"{path}: {'; '.join(wrong)}; give every row its own number or text as `id`")
+        raise UsageError(f"{path}: {'; '.join(wrong)}; give every row its own number or text as `id`")
     return schema
 
 
@@ -84,13 +85,13 @@ def check_questions(questions: Sequence[Question], path: Path, schema: Schema) -
     """Refuse questions about fields that are empty or missing in the database.
 
     Raises:
-        MedicalDataError: there are such questions; the message has the first and their number.
+        UsageError: there are such questions; the message has the first and their number.
     """
     with closing(connect(path)) as connection:
         unfounded = [q for q in questions if q.table is not None and not _holds(connection, schema, q)]
     if unfounded:
         first = unfounded[0]
-        raise MedicalDataError(
+        raise UsageError(
             f"{len(unfounded)} of {len(questions)} questions rest on what {path} does not hold; the first is "
             f"{first.id!r}: {first.table}, id {first.row_id}, {first.column}; "
             "give their own database with --set env.database=FILE, or this one's questions"

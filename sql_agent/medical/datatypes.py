@@ -10,16 +10,13 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from agentgrpo.checks import UsageError
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.row_files import read_rows
 
 Language = Literal["en", "zh"]
 # The tables of `TABLES` that a database has, each with its columns.
 Schema = dict[str, tuple[str, ...]]
-
-
-class MedicalDataError(ValueError):
-    """A database or a file of questions cannot be used, what is missing and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +85,10 @@ def read_questions(path: Path) -> list[Question]:
     """Line 1 is the first.
 
     Raises:
-        MedicalDataError: the file is missing or empty, a line is not a question, or an id occurs twice.
+        UsageError: the file is missing or empty, a line is not a question, or an id occurs twice.
     """
     if not path.is_file():
-        raise MedicalDataError(f"{path} does not exist; agentgrpo tasks medical --questions writes such files")
+        raise UsageError(f"{path} does not exist; agentgrpo tasks medical --questions writes such files")
     questions: dict[str, Question] = {}
     for number, value in _rows(path):
         try:
@@ -99,12 +96,12 @@ def read_questions(path: Path) -> list[Question]:
         except ValidationError as error:
             problem = error.errors()[0]
             field = ".".join(map(str, problem["loc"])) or "line"
-            raise MedicalDataError(f"{path}, line {number}, {field}: {problem['msg']}; see doc/medical.md") from None
+            raise UsageError(f"{path}, line {number}, {field}: {problem['msg']}; see doc/medical.md") from None
         if question.id in questions:
-            raise MedicalDataError(f"{path}, line {number}: id {question.id!r} occurs twice; give each its own")
+            raise UsageError(f"{path}, line {number}: id {question.id!r} occurs twice; give each its own")
         questions[question.id] = question
     if not questions:
-        raise MedicalDataError(f"{path} holds no question; agentgrpo tasks medical --questions writes such files")
+        raise UsageError(f"{path} holds no question; agentgrpo tasks medical --questions writes such files")
     return list(questions.values())
 
 
@@ -112,10 +109,10 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         for row in read_rows(path):
             if fault := row.fault():
-                raise MedicalDataError(f"{path}, {fault}; see doc/medical.md")
+                raise UsageError(f"{path}, {fault}; see doc/medical.md")
             yield row.number, row.value
     except RowFileError as error:
-        raise MedicalDataError(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def write_questions(questions: Iterable[Question], path: Path) -> None:

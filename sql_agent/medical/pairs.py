@@ -90,7 +90,6 @@ class _Sides:
         self._connection.close()
 
     def pairs(self, question: Question, kind: Kind, draw: random.Random) -> Iterator[Pair]:
-        """Yield candidates of one kind; none for a question whose entry or field does not exist."""
         entry = self._entries.get((question.table, question.row_id))  # pyright: ignore[reportArgumentType]
         column = question.column or ""
         if entry is None or column not in self._schema[entry.table]:

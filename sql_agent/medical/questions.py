@@ -80,7 +80,7 @@ def askable(table: str, schema: Schema) -> list[str]:
 def _fields(
     connection: sqlite3.Connection, schema: Schema, wanted: list[Entry], draw: random.Random
 ) -> Iterator[tuple[Entry, str, str]]:
-    """Yield every field with text of these entries, in rounds of one field per entry."""
+    """Fields with text, in rounds of one field per entry."""
     orders = {entry: draw.sample(askable(entry.table, schema), len(askable(entry.table, schema))) for entry in wanted}
     for k in range(max(map(len, orders.values()), default=0)):
         for entry in wanted:

@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
+from agentgrpo.checks import UsageError
 from agentgrpo.http_protocol import trust
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits, error_body
 
@@ -36,10 +37,6 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _TOKEN = re.compile(r"[!-~]{16,}")
 
 
-class TokenError(ValueError):
-    """A run has no token that its servers could ask for."""
-
-
 def give_token(*, shared: bool, own_store: bool) -> None:
     """Put the token of a run into the environment, where every process that the run starts finds it.
 
@@ -47,12 +44,12 @@ def give_token(*, shared: bool, own_store: bool) -> None:
         shared: another command takes part in the run (AGL_CURRENT_ROLE), so the token has to exist already.
         own_store: the run serves its store itself.
     Raises:
-        TokenError: the token has to exist and does not.
+        UsageError: the token has to exist and does not.
     """
     if not shared:
         os.environ[RUN_TOKEN] = secrets.token_urlsafe(32)
     elif not _TOKEN.fullmatch(os.environ.get(RUN_TOKEN, "")):
-        raise TokenError(
+        raise UsageError(
             f"AGL_CURRENT_ROLE splits a run over commands, whose servers ask for one token: expected {RUN_TOKEN} in "
             "the environment of each, 16 printable characters or more; `export "
             f"{RUN_TOKEN}=$(openssl rand -hex 32)` before the first makes one"
@@ -161,12 +158,12 @@ class RunRequestGuard(RequestGuard):
     """Guards the LLM proxy and the model servers of a run.
 
     Raises:
-        TokenError: the environment has no token; a server without one does not start.
+        UsageError: the environment has no token; a server without one does not start.
     """
 
     def __init__(self, app: Any) -> None:
         if not os.environ.get(RUN_TOKEN):
-            raise TokenError(f"{RUN_TOKEN} is not in the environment; a server of a run asks for the run's token")
+            raise UsageError(f"{RUN_TOKEN} is not in the environment; a server of a run asks for the run's token")
         super().__init__(app, os.environ[RUN_TOKEN])
 
 

@@ -12,7 +12,7 @@ from agents.tracing import AgentSpanData, Span, Trace, TracingProcessor, TurnSpa
 
 
 class AgentNames(TracingProcessor):
-    """Keeps the agent's name for every open span of openai-agents' tracing: its own, or that of its parent span."""
+    """The agent's name for every open span of openai-agents' tracing: its own, or that of its parent span."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

@@ -34,7 +34,7 @@ SERVER = "policy-0"
 
 @contextmanager
 def policy_served(base_url: str, model: str, api_key: str, timeout_s: float) -> Iterator[str]:
-    """Yield the part of the address before the signature.
+    """Serve the route; the address is the part before the signature.
 
     Args:
         base_url: address of the model server, up to and including `/v1`.
@@ -81,7 +81,7 @@ async def evaluate_rollout(
     judged = record.score.value is not None or record.score.reason == NO_JUDGE
     if not functions or not judged:  # a function is not asked about a lost rollout, as in a run
         return record
-    worth = summed_reward(record, weights, await functions.ask(RewardRecord.of(record, task.to_dict())))
-    errors = "\n".join(filter(None, [record.error, worth.error])) or None
-    score = Score(worth.value, worth.reason if worth.value is None else OWN_REWARD)
+    earned = summed_reward(record, weights, await functions.ask(RewardRecord.of(record, task.to_dict())))
+    errors = "\n".join(filter(None, [record.error, earned.error])) or None
+    score = Score(earned.value, earned.reason if earned.value is None else OWN_REWARD)
     return dataclasses.replace(record, score=score, error=errors)

@@ -16,17 +16,14 @@ from agentlightning.tracer.dummy import DummyTracer
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.own_files import OwnFileError, place
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
-from sql_agent.own_agents.default_client import install_default_client
 from sql_agent.own_agents.loop import AgentLoop, in_thread
-from sql_agent.own_agents.policy_client import asking
+from sql_agent.own_agents.policy_client import asking, install_default_client
 
 RESOURCE = "main_llm"
 _emitted: ContextVar[list[Any]] = ContextVar("emitted")
 
 
 class KeepingTracer(DummyTracer):
-    """Keeps what a rollout emits (`agl.emit_reward`) for that rollout."""
-
     def create_span(self, *args: Any, **kwargs: Any) -> Any:
         span = super().create_span(*args, **kwargs)
         _emitted.get([]).append(span)

@@ -1,22 +1,43 @@
-"""Plays an agent that is an object of its framework, or a function of the row that makes or runs one."""
+"""Plays an agent that is an object of its framework, or a function of the row that makes or runs one.
+
+Tools, instructions, guardrails, handoffs and sub-agents of openai-agents stay the user's. The policy replaces every
+model that is given as a string or not at all. A `Model` object is used as it is, and its calls are not trained.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from agents import Agent
+from agents import (
+    Agent,
+    InputGuardrailTripwireTriggered,
+    MaxTurnsExceeded,
+    ModelBehaviorError,
+    ModelRefusalError,
+    OpenAIProvider,
+    OutputGuardrailTripwireTriggered,
+    RunConfig,
+    Runner,
+    ToolInputGuardrailTripwireTriggered,
+    ToolOutputGuardrailTripwireTriggered,
+)
 from agents.result import RunResultBase
 
 from agentgrpo.own_files import OwnFileError, place
 from sql_agent.environments.rows import as_messages
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
-from sql_agent.own_agents.default_client import install_default_client
 from sql_agent.own_agents.graphs import is_graph, run_graph
 from sql_agent.own_agents.loop import AgentLoop, in_thread
-from sql_agent.own_agents.openai_agents import ended, run_agent
-from sql_agent.own_agents.policy_client import asking, unaddressed_client
+from sql_agent.own_agents.policy_client import ASYNC_CLIENT, asking, install_default_client, unaddressed_client
+
+TRIPWIRES = (
+    InputGuardrailTripwireTriggered,
+    OutputGuardrailTripwireTriggered,
+    ToolInputGuardrailTripwireTriggered,
+    ToolOutputGuardrailTripwireTriggered,
+)
 
 
 class ObjectAgent:
@@ -96,3 +117,28 @@ def _check_function(function: Any) -> None:
             "called with a task's row alone; write `def NAME(task):` and return an agents.Agent, a compiled graph or "
             "the answer, or decorate a function of task and llm with @agentlightning.rollout"
         ) from None
+
+
+async def run_agent(agent: Agent[Any], prompt: Any, policy: Policy, context: Any = None) -> AgentEnd:
+    """Run an agent on a row's prompt, a text or messages.
+
+    Raises:
+        Exception: any error of the user's code.
+    """
+    turns: dict[str, Any] = {} if policy.max_turns is None else {"max_turns": policy.max_turns}
+    config = RunConfig(model_provider=OpenAIProvider(openai_client=ASYNC_CLIENT, use_responses=False))
+    with asking(policy):
+        result = await Runner.run(agent, prompt, context=context, run_config=config, **turns)
+    return AgentEnd(result.final_output)
+
+
+async def ended(run: Coroutine[Any, Any, AgentEnd]) -> AgentEnd:
+    # openai-agents raises what the policy did.
+    try:
+        return await run
+    except MaxTurnsExceeded as error:
+        return AgentEnd(stop_reason="max_turns", error=str(error))
+    except (ModelBehaviorError, ModelRefusalError) as error:  # unknown tool, or unparsable arguments or output
+        return AgentEnd(stop_reason="malformed", error=f"{type(error).__name__}: {error}")
+    except TRIPWIRES as error:
+        return AgentEnd(error=f"{type(error).__name__}: {error}")

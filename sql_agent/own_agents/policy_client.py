@@ -2,6 +2,10 @@
 
 A tool, a guardrail or a node of a graph passes no address on. So these clients find the rollout's address in a context
 variable, which coroutines, tasks and the threads of asyncio, LangChain and LangGraph inherit.
+
+LangChain, AutoGen and others make their clients when a model object is made, long before a rollout, so an address that
+is set later reaches none of them. So a call of a client of theirs is made by ours where the rollout takes it. This is
+one mechanism for every framework that stands on the openai package.
 """
 
 from __future__ import annotations
@@ -16,11 +20,18 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import httpx
-from agents import UserError
+from agents import (
+    UserError,
+    set_default_openai_api,
+    set_default_openai_client,
+    set_trace_processors,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI, OpenAI
+from openai._base_client import AsyncAPIClient, SyncAPIClient
 
 from sql_agent.model_address.signed_address import AGENT_HEADER
-from sql_agent.own_agents.agent_names import calling_agent
+from sql_agent.own_agents.agent_names import AGENTS, calling_agent
 from sql_agent.own_agents.datatypes import Policy
 
 # Seconds that a client waits for a call after the LLM proxy has given it up.
@@ -145,3 +156,26 @@ ASYNC_CLIENT = AsyncOpenAI(
     base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx.AsyncClient(transport=RolloutTransport())
 )
 CLIENT = OpenAI(base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx.Client(transport=ThreadTransport()))
+
+
+def install_default_client() -> AsyncOpenAI:
+    set_trace_processors([AGENTS])  # replaces the one that uploads traces
+    set_tracing_disabled(False)
+    set_default_openai_client(ASYNC_CLIENT, use_for_tracing=False)
+    set_default_openai_api("chat_completions")
+    _take_calls(SyncAPIClient, CLIENT)
+    _take_calls(AsyncAPIClient, ASYNC_CLIENT)
+    return ASYNC_CLIENT
+
+
+def _take_calls(kind: Any, ours: Any) -> None:
+    upstream = kind.request
+    if hasattr(upstream, "by_agentgrpo"):
+        return
+
+    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        client = ours if self is not ours and is_taken(self) else self
+        return upstream(client, *args, **kwargs)
+
+    request.by_agentgrpo = True  # type: ignore[attr-defined]
+    kind.request = request

@@ -31,17 +31,17 @@ from sql_agent.settings.groups import AgentConfig
 
 NO_EFFORT = ("nothing", "talk", "odd calls")
 PLAYS = (*NO_EFFORT, "random calls", "reference")
+# Random plays of a task.
 RANDOM_PLAYS = 4
-"""Random plays of a task."""
+# Characters; about a thousand tokens, more than a row of the default data.max_response_tokens.
 LONG_RESULT = 4_000
-"""Characters; about a thousand tokens, more than a row of the default data.max_response_tokens."""
 SLOW_S = 1.0
+# Number of hanging plays after which the others are skipped.
 MOST_HANGS = 3
-"""Number of hanging plays after which the others are skipped."""
+# Errors that a tool raises by mistake rather than to tell the policy something.
 FAULTS = (AttributeError, NameError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError)
-"""Errors that a tool raises by mistake rather than to tell the policy something."""
+# Names of columns that hold the answer.
 GOLD = re.compile(r"answers?|gold|gold_\w+|solutions?|targets?|labels?|secret|expected|ground_truth|sql|query|result")
-"""Names of columns that hold the answer."""
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,15 @@ from sql_agent.play.state import Play
 from sql_agent.settings.groups import AgentConfig
 
 MOST_REPLIES = 8
+# Characters of a very long text.
 LONG = 100_000
-"""Characters of a very long text."""
+# Wrong arguments that a policy may write; a JSON object with the tool's arguments is expected.
 ODD_ARGUMENTS = ("", "null", "[]", '"a text"', "{", "{}", '{"a": 1}', "[" * LONG, '{"\\ud800": "\\ud800"}')
-"""Wrong arguments that a policy may write; a JSON object with the tool's arguments is expected."""
 ODD_VALUES: tuple[Any, ...] = (None, True, 0, -1, 10**30, 1.5, "", "1", "\ud800", "' OR 1=1 --", [], {}, [[None]])
 
 
 class ScriptedPlay(Play):
-    """Plays the replies of a script.
-
+    """
     Args:
         name: what kind of script it is.
     """
@@ -47,7 +46,7 @@ class ScriptedPlay(Play):
 
     @property
     def answers(self) -> list[str]:
-        """Return the first prompt with the observation of `reset`, then every result in order."""
+        """The first prompt with the observation of `reset`, then every result in order."""
         if self._episode is None:
             return []
         prompt, *after = self.messages[self.num_prompt - 1 :]
@@ -60,12 +59,12 @@ class ScriptedPlay(Play):
 
     @property
     def lost(self) -> str | None:
-        """Return the reason for which the rollout is lost; `error` has the traceback."""
+        """The reason; `error` has the traceback."""
         return self.score.reason if self.score and self.stop and ENDS[self.stop] == "lost" else None
 
     @property
     def value(self) -> float | None:
-        """Return the verdict, or the reward if the environment gives one."""
+        """The verdict, or the reward if the environment gives one."""
         return self.score.value if self.score else None
 
     @property
@@ -85,7 +84,7 @@ class ScriptedPlay(Play):
             around: entered whenever the environment's code runs.
         """
         try:
-            with around, self.losing():
+            with around, self.lose_on_failure():
                 self.open()
             for reply in replies:
                 if self.stop is not None:
@@ -93,7 +92,7 @@ class ScriptedPlay(Play):
                 with around:
                     self.step(reply)
                 yield
-            with around, self.losing():
+            with around, self.lose_on_failure():
                 self.judge()
         finally:
             self.close()
@@ -106,7 +105,6 @@ def play(
     replies: Sequence[Message],
     around: AbstractContextManager[None] | None = None,
 ) -> ScriptedPlay:
-    """Play one whole episode."""
     played = ScriptedPlay(name, task, environment)
     for _ in played.steps(replies, around or nullcontext()):
         pass
@@ -116,7 +114,7 @@ def play(
 def play_together(
     environment: Environment, tasks: Sequence[Any], replies: Sequence[Sequence[Message]]
 ) -> list[ScriptedPlay]:
-    """Play several episodes at once, a reply of each in turn."""
+    """Play the episodes at once, a reply of each in turn."""
     played = [ScriptedPlay("together", task, environment) for task in tasks]
     going = [each.steps(script, SameRandom()) for each, script in zip(played, replies, strict=True)]
     while going:

@@ -83,14 +83,14 @@ async def run_rollout(
     """
     rollout = _Served(task, environment, config, on_reply)
     try:
-        with rollout.losing():
+        with rollout.lose_on_failure():
             try:
                 async with asyncio.timeout(config.rollout_timeout_s):
                     await rollout.blocking(rollout.open)
                     client = _client(base_url, api_key)
                     await _play(rollout, _PolicyModel(model, client, rollout, extra_body, seed, max_response_tokens))
             except TimeoutError:
-                rollout.lose_late(rollout.waits_for, config.rollout_timeout_s)
+                rollout.lose_at_deadline(rollout.waits_for, config.rollout_timeout_s)
             except (APIError, ModelBehaviorError, ModelRefusalError, UnicodeEncodeError) as failure:
                 rollout.fail(failure)
             await rollout.blocking(rollout.judge)
@@ -101,15 +101,12 @@ async def run_rollout(
 
 
 def size_thread_pool(rollouts: int) -> None:
-    """Give the running event loop a thread for each of the rollouts that it plays at once.
-
-    Database calls wait in threads, and by default there are only four more threads than cores.
-    """
+    # database calls wait in threads, one for each rollout; by default there are only four more threads than cores
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=rollouts))
 
 
 class _CutReply(AgentsException):
-    """Says that a reply reached its token limit, or that the context is full."""
+    """A reply reached its token limit, or the context is full."""
 
 
 class _Served(Play):
@@ -128,8 +125,8 @@ class _Served(Play):
         self.waits_for: Call = "no call"
         """The call that is open; it stays set when a deadline interrupts it."""
 
-    def take_reply(self, completion: ChatCompletion) -> None:
-        """Count the reply as a turn and keep it unchanged, so that the next request contains it unchanged."""
+    def record_completion(self, completion: ChatCompletion) -> None:
+        """The reply is kept unchanged, so that the next request contains it unchanged."""
         if self._on_reply is not None:
             self._on_reply(completion)
         if completion.usage is not None:
@@ -138,28 +135,27 @@ class _Served(Play):
         reply = completion.choices[0].message
         if not self.environment.tools:
             reply.tool_calls = None  # no tools were offered
-        self.take(_assistant_message(reply), cut=completion.choices[0].finish_reason == "length")
+        self.record_reply(_assistant_message(reply), cut=completion.choices[0].finish_reason == "length")
         # the Runner cannot handle an empty reply and raises on a refusal; here both are replies without a call
         reply.content, reply.refusal = reply.content or "", None
 
     async def answer(self) -> None:
-        """Give the last reply to the episode, in the reply's order; the Runner's would put unknown tools last."""
+        """Let the episode answer the last reply, in the reply's order; the Runner's would put unknown tools last."""
         while self.unanswered:
-            # it is heard here, since what a thread brings after the deadline is no part of the rollout
-            self.hear(await self.blocking(self.next_answer))
+            # recorded here and not in the thread: what a thread brings after the deadline is no part of the rollout
+            self.record_answer(await self.blocking(self.next_answer))
 
     async def result_of(self, call_id: str) -> str:
-        """Return the result of one call; "" if it did not run, because the episode had ended."""
+        """The result of one call; "" if it did not run, because the episode had ended."""
         await self.answer()
         results = (m["content"] for m in reversed(self.messages) if m.get("tool_call_id") == call_id)
         return next(results, "")
 
     def fail(self, failure: Exception) -> None:
-        """End the rollout for a failed request.
+        """End the rollout for a failed request: by the policy's fault, or lost by the endpoint's.
 
-        A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template
-        may fail on arguments that are not an object), and so are a call that the endpoint could not parse and half a
-        surrogate pair in one, which no UTF-8 can hold; everything else is the endpoint's fault.
+        The policy's are a full context, malformed calls in it (a chat template may fail on arguments that are not an
+        object), a call that the endpoint could not parse, and half a surrogate pair, which no UTF-8 can hold.
 
         Raises:
             EpisodeLostError: what the environment's tools returned is more than our servers read.
@@ -237,7 +233,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             extra_body=self._extra_body or None,
         )
         self._rollout.waits_for = "no call"
-        self._rollout.take_reply(completion)
+        self._rollout.record_completion(completion)
         if self._max_response_tokens is not None and self._rollout.num_turns == 1 and completion.usage is not None:
             end = completion.usage.prompt_tokens + self._max_response_tokens
             self._extra_body = {**self._extra_body, "vllm_xargs": {ROW_END: end}}
@@ -247,11 +243,8 @@ class _PolicyModel(OpenAIChatCompletionsModel):
 
 
 async def _play(rollout: _Served, model: _PolicyModel) -> None:
-    """Let the Runner play until the rollout has ended.
-
-    The Runner stops at a reply without a call. The episode may answer it; then the Runner is started again with the
-    turns that are left.
-    """
+    # The Runner stops at a reply without a call. The episode may answer it; then the Runner is started again with the
+    # turns that are left.
     agent = _agent(rollout.environment).clone(model=model)
     task = str(rollout.messages[-1]["content"])
     while rollout.stop is None:
@@ -264,7 +257,7 @@ async def _play(rollout: _Served, model: _PolicyModel) -> None:
 
 
 def _assistant_message(reply: ChatCompletionMessage) -> Json:
-    """Return the reply as a message of the next request, with all its fields except the empty ones."""
+    # with all fields except the empty ones
     said = {key: value for key, value in reply.model_dump(exclude_unset=True).items() if value not in (None, [])}
     if "tool_calls" not in said:
         said.setdefault("content", "")
@@ -275,7 +268,7 @@ _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, AsyncO
 
 
 def _client(base_url: str, api_key: str) -> AsyncOpenAI:
-    """Return a client that shares the event loop's connection pool; in training each rollout has its own URL."""
+    # clients share the event loop's connection pool; in training each rollout has its own URL
     clients, plain = _clients.setdefault(asyncio.get_running_loop(), {}), base_url.startswith("http://")
     if plain not in clients:
         # a TLS context takes 20 ms and more (measured), and http:// needs none

@@ -1,7 +1,7 @@
-"""Steps one rollout from its first prompt to a named end and a verdict: replies, answers to them, limits, losses.
+"""The one loop of a rollout, from its first prompt to a named end and a verdict: replies, answers, limits, losses.
 
 Three players write the replies: a model server (`served`), a policy in this process (`sql_agent.local.rollouts`), and a
-script (`scripted`). Rewards and retries of whole rollouts are left out.
+script (`scripted`). What a verdict earns, and a second try of a lost rollout, are left out.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from typing import Any, Literal
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.interaction import Episode, Message, Stop
-from sql_agent.comparison import Comparison
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import EpisodeLostError, World, with_observation
 from sql_agent.settings.groups import AgentConfig
 
 Call = Literal["no call", "a model call", "a database call"]
+# Reasons of rollouts that are lost at their deadline, by the call that was open then.
 _DEADLINES: dict[Call, str] = {
     "no call": "rollout_deadline",
     "a model call": "model_deadline",
     "a database call": "db_deadline",
 }
-"""Reasons of rollouts that are lost at their deadline, by the call that was open then."""
 
 
 class Play:
-    """Plays one task.
-
+    """
     Args:
         limits: turns and the statement timeout; who writes the replies keeps the limit of their tokens.
     """
@@ -46,16 +44,15 @@ class Play:
         self._episode: Episode | None = None
         self._answers: Iterator[Message] | None = None
         self._max_turns = environment.max_replies(limits)
-        self._comparison: Comparison | None = None
+        self._comparison: dict[str, Any] | None = None
 
     def open(self) -> None:
-        """Open the episode, whose observation ends the first prompt. It may block."""
+        """The episode's observation ends the first prompt. It may block, as `step`, `judge` and `close` may."""
         self._episode = episode = self.environment.open(self.task, self.limits)
         self.messages = with_observation(self.messages, episode)
 
     @property
     def seconds(self) -> float:
-        """Return how long the rollout has been played."""
         return time.perf_counter() - self._started
 
     @property
@@ -66,8 +63,8 @@ class Play:
     def malformed_calls(self) -> int:
         return self._episode.malformed_calls if self._episode is not None else 0
 
-    def take(self, reply: Message, *, cut: bool) -> None:
-        """Append a reply; one that was cut at its token limit is not answered and ends the rollout."""
+    def record_reply(self, reply: Message, *, cut: bool) -> None:
+        """A reply that was cut at its token limit is not answered, and ends the rollout."""
         assert self._episode is not None
         self.num_turns += 1
         self.messages.append(reply)
@@ -78,16 +75,16 @@ class Play:
 
     @property
     def unanswered(self) -> bool:
-        """Return whether the world may have more to say about the last reply."""
+        """Whether the world may have more to say about the last reply."""
         return self._answers is not None
 
     def next_answer(self) -> Message | None:
-        """Return the world's next answer to the last reply; None if there is none left. It may block."""
+        """The world's next answer to the last reply, not yet recorded; None after the last one. It may block."""
         assert self._answers is not None
         return next(self._answers, None)
 
-    def hear(self, answer: Message | None) -> None:
-        """Append an answer. After the last one the rollout goes on, if neither the episode nor its turns have ended."""
+    def record_answer(self, answer: Message | None) -> None:
+        """After the last one the rollout goes on, if neither the episode nor its turns have ended."""
         if answer is not None:
             self.messages.append(answer)
             return
@@ -96,23 +93,22 @@ class Play:
         self.stop = self._episode.stop or (None if self.turns_left > 0 else "max_turns")
 
     def step(self, reply: Message, *, cut: bool = False) -> None:
-        """Take a reply and hear all answers to it. It may block."""
-        with self.losing():
-            self.take(reply, cut=cut)
+        with self.lose_on_failure():
+            self.record_reply(reply, cut=cut)
             while self.unanswered:
-                self.hear(self.next_answer())
+                self.record_answer(self.next_answer())
 
     def lose(self, stop: Stop, reason: str, error: str) -> None:
         """End the rollout without a verdict, because of something that the policy did not cause."""
         self.stop, self.score, self.error = stop, Score(None, reason), error
 
-    def lose_late(self, call: Call, timeout_s: float) -> None:
-        """Lose the rollout at its deadline, since the machine's speed must not decide what is trained on."""
+    def lose_at_deadline(self, call: Call, timeout_s: float) -> None:
+        # not judged as it stands: the machine's speed must not decide what is trained on
         self.lose("timeout", _DEADLINES[call], f"its rollout_timeout_s={timeout_s:g} passed with {call} open")
 
     @contextmanager
-    def losing(self) -> Iterator[None]:
-        """Lose the rollout if its environment or database fails."""
+    def lose_on_failure(self) -> Iterator[None]:
+        """The failures are those of the environment and its database; everything else is raised."""
         try:
             yield
         except BackendUnavailable as failure:
@@ -123,7 +119,7 @@ class Play:
             self.lose("environment_error", failure.reason, str(failure))
 
     def judge(self) -> None:
-        """Judge what the policy left behind, unless the rollout is lost. It may block."""
+        """A lost rollout is not judged."""
         if self.score is not None:
             return
         # a model server may name the first reply malformed; otherwise the context was full before the first reply
@@ -131,9 +127,11 @@ class Play:
         self.score = self.environment.judge(self._episode) if replied else Score(None, "no_reply")
 
     def compare(self) -> None:
-        """Keep what the judge compared, if it returned a number. It may block."""
-        if self.score is not None and self.score.value is not None:
-            self._comparison = self.environment.comparison(self._episode)
+        # apart from `judge`: it may read tables once more, which scripted plays need not wait for
+        if self.score is None or self.score.value is None:
+            return
+        if compared := self.environment.comparison(self._episode):
+            self._comparison = compared.to_dict()
 
     def close(self) -> None:
         if self._episode is not None:

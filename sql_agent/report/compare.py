@@ -11,16 +11,14 @@ from sql_agent.report.page import draw_figure, draw_table, filled, questions_tab
 from sql_agent.report.questions import Answers, question, side_by_side, validations
 from sql_agent.report.reading import Change, Run, solved
 
+# Settings that differ in any two runs.
 OF_THE_FOLDER = ("run_dir", "output_dir")
-"""Settings that differ in any two runs."""
+# What is added to a run's name, by the metric.
 LOSSES = {"": "loss", ", held out": "val/loss"}
-"""What is added to a run's name, by the metric."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Holds two runs, under names that tell them apart."""
-
     first: Run
     second: Run
 
@@ -36,27 +34,26 @@ class Pair:
 
 
 def same_tasks(first: Answers, second: Answers) -> tuple[Answers, Answers]:
-    """Return the trajectories of the tasks that both validations played: equal in id and in question."""
+    """Tasks that both validations played: equal in id and in question."""
     same = [task for task in first if task in second and question(first[task]) == question(second[task])]
     return {task: first[task] for task in same}, {task: second[task] for task in same}
 
 
 def change_between(first: Answers, second: Answers) -> Change | None:
-    """Return how the second run's results differ from the first's, of tasks with two verdicts; None without any."""
+    """How the second run's results differ from the first's, of tasks with two verdicts; None without any."""
     results = [(solved(first[task]), solved(second[task])) for task in first]
     judged = [pair for pair in results if None not in pair]
     return Change(len(judged), judged.count((False, True)), judged.count((True, False))) if judged else None
 
 
 def settings_that_differ(pair: Pair) -> list[tuple[str, str, str]]:
-    """Return name and both values of each setting that differs; the config itself masks passwords."""
+    """Name and both values of each; the config itself masks passwords."""
     first, second = (flat(run.settings) for run in (pair.first, pair.second))
     names = [name for name in first | second if name not in OF_THE_FOLDER and first.get(name) != second.get(name)]
     return [(name, shown(first.get(name)), shown(second.get(name))) for name in names]
 
 
 def summary(pair: Pair) -> list[tuple[str, str]]:
-    """Return the lines to print, as label and text."""
     lines = []
     for name, run in pair.named:
         measured, points = run.measured
@@ -66,7 +63,6 @@ def summary(pair: Pair) -> list[tuple[str, str]]:
 
 
 def between(pair: Pair) -> str:
-    """Return the sentence about the held-out tasks that both runs measured."""
     last = [validations(run.trajectories)[-1:] for run in (pair.first, pair.second)]
     if not all(last):
         return "at least one of the runs has saved no validation, so no task can be compared"
@@ -89,7 +85,6 @@ def _settings_line(pair: Pair) -> str:
 
 
 def render(pair: Pair) -> str:
-    """Return the page."""
     lines = summary(pair)
     differ = draw_table([("setting", *pair.names)], settings_that_differ(pair))
     return filled(
@@ -105,7 +100,6 @@ def render(pair: Pair) -> str:
 
 
 def _figures(pair: Pair) -> list[Figure]:
-    """Return the curves of both runs: held-out success, and the training reward."""
     points = {name: run.held_out for name, run in pair.named}
     success = {name: [(point.step, point.success) for point in found] for name, found in points.items() if found}
     reward = {name: line for name, run in pair.named for line in series(run.metrics, {name: "reward/mean"}).values()}
@@ -128,7 +122,7 @@ def _figures(pair: Pair) -> list[Figure]:
 
 
 def _questions(pair: Pair) -> str:
-    """Return the table of the tasks that both runs measured, at the last validation of each."""
+    """At the last validation of each."""
     last = [validations(run.trajectories)[-1:] for _, run in pair.named]
     if not all(last):
         return questions_table(pair.second, [], [], "There is no task to compare.")

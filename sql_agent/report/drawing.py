@@ -1,4 +1,4 @@
-"""Draws a figure of the report as SVG. Leaves out which figures there are (`figures`) and the page (`page`)."""
+"""Draws a figure of the report as SVG."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from sql_agent.report.figures import Figure
 
+# Characters of a line of text beside a bar.
 LABEL_CHARS = 30
-"""Characters of a line of text beside a bar."""
+# A line of fewer points shows each one.
 MARKED_POINTS = 30
-"""A line of fewer points shows each one."""
 
 
 def svg(figure: Figure, number: int) -> str:
-    """Return the figure as an SVG element, with real text in the page's colour and ids that no other figure has.
+    """Draw with real text in the page's colour and ids that no other figure has.
 
     Where everything was logged at one and the same step, as in a run of one step, there are bars and not lines.
     """

@@ -1,4 +1,4 @@
-"""Defines the report's figures: which metrics are in which. Leaves out how they are drawn (`drawing`)."""
+"""The report's figures: which metrics are in which."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from agentgrpo.stats import wilson_interval
 from sql_agent.report.reading import Row, held_out, held_out_rewards
 
+# Pairs of train step and value.
 Points = list[tuple[int, float]]
-"""Pairs of train step and value."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Figure:
 
 
 def series(rows: Sequence[Row], names: dict[str, str]) -> dict[str, Points]:
-    """Return the points of the metrics that were logged, by label; `names` maps labels to metrics."""
+    """Points of the metrics that were logged, by label."""
     found = {label: [(r["train_step"], r[name]) for r in rows if name in r] for label, name in names.items()}
     return {label: points for label, points in found.items() if points}
 
 
 def by_prefix(rows: Sequence[Row], prefix: str, *, absent: float | None = None) -> dict[str, Points]:
-    """Return a line for each metric with `prefix`; `absent` replaces a count that is not logged when it is 0."""
+    """A line for each metric with `prefix`; `absent` replaces a count that is not logged when it is 0."""
     names = sorted({name for row in rows for name in row if name.startswith(prefix)})
     if absent is None:
         return series(rows, {name.removeprefix(prefix): name for name in names})
@@ -182,8 +182,8 @@ def _parts(rows: Sequence[Row]) -> list[Figure]:
     ]
 
 
+# Metrics under `reward/` that are no part of the reward.
 OVERALL = ("mean", "std", "unjudged_frac")
-"""Metrics under `reward/` that are no part of the reward."""
 
 
 def _speed(rows: Sequence[Row]) -> dict[str, Points]:
@@ -200,13 +200,13 @@ def _speed(rows: Sequence[Row]) -> dict[str, Points]:
 
 
 def _none(rows: Sequence[Row], counted: str) -> str:
-    """Return the sentence for a figure without causes: there were none, if the count itself was logged."""
+    """A figure without causes says that there were none, if the count itself was logged."""
     steps = sum(counted in row for row in rows)
     return f"None in {steps} train step{'s' * (steps != 1)}." if steps else ""
 
 
 def skills(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Return for each skill its name and its held-out success with interval, at the first and last validation."""
+    """Name and held-out success with interval, at the first and last validation."""
     validated = [row for row in rows if any(name.startswith("val/skill/") for name in row)]
     if not validated:
         return []

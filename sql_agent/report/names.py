@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# Names of the other commands' metrics; the part of the name before a loss, an accuracy or a margin goes.
 RENAMED = {
     "held_out": "val/rollout",
     "held_out/greedy": "val/rollout",
@@ -23,13 +24,12 @@ RENAMED = {
     "sft/entropy": "policy/entropy",
     "sft/token_accuracy": "accuracy",
 }
-"""Names of the other commands' metrics; the part of the name before a loss, an accuracy or a margin goes."""
 OF_PAIRS = ("sft/", "dpo/", "pair/")
 
 
 def named_as_train(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics with flat names. A count by reason becomes a number for each reason, a success rate the
-    share and how many were judged; a rate of which none was judged has no share."""
+    """A row of metrics with flat names. A count by reason becomes a number for each reason, a success rate the share
+    and how many were judged; a rate of which none was judged has no share."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         new = RENAMED.get(name) or _without_kind(name)

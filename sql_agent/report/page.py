@@ -1,7 +1,4 @@
-"""Renders the report as one HTML page that needs no network. A policy's text enters it as data, never as markup.
-
-Leaves out the figures (`figures`) and how a run is read (`reading`).
-"""
+"""Renders the report as one HTML page that needs no network. A policy's text enters it as data, never as markup."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ from sql_agent.report.reading import Loss, Row, Run, solved, when
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
 MOST_TRAJECTORIES = 1000
+# Seconds after which the page of a running run reloads itself.
 RELOAD_S = 10
-"""Seconds after which the page of a running run reloads itself."""
 
 
 def render(run: Run) -> str:
@@ -51,7 +48,7 @@ def render(run: Run) -> str:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Return a template of this folder with its placeholders replaced, those of the style and the script by files."""
+    """Fill placeholders of a template of this folder, those of the style and the script by files."""
     texts = {**parts, "STYLE": _read("style.css"), "QUESTIONS_SCRIPT": _read("questions.js")}
     head, *pieces = _read(template).split("{{")  # one pass: a placeholder inside an inserted text is not replaced
     for piece in pieces:
@@ -65,7 +62,6 @@ def _read(name: str) -> str:
 
 
 def plays(run: Run) -> bool:
-    """Return whether the run is one that plays rollouts and saves them, or will."""
     return bool(run.trajectories) or run.kind == "train"
 
 
@@ -78,7 +74,7 @@ def skills_part(run: Run) -> str:
 
 
 def questions_part(run: Run) -> str:
-    """Return the table of held-out questions, or a sentence that says why there is none.
+    """The table of held-out questions, or a sentence that says why there is none.
 
     A run of a command that saves no validation has neither.
     """
@@ -101,7 +97,7 @@ def _questions(run: Run, found: Sequence[Answers]) -> str:
 
 
 def questions_table(run: Run, rows: Sequence[Row], titles: Sequence[str], sentence: str) -> str:
-    """Return the table's place and its data, which `questions.js` draws.
+    """The table's place and its data, which `questions.js` draws.
 
     Args:
         run: the one whose environment says what its answers are.
@@ -117,7 +113,7 @@ def questions_table(run: Run, rows: Sequence[Row], titles: Sequence[str], senten
 
 
 def environment_of(run: Run) -> str:
-    """Return the environment of a run's rollouts; the commands that name none play DB-Bench, or ask a database."""
+    """The commands that name none play DB-Bench, or ask a database."""
     if run.config:
         return run.config.env.type
     env = run.settings.get("env") or ("text2sql" if run.settings.get("database") else "dbbench")
@@ -172,12 +168,11 @@ def settings(run: Run) -> list[tuple[str, str]]:
     return [(name, shown(value)) for name, value in flat(run.settings).items()]
 
 
+# The setting that names the model, which has a place of its own in each command.
 MODELS = ("model", "model.model_path", "model_path", "language_model.model_path", "base.path")
-"""The setting that names the model, which has a place of its own in each command."""
 
 
 def model_of(run: Run) -> Any:
-    """Return the model that the run began with."""
     given = flat(run.settings)
     return next((given[name] for name in MODELS if given.get(name) is not None), None)
 
@@ -187,7 +182,7 @@ def shown(value: Any) -> str:
 
 
 def command(run: Run) -> str:
-    """Return the command as it was typed; its first word may be two, as in `agentgrpo local`."""
+    """As it was typed; its first word may be two, as in `agentgrpo local`."""
     program, *words = [masked(str(word), whole=True) for word in run.facts.get("argv") or [""]]
     return shlex.join([*(program.split() if program.startswith("agentgrpo ") else [program]), *words])
 
@@ -197,7 +192,7 @@ def _clock(seconds: float) -> str:
 
 
 def dashboard(run: Run) -> str:
-    """Return a link to the store's dashboard if the store is external and may still be up."""
+    """A link, if the store is external and may still be up."""
     address = (run.config and run.config.store.address) or ""
     if not address.startswith(("http://", "https://")):
         return ""
@@ -213,14 +208,14 @@ def counted(run: Run, kept: int) -> str:
 
 
 def spread(rows: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` rows, spread evenly over their order."""
+    """At most `most` rows, spread evenly over their order."""
     if len(rows) <= most:
         return list(rows)
     return [rows[i * len(rows) // most] for i in range(most)]
 
 
 def outcome(row: Row) -> str:
-    """Return `lost`, `set aside` (filtered), `right` or `wrong`; `unjudged` if the environment has no judge."""
+    """`lost`, `set aside` (filtered), `right` or `wrong`; `unjudged` if the environment has no judge."""
     if row.get("lost"):
         return "lost"
     if row.get("set_aside"):
@@ -230,7 +225,6 @@ def outcome(row: Row) -> str:
 
 
 def browser_row(row: Row) -> Row:
-    """Return the fields of a trajectory that the browser needs, under short names."""
     score = row.get("score") or {}
     names = ("task_id", "kind", "skills", "lost", "unshaped", "set_aside", "reward", "advantage", "stop_reason")
     names += ("num_turns", "chains", "first_prompt_tokens", "sampled_tokens", "response_tokens")
@@ -257,7 +251,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_data(value: Any) -> str:
-    """Return JSON that is safe in a script element: no text in it can end the element or begin a comment."""
+    """JSON that is safe in a script element: no text in it can end the element or begin a comment."""
     text = json.dumps(value)  # ASCII: U+2028 is escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,4 +1,4 @@
-"""Sets each held-out question's answers at two validations side by side. Leaves out how they are shown (`page`)."""
+"""Sets each held-out question's answers at two validations side by side."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from sql_agent.report.reading import Row, solved
 
+# Trajectories of one validation by task id.
 Answers = Mapping[str, Row]
-"""Trajectories of one validation by task id."""
+# What became of a question, in the order of the table: first what a person looks for. The last three are those of a
+# single validation.
 RESULTS = (
     *("solved anew", "no longer solved", "still wrong", "higher reward", "lower reward", "same reward", "not judged"),
     *("right both times", "wrong", "right", "rewarded"),
 )
-"""What became of a question, in the order of the table: first what a person looks for. The last three are those of a
-single validation."""
 _WORDS = {  # of a pair of results
     (False, True): "solved anew",
     (True, False): "no longer solved",
@@ -25,7 +25,7 @@ _WORDS = {  # of a pair of results
 
 
 def validations(trajectories: Sequence[Row]) -> list[Answers]:
-    """Return the first and the last validation; one if there is one, [] if there is none."""
+    """The first and the last; one if there is one, [] if there is none."""
     by_step: dict[int, dict[str, Row]] = {}
     for row in trajectories:
         if row.get("validate"):
@@ -35,7 +35,7 @@ def validations(trajectories: Sequence[Row]) -> list[Answers]:
 
 
 def side_by_side(before: Answers, after: Answers | None) -> list[Row]:
-    """Return a row for each question of either validation, those that changed first.
+    """A row for each question of either validation, those that changed first.
 
     Args:
         after: None if there is one validation only.
@@ -77,12 +77,12 @@ def _by_reward(rewards: Sequence[float | None]) -> str:
 
 
 def reward_of(row: Row) -> float | None:
-    """Return the reward of a rollout that nobody judged; None for others."""
+    """The reward of a rollout that nobody judged; None for others."""
     return row.get("reward") if solved(row) is None and not row.get("lost") else None
 
 
 def answer(row: Row) -> Row:
-    """Return what a trajectory answered and what was made of it; `sql` is the last call where nobody recorded one."""
+    """What a trajectory answered and what was made of it; `sql` is the last call where nobody recorded one."""
     compared = row.get("comparison") or None
     return {
         "sql": (compared or {}).get("submitted") or last_words(row),
@@ -95,7 +95,7 @@ def answer(row: Row) -> Row:
 
 
 def question(row: Row) -> str:
-    """Return the question of a trajectory: the end of the last user message before the first reply.
+    """The question of a trajectory: the end of the last user message before the first reply.
 
     A prompt may hold replies too, as examples; the agent's own are the last `num_turns`.
     """
@@ -108,7 +108,7 @@ def question(row: Row) -> str:
 
 
 def last_words(row: Row) -> str:
-    """Return the last call of the agent, its one argument where it has one, or else its last text."""
+    """The last call of the agent, its one argument where it has one, or else its last text."""
     said = [message for message in messages(row) if message.get("role") == "assistant"]
     if not said:
         return ""

@@ -1,7 +1,4 @@
-"""Reads the files in a run's folder, any of which may be incomplete.
-
-The run may still be running, or may have been killed. Leaves out how they are shown (`figures`, `page`).
-"""
+"""Reads the files in a run's folder, any of which may be incomplete: the run may be going on, or was killed."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ State = Literal["running", "finished", "stopped"]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Holds one validation: how many of the held-out tasks the greedy policy solved."""
-
     step: int
     solved: int
     judged: int
@@ -46,7 +41,7 @@ class HeldOut:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return Wilson's 95 % interval."""
+        """Wilson's, 95 %."""
         return wilson_interval(self.solved, self.judged)
 
     def __str__(self) -> str:
@@ -56,7 +51,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class HeldOutReward:
-    """Holds one validation where there is no judge: the mean reward of the greedy policy."""
+    """A validation where there is no judge: the mean reward of the greedy policy."""
 
     step: int
     mean: float
@@ -105,7 +100,7 @@ class Change:
 
     @property
     def p_value(self) -> float:
-        """Return McNemar's exact test, two-sided: the chance of a split this uneven if both are equally likely."""
+        """McNemar's exact test, two-sided: the chance of a split this uneven if both are equally likely."""
         n = self.gained + self.lost
         tail = sum(comb(n, k) for k in range(min(self.gained, self.lost) + 1))
         return min(1.0, 2 * tail / 2**n)
@@ -155,7 +150,7 @@ class Run:
 
     @property
     def measured(self) -> tuple[str, Sequence[Measured]]:
-        """Return what was measured and its results: success, where there is no judge the reward, else a loss."""
+        """What was measured and its results: success, where there is no judge the reward, else a loss."""
         if points := self.held_out:
             return "held-out success", points
         if rewards := held_out_rewards(self.metrics):
@@ -237,7 +232,7 @@ def _train_config(file: Path) -> TrainConfig:
 
 
 def read_lines(file: Path) -> tuple[list[Row], int]:
-    """Return the lines of a file that name their train step, and the number of other lines.
+    """The lines of a file that name their train step, and the number of other lines.
 
     Numbers that are not finite become None, because a browser's JSON does not know them.
     """
@@ -307,14 +302,12 @@ def held_out_rewards(rows: Sequence[Row]) -> list[HeldOutReward]:
 
 
 def solved(row: Row) -> bool | None:
-    """Return whether a trajectory's task is solved; None if nobody can tell, as of a lost rollout."""
     score = row.get("score") or {}
     success = success_of(Score(score.get("value"), score.get("reason") or "", score.get("parts") or {}))
     return None if success is None else success == 1
 
 
 def change(trajectories: Sequence[Row]) -> Change | None:
-    """Return the change of the held-out tasks from the first validation to the last; None if there are not two."""
     results: dict[int, dict[str, bool]] = {}
     for row in trajectories:
         if row.get("validate") and (right := solved(row)) is not None:

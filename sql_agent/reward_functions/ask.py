@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from numbers import Real
@@ -38,6 +39,7 @@ class RewardFunctions:
     def __init__(self, functions: Sequence[LoadedReward], threads: int) -> None:
         self._functions = functions
         self._free = asyncio.Semaphore(threads)
+        self._failures: Counter[str] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._functions)
@@ -58,13 +60,13 @@ class RewardFunctions:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the rollout was cancelled, not something in the function
                 raise
-            return _failed(function, error)
+            return self._failed(function, error)
         except (Exception, SystemExit) as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 what = f"{function.label} gave no number within {function.timeout_s:g} s (rollout.reward_timeout_s)"
                 logger.warning("%s", what)
                 return FunctionReward(None, "reward_deadline", what)
-            return _failed(function, error)
+            return self._failed(function, error)
 
     async def _call(self, function: Function, record: RewardRecord) -> Any:
         await self._free.acquire()
@@ -86,6 +88,21 @@ class RewardFunctions:
         if error is not None:
             raise error
         return await value if inspect.isawaitable(value) else value
+
+    def _failed(self, function: LoadedReward, error: BaseException) -> FunctionReward:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next  # leaves out our own frames
+        what = "".join(traceback.format_exception(type(error), error, trace))[-TRACEBACK_CHARS:]
+        at = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(trace)[-1:]]
+        kind = f"{function.label} failed: " + " at ".join([type(error).__name__, *at])
+        self._failures[kind] += 1
+        times = self._failures[kind]
+        if times == 1:
+            logger.error("reward %s\n%s", kind, what)
+        elif str(times).strip("0") == "1":  # 10, 100, ...; a fault in the function comes once for each rollout
+            logger.error("reward %s, %d times so far", kind, times)
+        return FunctionReward(None, "reward_error", what)
 
 
 def number(label: str, value: Any, num_turns: int) -> FunctionReward:
@@ -131,12 +148,3 @@ def _call(function: Function, record: RewardRecord) -> tuple[Any, BaseException 
         return function(record.copy()), None
     except BaseException as error:  # the user's code may raise anything; it loses its rollout, but not the runner
         return None, error
-
-
-def _failed(function: LoadedReward, error: BaseException) -> FunctionReward:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # leaves out our own frames
-    what = "".join(traceback.format_exception(type(error), error, trace))[-TRACEBACK_CHARS:]
-    logger.error("reward %s failed\n%s", function.label, what)
-    return FunctionReward(None, "reward_error", what)

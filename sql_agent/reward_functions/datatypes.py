@@ -1,4 +1,4 @@
-"""Defines what a reward function gets and may raise. Importing this is instant.
+"""What a reward function gets and may raise. Importing this is instant.
 
 `RewardRecord` and `RewardUnavailable` are public; the changelog names every change to them.
 """

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from agentgrpo.flags import FlagName
 from sql_agent.names import check_name, weights_of
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.settings.local import EnvironmentFlags
 
 
 class EvaluateConfig(EnvironmentFlags):
-    """Holds the flags of `agentgrpo evaluate` with their defaults."""
+    """The flags of `agentgrpo evaluate` with their defaults."""
 
     base_url: str
     """OpenAI-compatible endpoint up to and including /v1."""
@@ -25,8 +26,8 @@ class EvaluateConfig(EnvironmentFlags):
     split: Literal["held-out", "train", "all"] | None = None
     """Rows of the file: those that training and fine-tuning hold out of it, those that they learn, or all. None: all,
     unless the model has learnt one of them."""
-    agent: str | None = None
-    """Your own agent, FILE.py:NAME, as in training."""
+    agent: Annotated[str | None, FlagName("agent", "FILE.py:NAME")] = None
+    """Your own agent, as in training; --tasks has its rows."""
     reward: tuple[str, ...] = ()
     """With your own agent: a function of the rollout's record, FILE.py:NAME[=WEIGHT]; repeat to sum several."""
     instructions: Path | None = None
@@ -75,7 +76,7 @@ class EvaluateConfig(EnvironmentFlags):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Return the entries of `reward`, each with its weight."""
+        """The entries of `reward`, each with its weight."""
         return weights_of(self.reward)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -78,20 +78,30 @@ def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = Fal
             if not field.is_required() and field.default not in (None, ()):
                 options["help"] += f" (default {field.default})"
             options |= {"required": field.is_required(), "choices": choices or None}
-            options["metavar"] = None if choices else "X"
+            options["metavar"] = None if choices else _metavar(flag, kinds)
             options["type"] = named_database if DatabaseSpec in kinds else named_path if Path in kinds else str
         if names := {"gpu", "cuda"}.intersection(choices):
             options |= {"type": partial(_device, gpu=names.pop()), "metavar": DEVICES}
         parser.add_argument(*(f"--{one}" for one in flag.names), dest=flag.dest, **options)
 
 
+def _metavar(flag: Flag, kinds: tuple[Any, ...]) -> str:
+    """What `--help` shows for a value: --limit N, --temperature X, --skills NAME,..., --base-url URL."""
+    named = [each.metavar for each in flag.field.metadata if isinstance(each, FlagName) and each.metavar]
+    if named:
+        return named[0]
+    if get_origin(flag.field.annotation) is tuple:
+        return "NAME,..."
+    return "N" if int in kinds else "X" if float in kinds else flag.names[0].rpartition("-")[2].upper()
+
+
 def _device(name: str, gpu: str) -> str:
-    """Return a setting's name of a device; gpu and cuda are the same in flags."""
+    """A setting's name of a device; gpu and cuda are the same in flags."""
     return gpu if name in ("gpu", "cuda") else name
 
 
 def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -> Config:
-    """Return the settings from the flags; a value out of range ends the command with the flag and its range."""
+    """The settings from the flags; a value out of range ends the command with the flag and its range."""
     given: dict[str, Any] = {}
     for flag in flags_of(config):
         value = getattr(args, flag.dest, None)
@@ -110,6 +120,7 @@ def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -
 def _describe_fault(fault: Any, spellings: dict[tuple[str, ...], str]) -> str:
     place = tuple(map(str, fault["loc"]))
     where = spellings.get(place, ".".join(place))
-    found = "" if isinstance(fault["input"], dict | BaseModel) else f", got {masked(repr(fault['input']), whole=True)}"
-    text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected") + found
+    text, given = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected"), fault["input"]
+    if not isinstance(given, dict | BaseModel) and repr(given) not in text:
+        text += f", got {masked(repr(given), whole=True)}"
     return f"{where}: {text}" if where else text

@@ -26,7 +26,7 @@ MAX_RETRIES = 2
 
 
 class AgentConfig(Settings):
-    """Holds limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
+    """Limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
 
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
@@ -104,21 +104,22 @@ class DataConfig(TaskFiles):
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the tokens that a row keeps for its first prompt, or a guess before the prompts are known."""
+        """The tokens that a row keeps for its first prompt, or a guess before the prompts are known."""
         return self.max_prompt_tokens or UNKNOWN_PROMPT_TOKENS
 
 
 class EnvConfig(Settings):
     type: Annotated[str, FlagName("env")] = "dbbench"
-    """What the policy is trained on: dbbench, text2sql, medical or gsm8k (`sql_agent.names`), an
-    environment of your own, FILE.py:NAME, module:NAME or an installed package's entry point
-    (`doc/own_environment.md`), or agent: an agent of your own, see `agent`."""
-    agent: Annotated[str | None, FlagName("agent")] = None
-    """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself: one of
-    openai-agents, of LangGraph or of agent-lightning (`doc/own_agent.md`)."""
+    """What the policy is trained on: dbbench, text2sql, medical or gsm8k; an environment of your own, FILE.py:NAME,
+    module:NAME or an installed package's entry point (`doc/own_environment.md`); or agent, which `agent` implies."""
+    agent: Annotated[str | None, FlagName("agent", "FILE.py:NAME")] = None
+    """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself, whatever
+    their shape: one of openai-agents, of LangGraph or of agent-lightning; give --reward too, unless it is
+    agent-lightning's, which says its own (`doc/own_agent.md`)."""
     database: Annotated[DatabaseSpec | None, FlagName("database")] = None
-    """SQLite file of text2sql, its folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database; SQLite
-    file of medical (None: invented entries, made on this machine in data/medical)."""
+    """Your own database, for text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or
+    mysql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`. For medical its
+    SQLite file (None: invented entries, made on this machine in data/medical)."""
     call_timeout_s: float = Field(default=30.0, gt=0)
     """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
     longer loses its rollout."""
@@ -140,7 +141,7 @@ class EnvConfig(Settings):
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """Holds the settings for `sql_agent.environments.base.make_taskset`; each environment reads its own."""
+    """The settings for `sql_agent.environments.base.make_taskset`; each environment reads its own."""
 
     type: str = "dbbench"
     """A key of `sql_agent.names.ENVIRONMENTS`, or the name of a user's own environment."""
@@ -160,8 +161,8 @@ class RewardModelConfig(Settings):
     """Configures the reward model in the reward; without a URL there is none."""
 
     url: Annotated[str | None, FlagName("reward-model-url")] = None
-    """Scoring service (`agentgrpo reward serve`); its token, where it wants one, is read from the environment,
-    REWARD_API_TOKEN. None: no reward model."""
+    """Scoring service (`agentgrpo reward serve`), whose score joins the reward; its token, where it wants
+    one, is read from the environment, REWARD_API_TOKEN. None: no reward model."""
     weight: float = Field(default=0.2, ge=0, le=0.2)
     """Most that the score adds to the reward of a correct rollout, or takes from it; 0 only logs it."""
     center: float = 0.0
@@ -192,8 +193,8 @@ class JudgeConfig(Settings):
     """Configures an LLM as judge behind an OpenAI-compatible address; without a URL there is none."""
 
     url: Annotated[str | None, FlagName("judge-url")] = None
-    """Address up to /v1 of an LLM as judge. Its key, where it wants one, is read from the environment, JUDGE_API_KEY.
-    None: no judge."""
+    """Address up to /v1 of an LLM as judge, which `--reward judge` asks. Its key, where it wants one, is read from the
+    environment, JUDGE_API_KEY. None: no judge."""
     model: Annotated[str | None, FlagName("judge-model")] = None
     """The judge's name at that address."""
     rubric: Annotated[Path | None, FlagName("judge-rubric")] = None

@@ -41,7 +41,7 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
 
 
 def settings_file(weights: int | None) -> Path | None:
-    """Return the shipped settings for a model of a size: `SMALL` is read without being asked for, `PRETRAINED` is to be
+    """The shipped settings for a model of a size: `SMALL` is read without being asked for, `PRETRAINED` is to be
     given as --config; None: the defaults, or the size is not known."""
     if not weights or weights >= BILLION:
         return None
@@ -49,12 +49,12 @@ def settings_file(weights: int | None) -> Path | None:
 
 
 def config_flag(weights: int | None) -> list[str]:
-    """Return the flag that a training command takes for a model of a size, [] for none."""
+    """The flag that a training command takes for a model of a size, [] for none."""
     return ["--config", str(PRETRAINED)] if settings_file(weights) == PRETRAINED else []
 
 
 def _is_small(model: Any) -> bool:
-    """Return whether a model takes `SMALL`; without a model the small policy is made.
+    """Whether a model takes `SMALL`; without a model the small policy is made.
 
     The size of the files decides, as that of float32 weights, so that nothing is imported.
     """
@@ -67,5 +67,5 @@ def _is_small(model: Any) -> bool:
 
 
 def dump_config(cfg: TrainConfig) -> str:
-    """Return the resolved config as YAML, which `load_config` reads back to an equal object."""
+    """The resolved config as YAML, which `load_config` reads back to an equal object."""
     return yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False)

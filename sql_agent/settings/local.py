@@ -37,7 +37,7 @@ ROLLOUT_TIMEOUT_S = 3600.0
 
 
 def also(earlier: str, default: Any, **limits: Any) -> Any:
-    """Return a field with an earlier name too; flags and YAML files take both, and a run's files keep the earlier."""
+    """A field with an earlier name too; flags and YAML files take both, and a run's files keep the earlier."""
     return Field(default, validation_alias=earlier, serialization_alias=earlier, **limits)
 
 
@@ -58,7 +58,7 @@ class AdapterConfig(Settings):
 
 
 class OptimConfig(Settings):
-    """Holds the settings of AdamW."""
+    """The settings of AdamW."""
 
     learning_rate: float = Field(default=2e-5, gt=0, le=1)
     weight_decay: float = Field(default=0.01, ge=0, le=1)
@@ -154,22 +154,23 @@ def check_flags(cfg: Settings, env: str, flags: Mapping[str, tuple[str, ...]]) -
 
 
 class DbBenchConfig(Settings):
-    """Holds the flags of DB-Bench's episodes; the judge is one of the environment's."""
+    """The flags of DB-Bench's episodes; the judge is one of the environment's."""
 
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: Judge = "strict"
-    """For dbbench strict, text, fc or lab; for text2sql strict, spider or bird."""
+    """How the verdict is found: strict, or as the originals do, DB-Bench's text, fc and lab, Spider's and BIRD's
+    evaluators for text2sql (spider, bird)."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
     (lab)."""
 
 
 class EnvironmentFlags(DbBenchConfig):
-    """Holds the flags that name an environment."""
+    """The flags that name an environment."""
 
     env: str | None = None
-    """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
+    """The environment: dbbench, text2sql, medical or gsm8k; or your own, FILE.py:NAME, module:NAME or an
     installed package's entry point. None: text2sql if there is a database, else dbbench."""
     database: DatabaseSpec | None = None
     """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.
@@ -183,7 +184,7 @@ class EnvironmentFlags(DbBenchConfig):
 
 
 class EnvironmentConfig(EnvironmentFlags):
-    """Holds the flags of an environment that a command plays in its own process."""
+    """The flags of an environment that a command plays in its own process."""
 
     @model_validator(mode="after")
     def _has_an_environment(self) -> Self:
@@ -199,7 +200,7 @@ class EnvironmentConfig(EnvironmentFlags):
 
 
 class SamplingConfig(Settings):
-    """Holds the limits and the sampling of an episode."""
+    """The limits and the sampling of an episode."""
 
     max_turns: int | None = also("max_rounds", 3, ge=1, le=100)
     """Replies per episode."""
@@ -214,22 +215,93 @@ class SamplingConfig(Settings):
     """Wall clock of a whole episode, in seconds; one that runs into it is lost, whatever it was doing."""
 
 
-class GrpoConfig(SamplingConfig):
-    """Holds the settings that all GRPO commands have."""
+class RewardSettings(Settings):
+    """What an episode is worth, and when a run stops because too many have no reward."""
+
+    reward: str | dict[str, float] | None = None
+    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
+    (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
+    your own environment gives is the preset's. None: the command's own values by outcome."""
+    reward_timeout_s: float = Field(default=30.0, gt=0)
+    """How long one call of a reward function may take; the episode is lost under reward_deadline then."""
+    max_lost_fraction: float = Field(default=1.0, ge=0, le=1)
+    """A batch that loses a larger share of its episodes stops the run with the most frequent reason; 1: only three
+    batches in a row without any verdict stop it."""
+    reward_model: RewardModelConfig = RewardModelConfig()
+    llm_judge: JudgeConfig = JudgeConfig()
+
+    @model_validator(mode="after")
+    def _asks_the_judge_that_is_there(self) -> Self:
+        check_judge_asked(self.rollout, self.llm_judge)
+        return self
+
+    @field_validator("reward")
+    @classmethod
+    def _known_rewards(cls, reward: Any) -> Any:
+        return reward if reward is None else RolloutConfig._known_rewards(reward)
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """The same as settings of the source; without `reward` its preset is not read."""
+        return RolloutConfig(
+            reward=self.reward or "agentbench",
+            reward_timeout_s=self.reward_timeout_s,
+            redraws=0,
+            max_lost_fraction=self.max_lost_fraction,
+        )
+
+
+class LocalConfig(SamplingConfig, RewardSettings):
+    """What every local trainer has; the commands below differ in defaults and in where their tasks come from."""
 
     model: ModelConfig = ModelConfig()
     reference_model_path: Annotated[str | None, FlagName("reference-model")] = None
     """Model that the KL is measured against; none: the policy as it was loaded, without the trained adapter."""
     group_size: int = Field(default=4, ge=2, le=1024)
     """Sampled episodes per task."""
+    batch_size: int = Field(default=8, ge=1)
+    """Tasks whose episodes are played side by side and then trained on together."""
+    num_epochs: int = Field(default=1, ge=1)
+    """Passes over the tasks."""
+    sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
+    """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
+    of `sql_agent.names.SAMPLERS`."""
+    redraws: int = Field(default=0, ge=0)
+    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
+    eval_tasks: int = Field(default=0, ge=0)
+    """Held-out tasks that are played before training and after it; 0: none."""
+    eval_every: int | None = Field(default=None, ge=0)
+    """Batches between evaluations on held-out tasks; 0: none in between. None: one after each epoch."""
+    save_every: int = Field(default=10, ge=1)
+    """Batches between checkpoints; a run that is killed loses at most this many."""
+    run_dir: Path = Path("outputs/local")
+    """Folder of the run."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
     seed: int = Field(default=0, ge=0)
 
     @property
+    def environment(self) -> EnvironmentSettings:
+        raise NotImplementedError  # each command knows its own
+
+    @property
     def limits(self) -> AgentConfig:
-        return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_tokens)
+        return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_tokens, protocol=self.environment.protocol)
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        return super().rollout.model_copy(update={"redraws": self.redraws})
+
+
+class DbBenchTrainingConfig(LocalConfig, DbBenchConfig):
+    """What local trainers have that play DB-Bench only."""
+
+    judge: JudgeName = "strict"
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings("dbbench", self.protocol, self.judge, self.backend)
 
 
 def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
@@ -245,8 +317,8 @@ def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
         )
 
 
-class GreedyGrpoConfig(GrpoConfig, DbBenchConfig, TaskFiles):
-    """Holds the flags of `agentgrpo greedy-grpo` with their defaults."""
+class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
+    """The flags of `agentgrpo greedy-grpo` with their defaults."""
 
     train_file: Path | None = also("data", None)
     """Task file, in any known form of DB-Bench tasks; none: `num_tasks` are generated."""
@@ -254,14 +326,15 @@ class GreedyGrpoConfig(GrpoConfig, DbBenchConfig, TaskFiles):
     """Tasks to train on: generated, or drawn from `train_file` by the seed, the same number of every kind."""
     skills: tuple[str, ...] = ()
     """Skills, separated by commas, that generated tasks show, e.g. select,delete; none: tasks of every kind."""
+    batch_size: Annotated[int, FlagName(None)] = 1
+    sampler: Annotated[str, known(SAMPLERS)] = "in_order"
+    """The order of the tasks of an epoch: in_order (as they were drawn), shuffled (another one in each), or another
+    row of `sql_agent.names.SAMPLERS`."""
     eval_tasks: int = Field(default=0, ge=0)
     """Held-out tasks of `train_file`, or else generated ones, that are played before and after training, greedily and
     at temperature 1; 0: none."""
-    eval_every: int = Field(default=0, ge=0)
+    eval_every: int | None = Field(default=0, ge=0)
     """Tasks between further evaluations; 0: none in between."""
-    judge: JudgeName = "strict"
-    num_epochs: int = Field(default=1, ge=1)
-    """Passes over the tasks."""
     run_dir: Path = also("save_dir", Path("outputs/dbbench_greedy_grpo"))
     """Folder of the run."""
     save_every: int = Field(default=20, ge=1)
@@ -282,65 +355,29 @@ class GreedyGrpoConfig(GrpoConfig, DbBenchConfig, TaskFiles):
         return self
 
     @property
-    def limits(self) -> AgentConfig:
-        return super().limits.model_copy(update={"protocol": self.protocol})
+    def data(self) -> DataConfig:
+        return DataConfig(train_file=self.train_file, val_file=self.val_file, held_out_fraction=self.held_out_fraction)
 
 
-class BatchGrpoConfig(GrpoConfig):
-    """Holds the settings of the recipe that trains in batches of tasks, epoch by epoch (`batch_grpo`)."""
+class BatchGrpoConfig(LocalConfig):
+    """What `local` and `gsm8k` share."""
 
-    batch_size: int = Field(default=8, ge=1)
-    """Tasks whose episodes are played side by side and then trained on together."""
-    num_epochs: int = Field(default=1, ge=1)
-    """Passes over the tasks."""
-    sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
-    """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
-    of `sql_agent.names.SAMPLERS`."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""
-    reward: str | dict[str, float] = "agentbench"
+    reward: str | dict[str, float] | None = "agentbench"
     """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
     your own environment gives is the preset's."""
-    reward_timeout_s: float = Field(default=30.0, gt=0)
-    """How long one call of a reward function may take; the episode is lost under reward_deadline then."""
-    redraws: int = Field(default=0, ge=0)
-    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
-    max_lost_fraction: float = Field(default=1.0, ge=0, le=1)
-    """A batch that loses a larger share of its episodes stops the run with the most frequent reason; 1: only three
-    batches in a row without any verdict stop it."""
-    reward_model: RewardModelConfig = RewardModelConfig()
-    llm_judge: JudgeConfig = JudgeConfig()
-    run_dir: Path
-    """Folder of the run."""
-    save_every: int = Field(default=10, ge=1)
-    """Batches between checkpoints; a run that is killed loses at most this many."""
 
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:
         check_top_p(self.top_p, "--top-p", "--temperature")
-        check_judge_asked(self.rollout, self.llm_judge)
         return self
 
-    @field_validator("reward")
-    @classmethod
-    def _known_rewards(cls, reward: Any) -> Any:
-        return RolloutConfig._known_rewards(reward)
 
-    @property
-    def rollout(self) -> RolloutConfig:
-        return RolloutConfig(
-            group_size=self.group_size,
-            reward=self.reward,
-            reward_timeout_s=self.reward_timeout_s,
-            redraws=self.redraws,
-            max_lost_fraction=self.max_lost_fraction,
-        )
-
-
-class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig, TaskFiles):
-    """Holds the flags of `agentgrpo local` with their defaults."""
+class LocalGrpoConfig(EnvironmentConfig, BatchGrpoConfig, TaskFiles):
+    """The flags of `agentgrpo local` with their defaults."""
 
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks to train on, drawn by the seed, the same number of every kind; none: all, or 512 generated ones."""
@@ -366,13 +403,9 @@ class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig, TaskFiles):
             val_limit=max(self.eval_tasks, 1),
         )
 
-    @property
-    def limits(self) -> AgentConfig:
-        return super().limits.model_copy(update={"protocol": self.protocol})
-
 
 class Gsm8kGrpoConfig(BatchGrpoConfig):
-    """Holds the flags of `agentgrpo gsm8k` with their defaults."""
+    """The flags of `agentgrpo gsm8k` with their defaults."""
 
     dataset: str = "generated"
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
@@ -396,9 +429,18 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
     def source(self) -> str:
         return self.dataset.removeprefix("gsm8k:")
 
+    @property
+    def data(self) -> DataConfig:
+        file = None if self.source == "generated" else Path(self.source)
+        return DataConfig(train_file=file, generate=self.num_tasks or 1000, val_limit=max(self.eval_tasks, 1))
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings("gsm8k")
+
 
 class InteractiveConfig(DbBenchConfig):
-    """Holds the flags of `agentgrpo interactive` with their defaults."""
+    """The flags of `agentgrpo interactive` with their defaults."""
 
     model: ModelConfig = ModelConfig()
     env: str = also("task", "dbbench")

@@ -87,7 +87,7 @@ class RolloutConfig(Settings):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Return the entries of `reward`, each with its weight."""
+        """The entries of `reward`, each with its weight."""
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
 
@@ -224,8 +224,8 @@ class ApoConfig(Settings):
     """Configures agent-lightning's APO, which rewrites the agent's instructions; only `algorithm=apo` reads it."""
 
     base_url: Annotated[str | None, FlagName("apo-base-url")] = None
-    """Address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one. Its key is read from
-    the environment, OPENAI_API_KEY."""
+    """With `algorithm=apo`: address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one.
+    Its key is read from the environment, OPENAI_API_KEY."""
     gradient_model: Annotated[str | None, FlagName("apo-model")] = None
     """Name at that address of the model that writes critiques of the instructions. APO: gradient_model"""
     apply_edit_model: str | None = None
@@ -257,7 +257,7 @@ class ApoConfig(Settings):
 
     @property
     def max_calls(self) -> int:
-        """Return how many critiques and edits the search asks for at most; each may be tried three times."""
+        """How many critiques and edits the search asks for at most; each may be tried three times."""
         return 2 * self.beam_rounds * self.beam_width * self.branch_factor
 
 

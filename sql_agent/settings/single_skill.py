@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -22,8 +22,16 @@ from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.settings.groups import AgentConfig
-from sql_agent.settings.local import AdapterConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig, also
+from sql_agent.settings.local import (
+    AdapterConfig,
+    DbBenchTrainingConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    RewardSettings,
+    SamplingConfig,
+    also,
+)
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
@@ -48,7 +56,7 @@ class SamplingAgentConfig(SamplingConfig):
 
 
 class RewardsConfig(Settings):
-    """Holds the reward of an episode by its outcome; the defaults are the preset `agent_peft`."""
+    """The reward of an episode by its outcome; the defaults are the preset `agent_peft`."""
 
     correct: float = 1.0
     incorrect: float = -0.1
@@ -58,7 +66,9 @@ class RewardsConfig(Settings):
     """The policy wrote something with which the conversation could not continue."""
 
 
-class TaskConfig(Settings):
+class TaskConfig(RewardSettings):
+    """The tasks of a run and what their episodes are worth: `rewards`, or what `reward` names."""
+
     data: Path | None = None
     """Task file in any known form, also one from agentgrpo tasks single-skill; null: tasks are generated."""
     held_out_data: Path | None = None
@@ -87,7 +97,9 @@ class TaskConfig(Settings):
         return skills
 
 
-SUM_OVER_TOKENS = LossConfig(name="reinforce", kl_coef=0.0, aggregation="seq-mean-token-sum-norm", max_tokens=1)
+SUM_OVER_TOKENS = LossConfig(
+    name="reinforce", estimator="reinforce", kl_coef=0.0, aggregation="seq-mean-token-sum-norm", max_tokens=1
+)
 """REINFORCE's loss: a sum over the tokens of an episode, and a mean over the episodes of an update."""
 
 
@@ -103,7 +115,7 @@ class ReinforceConfig(OptimConfig):
 
 
 class TrainingCallbackConfig(Settings):
-    """Holds settings of checkpoints, evaluation and length; they may change when a run is resumed."""
+    """Checkpoints, evaluation and length of a run, which may change when it is resumed."""
 
     save_every: int = Field(default=20, ge=1)
     """Updates between checkpoints; a run that is killed loses at most this many."""
@@ -116,7 +128,7 @@ class TrainingCallbackConfig(Settings):
 
 
 class ExperimentConfig(Settings):
-    """Holds the settings of `agentgrpo single-skill`: one file, most of it imported from others."""
+    """The settings of `agentgrpo single-skill` in the form of its files: one file, most of it imported from others."""
 
     language_model: LanguageModelConfig
     agent: SamplingAgentConfig = SamplingAgentConfig()
@@ -127,30 +139,26 @@ class ExperimentConfig(Settings):
     """Seed of the draws, the adapter's first weights, sampling and dropout."""
     output_dir: Path = Path("outputs/rl_training")
     """The run's folder is <output_dir>/<model>/db_bench/<timestamp>."""
-    reference_model_path: ClassVar[None] = None
-    loss: ClassVar[LossConfig] = SUM_OVER_TOKENS
 
-    @property
-    def model(self) -> ModelConfig:
-        return self.language_model
-
-    @property
-    def adapter(self) -> AdapterConfig:
-        return self.language_model.adapter
-
-    @property
-    def optim(self) -> OptimConfig:
-        """Return the settings for the learner, which gets the episodes of an update as one batch."""
-        return self.training.model_copy(update={"gradient_accumulation_steps": 1})
-
-    @property
-    def rollout_timeout_s(self) -> float:
-        return self.agent.rollout_timeout_s
-
-    @property
-    def limits(self) -> AgentConfig:
-        agent = self.agent
-        return AgentConfig(protocol=agent.protocol, max_turns=agent.max_turns, max_tokens=agent.max_tokens)
+    def trained(self, run_dir: Path | None = None) -> DbBenchTrainingConfig:
+        """The same settings as those of every local trainer; the episodes of an update are one batch."""
+        task, callback = self.task, self.training_callback
+        of_rewards = {name: getattr(task, name) for name in RewardSettings.model_fields}
+        return DbBenchTrainingConfig(
+            **dict(self.agent),
+            **of_rewards,
+            backend=task.backend,
+            judge=task.judge,
+            model=self.language_model,
+            adapter=self.language_model.adapter,
+            batch_size=self.training.gradient_accumulation_steps,
+            optim=self.training.model_copy(update={"gradient_accumulation_steps": 1}),
+            loss=SUM_OVER_TOKENS,
+            eval_every=callback.evaluate_every,
+            save_every=callback.save_every,
+            run_dir=run_dir or self.output_dir,
+            seed=self.seed,
+        ).model_copy(update={"group_size": 1})
 
     @model_validator(mode="after")
     def _ends_with_a_whole_update(self) -> Self:
@@ -166,14 +174,6 @@ class ExperimentConfig(Settings):
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-FILE_NAMES = {
-    "max_turns": "max_rounds",
-    "max_tokens": "max_new_tokens",
-    "rank": "r",
-    "gradient_accumulation_steps": "grad_accum",
-    "out_of_limits": "out_of_rounds",
-}
-"""Keys that the main job spells otherwise; both are read, and the spelling of these files is saved."""
 Leaves = dict[tuple[str, ...], tuple[Any, str]]
 """The leaves of a tree of settings: paths to pairs of a value and the file or flag that it comes from."""
 
@@ -192,7 +192,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set training.learning_rate=1e-4"
             )
         said = f"--set {masked(override, whole=True)}"
-        path = tuple(map(_key, place.strip().split(".")))
+        path = _spelt(tuple(place.strip().split(".")))
         others = {own: value for own, value in leaves.items() if own[: len(path)] != path}
         leaves = _merge(others, _leaves(parse_yaml(text, said), path, said))
     try:
@@ -224,9 +224,9 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
                 "a relative path begins at the folder of this file"
             )
         imported = _read(target, importing)
-        leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
+        leaves = _merge(leaves, {_spelt((*place, *path)): said for path, said in imported.items()})
     for key, value in mapping.items():
-        inner = (*place, _key(key))
+        inner = _spelt((*place, str(key)))
         if key in ("import", "overwrite"):
             continue
         own = _resolved(value, inner, file, importing) if isinstance(value, dict) else {inner: (value, str(file))}
@@ -238,8 +238,15 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
     return _merge(leaves, _leaves(overwrite, place, str(file)))
 
 
-def _key(name: Any) -> str:
-    return FILE_NAMES.get(str(name), str(name))
+def _spelt(path: tuple[str, ...]) -> tuple[str, ...]:
+    """A setting's path as these files spell it; the names that the main job and flags have for it are read too."""
+    found: list[str] = []
+    model: Any = ExperimentConfig
+    for name in path:
+        field = getattr(model, "model_fields", {}).get(name)
+        found.append((field and field.serialization_alias) or name)
+        model = field and field.annotation
+    return tuple(found)
 
 
 def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
@@ -247,7 +254,7 @@ def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
         return {place: (value, said)}
     found: Leaves = {}
     for key, inner in value.items():
-        found |= _leaves(inner, (*place, _key(key)), said)
+        found |= _leaves(inner, _spelt((*place, str(key))), said)
     return found
 
 

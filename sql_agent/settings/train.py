@@ -105,7 +105,7 @@ class TrainConfig(Settings):
         return self
 
     def micro_batch_tokens(self, *, cpu: bool) -> int:
-        """Return the most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
+        """The most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
         longest = self.data.prompt_tokens + self.data.max_response_tokens
         return max(self.optim.micro_batch_tokens or (4096 if cpu else 16384), longest)
 
@@ -154,13 +154,13 @@ class TrainConfig(Settings):
 
     @property
     def max_broken_fraction(self) -> float:
-        """Return the share of broken rollouts above which the run stops."""
+        """The share of broken rollouts above which the run stops."""
         given = self.rollout.max_broken_fraction
         return given if given is not None else 1.0 if self.env.agent is not None else 0.1
 
     @property
     def reward_wait_s(self) -> float:
-        """Return the seconds that a rollout that has ended may wait for its reward."""
+        """The seconds that a rollout that has ended may wait for its reward."""
         asked = functions(self.rollout.weights)
         return (
             (self.reward_model.timeout_s if self.reward_model.url else 0.0)
@@ -170,7 +170,7 @@ class TrainConfig(Settings):
 
     @property
     def ending_s(self) -> float:
-        """Return the seconds that a rollout may continue after its deadline.
+        """The seconds that a rollout may continue after its deadline.
 
         It finishes the call that is open, then judges, then closes its episode. Each call of your own environment may
         take `env.call_timeout_s`.

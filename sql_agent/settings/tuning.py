@@ -17,7 +17,7 @@ GENERATED = 512
 
 
 class FineTuningConfig(PolicyConfig):
-    """Holds the flags that `agentgrpo sft` and `agentgrpo dpo` share."""
+    """The flags that `agentgrpo sft` and `agentgrpo dpo` share."""
 
     run_dir: Path = also("output_dir", ...)
     """Folder of the run, new or empty."""
@@ -50,7 +50,7 @@ class FineTuningConfig(PolicyConfig):
 
 
 class SftConfig(FineTuningConfig, TaskFiles):
-    """Holds the flags of `agentgrpo sft` with their defaults."""
+    """The flags of `agentgrpo sft` with their defaults."""
 
     dataset: str | None = None
     """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of
@@ -73,6 +73,12 @@ class SftConfig(FineTuningConfig, TaskFiles):
     train_file: Path | None = also("tasks", None)
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
+    val_file: Path | None = None
+    """Held-out tasks: nothing measures them here, and none of them is learnt. None: a share of `train_file`, the same
+    tasks as in training and in `evaluate`."""
+    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
+    """Share of `train_file` that is held out when it comes without `val_file`; 0 learns every row, on none of which the
+    model can be measured then."""
     database: DatabaseSpec | None = None
     """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
@@ -98,18 +104,18 @@ class SftConfig(FineTuningConfig, TaskFiles):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        """Return the environment whose episodes are imitated; a file of messages has none."""
+        """The environment whose episodes are imitated; a file of messages has none."""
         names = {"dbbench": "dbbench", "gsm8k": "gsm8k", "environment": self.data_name}
         return EnvironmentSettings(names[self.source], self.protocol, database=self.database)
 
     @property
     def data_name(self) -> str:
-        """Return the name of the data: the dataset, or the environment."""
+        """The name of the data: the dataset, or the environment."""
         return self.dataset or self.env or ("text2sql" if self.database else "dbbench")
 
 
 class DpoConfig(FineTuningConfig):
-    """Holds the flags of `agentgrpo dpo` with their defaults."""
+    """The flags of `agentgrpo dpo` with their defaults."""
 
     dataset: Path = Field(validation_alias="train_file")
     """Pairs to train on: a file that `pairs_from_rollouts` or `agentgrpo reward convert` wrote, or one that the latter

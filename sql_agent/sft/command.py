@@ -1,4 +1,4 @@
-"""Holds what the commands of fine-tuning and DPO share: quiet libraries, errors in a line, Ctrl-C."""
+"""What the commands of fine-tuning and DPO share: quiet libraries, errors in a line, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from agentgrpo.checks import UsageError
+from agentgrpo.checkpoints import CHECKPOINTS
+from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import claim
@@ -26,19 +27,24 @@ def quiet_libraries() -> None:
 
 
 def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], output_dir: Path) -> int:
-    """Prepare and train; return the exit status. What the user can correct is one line."""
+    """Prepare and train, while no other run may write to the folder; return the exit status.
+
+    What the user can correct is one line: any `ValueError` of `prepare`, and what `train` says in words.
+    """
     try:
-        run = prepare()
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    try:
+        require(run_dir=output_dir)
         with ends_in_order(), claim(output_dir):
+            try:
+                run = prepare()
+            except ValueError as error:
+                raise UsageError(str(error)) from error
             train(run)
     except (OutputError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        if not (output_dir / CHECKPOINTS).is_dir():  # nothing was trained
+            raise
         resume = f"the same command with --resume goes on from the last checkpoint in {output_dir}"
         print(f"\ninterrupted; {resume}", file=sys.stderr)
         return 130

@@ -1,4 +1,4 @@
-"""Makes or reads the demonstrations to train on.
+"""Demonstrations to train on, made or read.
 
 They are DB-Bench tasks played by the scripted oracle, references in the rows of an environment (a question's query is
 one), GSM8K solutions with calculator calls, or JSONL of messages. Leaves out the training (`sql_agent.sft.run`),
@@ -56,7 +56,7 @@ from sql_agent.trained_on import TrainedOn
 
 
 class DataError(ValueError):
-    """Says that there is nothing to train on, or that a row cannot be used, with file and line and what to do."""
+    """There is nothing to train on, or a row cannot be used; the message has file, line and what to do."""
 
 
 DATASETS = ("dbbench", "text2sql", "gsm8k")
@@ -65,7 +65,7 @@ DATASETS = ("dbbench", "text2sql", "gsm8k")
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Holds a conversation; every assistant message is trained on, unless its `weight` is 0."""
+    """A conversation; every assistant message is trained on, unless its `weight` is 0."""
 
     messages: list[Message]
     """Messages in chat-completions form; arguments of calls are JSON text or an object."""
@@ -76,7 +76,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class PlainText:
-    """Holds a text that is learnt without a chat template."""
+    """A text that is learnt without a chat template."""
 
     prompt: str
     """The part that is not learnt; empty for a row of `text`."""
@@ -86,8 +86,6 @@ class PlainText:
 
 @dataclass
 class Demonstrations:
-    """Holds the demonstrations of a source."""
-
     kept: list[Demonstration | PlainText] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of those left out, by reason."""
@@ -164,7 +162,7 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
 
 
 def _learnt(rollout: ScriptedPlay) -> list[Message]:
-    """Return the conversation up to the last reply; replies of the first prompt are not trained on."""
+    """The conversation up to the last reply; replies of the first prompt are not trained on."""
     messages = [
         {**message, NOT_TRAINED: 0} if place < rollout.num_prompt and message["role"] == "assistant" else message
         for place, message in enumerate(rollout.messages)
@@ -361,7 +359,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str
 
 
 def digest(encoded: Sequence[Encoded]) -> str:
-    """Return the sha256 of the training tokens and masks, in order."""
+    """The sha256 of the training tokens and masks, in order."""
     whole = hashlib.sha256()
     for one in encoded:
         whole.update(json.dumps([one.ids, one.mask]).encode())

@@ -1,4 +1,4 @@
-"""Holds what supervised fine-tuning and DPO share: checks before weights are read, the adapter, resuming, the result.
+"""What supervised fine-tuning and DPO share: checks before weights are read, the adapter, resuming, the result.
 
 Leaves out the data and the losses.
 """
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
-from agentgrpo.checkpoints import newest_whole
+from agentgrpo.checkpoints import CHECKPOINTS, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.disk_space import DiskNeed
@@ -36,14 +36,12 @@ from agentgrpo.training_run import (
     write_record,
 )
 from agentgrpo.weights import weights_sha256
+from sql_agent.local.checkpoint import KEPT
 from sql_agent.local.model_files import base_folder, base_name, check_fit, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.prompts.limit import context_of
 from sql_agent.settings.tuning import FineTuningConfig
 from sql_agent.trained_on import TrainedOn, write_trained_on
-
-CHECKPOINTS = "checkpoints"
-KEPT_CHECKPOINTS = 2
 
 Say = Callable[[str], None]
 
@@ -65,7 +63,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Start:
-    """Holds the model and the place of a run, checked."""
+    """The model and the place of a run, checked."""
 
     model: Path
     """The folder of the model, or of the adapter."""
@@ -77,6 +75,8 @@ class Start:
     device: str
     checkpoint: Path | None
     """The checkpoint from which a resumed run continues."""
+    sealed: str
+    """The name of the signed record of its checkpoints."""
     max_length: int | None
     """Largest number of tokens of a conversation; None: the model's config names no context."""
 
@@ -88,18 +88,19 @@ class Start:
 # What is checked ------------------------------------------------------------------------------------------------------
 
 
-def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: bool, say: Say) -> Start:
+def check_start(cfg: FineTuningConfig, record: str, sealed: str, *, dropout: float, resume: bool, say: Say) -> Start:
     """Check output folder, device, model and tokenizer. No weights are read, and nothing is written.
 
     Args:
         record: the name of the run's record file.
+        sealed: the name of the signed record of its checkpoints.
         dropout: dropout on a new adapter's input.
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
     disable_dataset_bars()
     disable_progress_bar()
-    checkpoint = checkpoint_to_resume(cfg.run_dir, record, resume, say)
+    checkpoint = checkpoint_to_resume(cfg.run_dir, record, sealed, resume, say)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
     require(device=device, load_in_4bit=False, has_gpu=torch.cuda.is_available(), policy=cfg.model_path)
     model = model_folder(cfg.model_path)
@@ -108,16 +109,15 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
     remedy = "train an adapter (--lora-rank 16)"
     require(say, folder=cfg.run_dir, disk_need=disk_need(base, model, lora), disk_remedy=remedy)
-    return Start(
-        model, base, lora, tokenizer, device, checkpoint, longest_conversation(base_folder(base), cfg.max_length)
-    )
+    longest = longest_conversation(base_folder(base), cfg.max_length)
+    return Start(model, base, lora, tokenizer, device, checkpoint, sealed, longest)
 
 
 def disk_need(base: Path, model: Path, lora: Lora | None) -> DiskNeed:
-    """Return what the output folder will hold: checkpoints of trained weights and two moments, then the result."""
+    """Checkpoints of trained weights and two moments, then the result."""
     # without a new adapter `model` is the whole model, or the adapter that is trained on
     trained = (count_weights(model) if lora is None else count_adapter_weights(base, lora.r)) or 0
-    return DiskNeed(checkpoint=12 * trained, at_once=KEPT_CHECKPOINTS + 1, rest=4 * trained)
+    return DiskNeed(checkpoint=12 * trained, at_once=KEPT + 1, rest=4 * trained)
 
 
 def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> Lora | None:
@@ -132,7 +132,7 @@ def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> L
 
 
 def longest_conversation(base: Path, max_length: int | None) -> int | None:
-    """Return the limit of a conversation: `max_length`, or the context of the model in `base`.
+    """The limit of a conversation: `max_length`, or the context of the model in `base`.
 
     Raises:
         UsageError: `max_length` is longer than the context.
@@ -151,8 +151,8 @@ def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) 
         tokenizer.eos_token = token
 
 
-def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> Path | None:
-    """Return the newest whole checkpoint, or None for a new start.
+def checkpoint_to_resume(output: Path, record: str, sealed: str, resume: bool, say: Say) -> Path | None:
+    """The newest whole checkpoint; None for a new start.
 
     Raises:
         ValueError: the folder holds something that would be overwritten, nothing to resume, or another user's files; or
@@ -160,10 +160,11 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
     """
     if (output / record).is_file():
         raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
-    check_begun(output, resume=resume, begun=(output / CHECKPOINTS).is_dir())
+    earlier = sealed != record and any((output / CHECKPOINTS).glob(f"*/{record}"))  # a version with other checkpoints
+    check_begun(output, resume=resume, begun=(output / CHECKPOINTS).is_dir() and not earlier)
     if not resume:
         return None
-    newest = newest_whole(output / CHECKPOINTS, say, run_dir=output, record=record)
+    newest = newest_whole(output / CHECKPOINTS, say, run_dir=output, record=sealed)
     if newest is None:
         say(f"no whole checkpoint in {output}: starting anew")
     return newest
@@ -197,20 +198,20 @@ def record_of(
     }
 
 
-def check_resumed(start: Start, record_name: str, record: Mapping[str, Any], say: Say) -> None:
-    """Check that the checkpoint belongs to this run, if there is one.
+def check_resumed(checkpoint: Path, before: Mapping[str, Any], record: Mapping[str, Any], say: Say) -> None:
+    """Check that the checkpoint belongs to this run.
 
+    Args:
+        before: the record that the checkpoint holds.
     Raises:
         UsageError: model, data or settings differ.
     """
-    if start.checkpoint:
-        before = read_json(start.checkpoint / record_name)
-        check_same_run(start.checkpoint, _what_counts(before), _what_counts(record))
-        say(f"going on from {start.checkpoint}")
+    check_same_run(checkpoint, _what_counts(before), _what_counts(record))
+    say(f"going on from {checkpoint}")
 
 
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that the weights depend on, as JSON values."""
+    """The facts that the weights depend on, as JSON values."""
     facts = {
         "model": record["model"]["sha256"],
         "tokenizer or chat template": record["tokenizer_sha256"],
@@ -237,10 +238,15 @@ def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) 
     return model.to(device)
 
 
-def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
-    """Return the arguments of transformers' trainer that the settings and the device decide."""
+def in_bfloat16(cfg: FineTuningConfig, model: Any) -> bool:
+    """Whether matrix products are computed in bfloat16 (autocast)."""
     on_gpu = model.device.type == "cuda"
-    on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
+    return torch.cuda.is_bf16_supported() if on_gpu else uses_bfloat16(cfg.precision, model.num_parameters())
+
+
+def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
+    """Those of transformers' trainer that the settings and the device decide."""
+    on_gpu = model.device.type == "cuda"
     return {
         "output_dir": str(cfg.run_dir / CHECKPOINTS),
         "num_train_epochs": cfg.num_epochs,
@@ -250,12 +256,12 @@ def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
         "seed": cfg.seed,
         "save_strategy": "steps",
         "save_steps": cfg.save_every,
-        "save_total_limit": KEPT_CHECKPOINTS,
+        "save_total_limit": KEPT,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "max_length": None,  # what is too long was left out; TRL would cut it
         "use_cpu": not on_gpu,
-        "bf16": on_cpu_bfloat16 or (on_gpu and torch.cuda.is_bf16_supported()),
+        "bf16": in_bfloat16(cfg, model),
         "gradient_checkpointing": on_gpu,
         "dataloader_pin_memory": on_gpu,
         "disable_tqdm": True,
@@ -264,50 +270,48 @@ def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
 
 
 def fit(
-    trainer: Any,
+    model: Any,
+    train: Callable[[], int],
     start: Start,
     output: Path,
     record_name: str,
     record: Mapping[str, Any],
     say: Say,
     trained_on: TrainedOn,
-) -> None:
+) -> int:
     """Train, and save the result.
 
     Args:
+        train: trains the model, from the checkpoint if there is one, and returns the number of updates.
         trained_on: the record of the trained model, which is written beside it.
+    Returns:
+        The number of updates.
     Raises:
         UsageError: a loss is not finite, or the disk fails.
     """
-    weights = list(trainer.model.parameters())
+    weights = list(model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     say(f"{trained:,} of {sum(map(torch.numel, weights)):,} weights are trained, on {start.device}")
     try:
         with failures_of_the_disk(output):
-            trainer.train(resume_from_checkpoint=str(start.checkpoint) if start.checkpoint else None)
-            save_whole(trainer, start.tokenizer, output, record_name, record, trained_on)
+            steps = train()
+            save_whole(model, start.tokenizer, output, trained_on)
+            write_record(output / record_name, record, steps)
     except OutputError as error:
-        raise UsageError(f"{error}; {what_is_left(output, record_name)}") from error
+        raise UsageError(f"{error}; {what_is_left(output, start.sealed)}") from error
+    return steps
 
 
-def what_is_left(output: Path, record_name: str) -> str:
+def what_is_left(output: Path, sealed: str) -> str:
     """Remove unfinished checkpoints, which fill the disk, and say from which one a resumed run continues."""
-    newest = remove_torn(output / CHECKPOINTS, record_name)
+    newest = remove_torn(output / CHECKPOINTS, sealed)
     return f"with --resume it goes on from {newest}" if newest else "with --resume, since no checkpoint was whole yet"
 
 
-def save_whole(
-    trainer: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    output: Path,
-    record_name: str,
-    record: Mapping[str, Any],
-    trained_on: TrainedOn,
-) -> None:
-    """Write model or adapter, tokenizer and what it was trained on, then the record of the run."""
+def save_whole(model: Any, tokenizer: PreTrainedTokenizerBase, output: Path, trained_on: TrainedOn) -> None:
+    """Write model or adapter, tokenizer and what it was trained on."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
-        trainer.model.save_pretrained(scratch)
+        model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         write_trained_on(Path(scratch), trained_on)
         publish(Path(scratch), output)
-    write_record(output / record_name, record, trainer.state.global_step)

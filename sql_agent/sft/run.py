@@ -16,6 +16,7 @@ from typing import Any
 
 from agentgrpo.chat.replies import Encoded
 from agentgrpo.chat.template import ChatTemplate
+from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST
 from agentgrpo.checks import UsageError
 from agentgrpo.flags import dashed
 from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
@@ -25,6 +26,7 @@ from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
+from sql_agent.local.checkpoint import STATE
 from sql_agent.local.memory import shape_of, training_holds
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.tasks import entered
@@ -43,7 +45,6 @@ from sql_agent.sft.data import (
     reference_demonstrations,
 )
 from sql_agent.sft.fine_tuning import (
-    CHECKPOINTS,
     Say,
     Start,
     check_resumed,
@@ -53,7 +54,7 @@ from sql_agent.sft.fine_tuning import (
     record_of,
     stop_at_end_of_turn,
 )
-from sql_agent.sft.trainer import RECORD, make_trainer
+from sql_agent.sft.trainer import RECORD, train_epochs, trained_policy
 from sql_agent.startup.data import few_held_out, kinds_apart
 from sql_agent.trained_on import Source, TrainedOn, read_trained_on, trained_by, trained_further
 
@@ -62,8 +63,6 @@ COMMAND = "agentgrpo sft"
 
 @dataclass(frozen=True)
 class Run:
-    """Holds what a run needs to start."""
-
     cfg: SftConfig
     start: Start
     encoded: list[Encoded]
@@ -77,7 +76,7 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
-    start = check_start(cfg, RECORD, dropout=cfg.lora_dropout, resume=resume, say=say)
+    start = check_start(cfg, RECORD, MANIFEST, dropout=cfg.lora_dropout, resume=resume, say=say)
     if "learning_rate" not in cfg.model_fields_set:
         lora, weights = not start.trains_all_weights, count_weights(start.base)
         if hint := learning_rate_hint(cfg.learning_rate, weights, method="sft", lora=lora):
@@ -89,7 +88,8 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     tasks = found.trained_on.sources[-1].model_dump()
     data = {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded), "tasks": tasks}
     record = record_of(cfg, start, data, {**found.left_out, "too_long": len(found.kept) - len(encoded)})
-    check_resumed(start, RECORD, record, say)
+    if start.checkpoint:
+        check_resumed(start.checkpoint, read_json(start.checkpoint / STATE)["record"], record, say)
     return Run(cfg, start, encoded, record, found.trained_on)
 
 
@@ -104,18 +104,17 @@ def train(run: Run, say: Say = print) -> None:
         (cfg.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     tokens = choose_pass(cfg, start, max(len(one.ids) for one in run.encoded), say)
-    trainer = make_trainer(
-        model, start.tokenizer, run.encoded, cfg, lora=start.lora, record=run.record, pass_tokens=tokens
-    )
-    fit(trainer, start, cfg.run_dir, RECORD, run.record, say, run.trained_on)
-    say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
+    policy = trained_policy(model, start, cfg, tokens)
+    epochs = partial(train_epochs, policy, run.encoded, cfg, run.record, start.checkpoint)
+    steps = fit(policy.model, epochs, start, cfg.run_dir, RECORD, run.record, say, run.trained_on)
+    say(f"trained {steps} steps on {len(run.encoded)} conversations of {cfg.data_name}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.run_dir}")
     for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
 
 def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
-    """Return the tokens of a pass, as asked or as long as the longest conversation, and say what a short one costs."""
+    """The tokens of a pass, as asked or as long as the longest conversation; a line says what a short one costs."""
     try:
         shape = shape_of(read_json(base_folder(start.base) / "config.json"))
     except ValueError:  # the memory of models of this kind is not estimated
@@ -133,7 +132,7 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
 
 
 def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
-    """Return the commands that talk with the model and train it further; the main job takes whole models.
+    """The commands that talk with the model and train it further; the main job takes whole models.
 
     Args:
         weights: of the whole model; None: not known.
@@ -160,7 +159,7 @@ def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> l
 
 
 def rows_again(cfg: SftConfig) -> list[str]:
-    """Return the flags that give the next command the same rows; where every row was learnt, others to measure on."""
+    """The flags that give the next command the same rows; where every row was learnt, others to measure on."""
     learnt_all = cfg.train_file is not None and cfg.val_file is None and not cfg.held_out_fraction
     val_file = "HELD_OUT_TASKS" if learnt_all else cfg.val_file
     given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.train_file, "val-file": val_file}
@@ -168,7 +167,7 @@ def rows_again(cfg: SftConfig) -> list[str]:
 
 
 def settings_again(cfg: SftConfig) -> dict[str, float]:
-    """Return what was given of split and prompts, with which the next command holds out and plays the same."""
+    """What was given of split and prompts, with which the next command holds out and plays the same."""
     names = ["max_prompt_tokens"] if cfg.source == "environment" else []
     names += ["held_out_fraction"] if cfg.train_file is not None and cfg.val_file is None else []
     return {name: getattr(cfg, name) for name in names if name in cfg.model_fields_set and getattr(cfg, name)}
@@ -244,7 +243,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
 
 
 def data_of(cfg: SftConfig) -> DataConfig:
-    """Return where the tasks come from, and which of them are held out."""
+    """Where the tasks come from, and which of them are held out."""
     file = cfg.train_file
     if cfg.source == "gsm8k":
         where = cfg.data_name.removeprefix("gsm8k:")
@@ -259,7 +258,7 @@ def data_of(cfg: SftConfig) -> DataConfig:
 
 
 def describe_split(cfg: SftConfig, data: DataConfig, learnt: int, split: Split) -> str:
-    """Say how many rows of the file are learnt and how many are held out, and what follows from that."""
+    """How many rows of the file are learnt and how many are held out, and what follows from that."""
     drawn = f"{learnt} of {len(split.train)}" if learnt < len(split.train) else str(learnt)
     if data.val_file is not None:
         held_out = f"{len(split.val)} held out in {data.val_file}"

@@ -1,156 +1,129 @@
-"""Fine-tunes with TRL's `SFTTrainer`: settings and log.
+"""Fine-tunes with the local learner: the loss, the loop over epochs and updates, its log and its checkpoints.
 
-Loop, optimiser, collator and defaults are TRL's. The loss is ours to save memory and time: on a CPU, TRL's also
-computes the logits of prompts and padding, it computes a shared prompt in every row, and it has no micro-batches by
-tokens. Leaves out training with several processes.
+Order, averages and the fall of the learning rate are those of TRL's `SFTTrainer`, and a test compares losses and
+weights. TRL's trainer is not used: it computes the logits of prompts and padding, a shared prompt in every row, and has
+no micro-batches by tokens. Leaves out training with several processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
-from transformers.trainer_callback import PrinterCallback
-from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import SFTTrainer
+from peft import get_peft_model
+from transformers import set_seed
+from transformers.trainer_utils import align_special_tokens
 
 from agentgrpo.chat.replies import Encoded
-from agentgrpo.micro_batches import recomputed, return_freed_memory
-from agentgrpo.training_run import RunLog, check_loss
-from sql_agent.local.head import score_tokens
-from sql_agent.local.packed_model import base_of, micro_batches_of, rows_of
+from agentgrpo.checkpoints import CHECKPOINTS
+from agentgrpo.micro_batches import return_freed_memory
+from agentgrpo.training_run import RunLog, check_finite
+from sql_agent.credit.losses import LossStats
+from sql_agent.credit.row import Row
+from sql_agent.local.checkpoint import resume, save_checkpoint
+from sql_agent.local.learner import Learner
+from sql_agent.local.policy import LocalPolicy, Rows
+from sql_agent.settings.local import LossConfig, OptimConfig
 from sql_agent.settings.tuning import SftConfig
-from sql_agent.sft.fine_tuning import Lora, training_arguments
+from sql_agent.sft.fine_tuning import Start, in_bfloat16
 
 RECORD = "sft.json"
-"""The record of a run, in its output and in each checkpoint. It is written last; if it exists, the rest is whole."""
+"""The record of a run, in its output. It is written last; if it exists, the rest is whole."""
 
 
-class MicroBatchSFTTrainer(SFTTrainer):
-    """Trains like TRL's trainer with bounded memory: micro-batches, and logits of trained tokens only, tile by tile.
+def trained_policy(model: Any, start: Start, cfg: SftConfig, pass_tokens: int) -> LocalPolicy:
+    """Make the adapter, if one is to be made, and seed the generators, as TRL's and transformers' trainers do."""
+    set_seed(cfg.seed)
+    if start.lora:
+        model = get_peft_model(model, start.lora.peft_config())
+    align_special_tokens(model, start.tokenizer)
+    if start.device != "cpu":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    set_seed(cfg.seed)
+    return LocalPolicy(model, start.tokenizer, bfloat16=in_bfloat16(cfg, model), pass_tokens=pass_tokens)
 
-    It also stops at the first loss that is not finite, and continues a checkpoint's count of tokens.
+
+class CrossEntropy(Learner):
+    """Makes updates on what the assistant says, and stops at the first that is not finite.
+
+    Of the loss settings only the aggregation counts: the mean over all trained tokens of an update.
     """
 
-    def __init__(self, *args: Any, micro_batch_tokens: int, **kwargs: Any) -> None:
-        self._micro_batch_tokens = micro_batch_tokens
-        self._seen: list[tuple[int, int, float]] = []
-        """For each micro-batch: trained tokens, how many of them were most likely, and the sum of their entropies."""
-        super().__init__(*args, **kwargs)
+    def __init__(self, policy: LocalPolicy, learning_rate: float) -> None:
+        optim = OptimConfig(learning_rate=learning_rate, weight_decay=0.0)
+        super().__init__(policy, optim, LossConfig(aggregation="token-mean"), fused=True)  # as transformers' trainer
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; this number is saved
-        if num_items_in_batch is None:
-            num_items_in_batch = _learnt(inputs).sum()
-        self._seen, losses = [], []
-        rows = rows_of(inputs["input_ids"], inputs["attention_mask"])
-        for part in micro_batches_of(base_of(self.model), rows, self._micro_batch_tokens):
-            width = max(len(rows[i]) for i in part)
-            own = {name: values[part, :width] for name, values in inputs.items()}
-            with recomputed(self.model, when=width > self._micro_batch_tokens):
-                losses.append(super().training_step(model, own, num_items_in_batch))
-            return_freed_memory()
-        loss = torch.stack(losses).sum()
-        self.state.num_input_tokens_seen = self._total_train_tokens
-        self._note_metrics()
-        check_loss(
-            loss.item(),
-            self.state.global_step + 1,
-            f"lower --learning-rate (now {self.args.learning_rate:g}) in a new --run-dir; if this happens at step "
-            "1, the weights of --model hold NaN",
+    def update(self, conversations: Sequence[Encoded], learning_rate: float) -> dict[str, float]:
+        """
+        Returns:
+            The mean loss in nats over the trained tokens, and further metrics, by the names in metrics.jsonl.
+        Raises:
+            UsageError: loss or gradient is not finite.
+        """
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate
+        self._likeliest, self._entropy, step = 0, 0.0, self.steps + 1
+        found = self.learn([row_of(one) for one in conversations], temperature=1.0)
+        remedy = (
+            f"lower --learning-rate (now {self._optim.learning_rate:g}) in a new --run-dir; if this happens at step 1, "
+            "the weights of --model hold NaN"
         )
-        return loss
+        check_finite("loss", found["policy/loss"], step, remedy)
+        check_finite("norm of the gradient", found["policy/grad_norm"], step, remedy)
+        return {
+            "sft/loss": found["policy/loss"],
+            "sft/token_accuracy": self._likeliest / max(1, found["train/sampled_tokens"]),
+            "sft/entropy": self._entropy / max(1, found["train/sampled_tokens"]),
+            "optim/grad_norm": found["policy/grad_norm"],
+            "optim/learning_rate": learning_rate,
+        }
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """Return the cross-entropy summed over the trained tokens, divided by their number in the whole update."""
-        learnt = _learnt(inputs)
-        with self.accelerator.autocast():
-            found = score_tokens(model, inputs["input_ids"], inputs["attention_mask"], learnt, metrics=True)
-        self._seen.append((len(found.is_top1), int(found.is_top1.sum()), float(found.entropy.sum())))
-        self._total_train_tokens += int(inputs["attention_mask"].sum())
-        return -found.log_probs.sum() / (num_items_in_batch or max(1, int(learnt.sum())))
-
-    def _note_metrics(self) -> None:
-        """Record metrics under TRL's names, as means over all tokens of the batch."""
-        tokens, likeliest, entropy = map(sum, zip(*self._seen, strict=True))
-        noted = self._metrics["train"]
-        noted["entropy"].append(entropy / max(1, tokens))
-        noted["mean_token_accuracy"].append(likeliest / max(1, tokens))
-        noted["num_tokens"] = [self._total_train_tokens]
+    def _loss_of(self, rows: Rows, weights: torch.Tensor, temperature: float) -> tuple[torch.Tensor, LossStats]:
+        return_freed_memory()
+        scores = self._policy.scores(rows)
+        self._likeliest += int(scores.is_top1.sum())
+        self._entropy += float(scores.entropy.sum())
+        return -(weights[rows.mask] * scores.log_probs).sum(), LossStats()
 
 
-def _learnt(inputs: Any) -> torch.Tensor:
-    """Return True on trained tokens, shape (B, T), never on the first token, which nothing predicts."""
-    learnt = inputs["labels"] != -100
-    learnt[:, 0] = False
-    return learnt
+def row_of(one: Encoded) -> Row:
+    """The conversation as a row whose replies are trained, except for a first token, which nothing predicts."""
+    return Row(tuple(one.ids), (0, *one.mask[1:]), (0.0,) * len(one.ids), prompt_tokens=0, num_turns=1)
 
 
-def make_trainer(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    encoded: Sequence[Encoded],
-    cfg: SftConfig,
-    *,
-    lora: Lora | None,
-    record: dict[str, Any],
-    pass_tokens: int,
-) -> MicroBatchSFTTrainer:
-    """Make TRL's trainer for tokenised conversations, one per row, padded right.
+def train_epochs(
+    policy: LocalPolicy, encoded: Sequence[Encoded], cfg: SftConfig, record: Mapping[str, Any], checkpoint: Path | None
+) -> int:
+    """Train from the checkpoint, if there is one, to the last epoch.
 
     Args:
-        lora: the adapter to make; None trains the weights of `model` that are not frozen.
-        record: the record that is written beside each checkpoint.
-        pass_tokens: tokens of one forward and backward pass.
+        record: the record of the run, which each checkpoint holds.
+    Returns:
+        The number of updates.
     """
-    args = SFTConfig(**training_arguments(cfg, model))
-    trainer = MicroBatchSFTTrainer(
-        model=model,
-        args=args,
-        micro_batch_tokens=pass_tokens,
-        train_dataset=as_dataset(encoded),
-        processing_class=tokenizer,
-        peft_config=lora and lora.peft_config(),
-        callbacks=[SftLog(cfg.run_dir, record, cfg.model_dump(mode="json"))],
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def as_dataset(encoded: Sequence[Encoded]) -> Dataset:
-    """Return the columns that TRL uses unchanged: `input_ids`, and `labels` with -100 on tokens without loss."""
-    return Dataset.from_dict({"input_ids": [one.ids for one in encoded], "labels": [one.labels for one in encoded]})
-
-
-# The log --------------------------------------------------------------------------------------------------------------
-
-RENAMED = {
-    "loss": "sft/loss",
-    "mean_token_accuracy": "sft/token_accuracy",
-    "entropy": "sft/entropy",
-    "grad_norm": "optim/grad_norm",
-    "learning_rate": "optim/learning_rate",
-    "num_tokens": "data/tokens",
-    "epoch": "data/epoch",
-}
-"""TRL's names of the metrics, and ours."""
-
-
-class SftLog(RunLog):
-    """Writes the run's log with the metrics of fine-tuning, without the trainer's summary at the end."""
-
-    kind, record_name = "sft", RECORD
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if "loss" in kwargs["logs"]:
-            metrics = {RENAMED[key]: value for key, value in kwargs["logs"].items() if key in RENAMED}
-            metrics["time/step_s"] = self.seconds_per_step(state)
-            self.log(state, metrics, metrics_line(metrics))
+    learner, log = CrossEntropy(policy, cfg.learning_rate), RunLog("sft", cfg.run_dir, cfg.model_dump(mode="json"))
+    size = cfg.batch_size * cfg.gradient_accumulation_steps
+    batches, per_epoch = -(-len(encoded) // cfg.batch_size), -(-len(encoded) // size)
+    steps = cfg.num_epochs * per_epoch
+    tokens = resume(checkpoint, policy, learner)["tokens"] if checkpoint else 0
+    log.begin(learner.steps, steps, policy.device.type)
+    for step in range(learner.steps + 1, steps + 1):
+        epoch, place = divmod(step - 1, per_epoch)
+        if place == 0:  # as torch's DataLoader: dropout is the one that a seed gave with TRL's trainer
+            torch.empty((), dtype=torch.int64).random_()
+        order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(cfg.seed + epoch)).tolist()
+        chosen = [encoded[i] for i in order[place * size : (place + 1) * size]]
+        tokens += sum(len(one.ids) for one in chosen)
+        metrics = learner.update(chosen, cfg.learning_rate * (steps - step + 1) / steps)
+        done = min((place + 1) * cfg.gradient_accumulation_steps, batches)
+        metrics |= {"data/tokens": tokens, "data/epoch": epoch + done / batches}
+        metrics["time/step_s"] = log.seconds_per_step(step)
+        log.log(step, metrics, metrics_line(metrics))
+        if step % cfg.save_every == 0 or step == steps:
+            save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, {"tokens": tokens, "record": record})
+    return steps
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:

@@ -1,66 +1,33 @@
-"""Defines the records of a batch's rollouts, from the report of how one ended to the group that is trained.
+"""The record of a rollout, which its player, its rewarder and the trainer fill in, and its place in a batch.
 
-`RolloutOutcome` is that report, `Rollout` is all that is known of one rollout, and `GroupSlot` is one group's place in
-the batch. The row is `sql_agent.credit.row`. Importing this is instant.
+Importing this is instant.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 
 
 class StopError(RuntimeError):
-    """Says why a run must not go on, and what to do."""
+    """A run must not go on; the message says why and what to do."""
 
 
+# A task as JSON values, from the environment's `verl_rows`.
 Task = dict[str, Any]
-"""A task as JSON values, from the environment's `verl_rows`."""
-
-
-@dataclass(frozen=True)
-class RolloutOutcome:
-    """How a rollout ended and what it is worth; a runner writes it as JSON into the rollout's last span."""
-
-    record: RolloutRecord
-    reward: Reward
-    scorer: ScorerResult | None = None
-    """None if no reward model was asked."""
-    scorer_down_s: float = 0.0
-    """Seconds for which the reward model had given no score, if this rollout got none either; else 0."""
-    ended_at: float = 0.0
-    """Unix time."""
-    one_conversation: bool = True
-    """Whether the agent holds one conversation. If so, a prompt that does not continue the turn before is a break, and
-    a prompt that comes twice is a retried call. False for an agent with handoffs, sub-agents or parallel calls."""
-
-    @property
-    def score_failure(self) -> str | None:
-        """Return why the requested score is missing; None if it is there, and if no score was requested."""
-        return self.scorer.failure if self.scorer else None
-
-    def to_json(self) -> str:
-        """Return the text for the span, without what the judge compared, because no span holds a solution."""
-        return json.dumps(asdict(replace(self, record=replace(self.record, comparison=None))))
-
-    @staticmethod
-    def from_json(text: str) -> RolloutOutcome:
-        fields = json.loads(text)
-        record, scorer = fields["record"], fields["scorer"]
-        fields["record"] = RolloutRecord(**record | {"score": Score(**record["score"])})
-        fields["reward"] = Reward(**fields["reward"])
-        fields["scorer"] = ScorerResult(**scorer) if scorer else None
-        return RolloutOutcome(**fields)
+_NOT_YET = Reward(None, "not_rewarded")
 
 
 @dataclass
 class Rollout:
-    """What is known of one rollout of a batch."""
+    """One rollout: what was asked and played, what it earned, and what is trained.
+
+    `played` to `one_conversation` travel from a runner to the trainer, as JSON in the rollout's last span
+    (`sql_agent.lightning.spans`).
+    """
 
     group: str
     task: Task
@@ -70,19 +37,25 @@ class Rollout:
     """The skill or kind that its task was drawn for, where a sampler draws by skill."""
     draw: int = 0
     """Tasks that its slot of the batch had drawn before this one."""
-    trajectory: Row | None = None
-    turn_ends: tuple[int, ...] = ()
-    """For each turn of the trajectory, the number of the row's tokens up to its end; () if its turns belong to several
-    conversations."""
-    outcome: RolloutOutcome | None = None
-    comparison: dict[str, Any] | None = None
-    """What the judge compared (`sql_agent.comparison.Comparison`), None if it does not say."""
+    played: RolloutRecord | None = None
+    """None until its player has reported."""
+    earned: Reward = _NOT_YET
+    scorer: ScorerResult | None = None
+    """None if no reward model was asked."""
+    scorer_down_s: float = 0.0
+    """Seconds for which the reward model had given no score, if this rollout got none either; else 0."""
+    ended_at: float = 0.0
+    """Unix time at which it was rewarded; 0 before."""
+    one_conversation: bool = True
+    """Whether the agent holds one conversation. If so, a prompt that does not continue the turn before is a break, and
+    a prompt that comes twice is a retried call. False for an agent with handoffs, sub-agents or parallel calls."""
+    row: Row | None = None
     lost: str | None = None
-    """Why it has no reward; None for a judged one."""
+    """Why it has no reward; None for one that has."""
     unused_turns: dict[str, int] = field(default_factory=dict)
-    """Model calls that are not in `trajectory`, by cause: `repeated`, `given_up`, `other_agent`."""
+    """Model calls that are not in `row`, by cause: `repeated`, `given_up`, `other_agent`."""
     unshaped: str | None = None
-    """Why the rewards of its group leave out the reward model's score; None if they include it or there is none."""
+    """Why the rewards of its group leave out the reward model's score or a function's number; None if they have all."""
     weights: tuple[int, ...] = ()
     """For each turn, the train step whose weights it was sampled with, where the model server says so."""
     asked_again: int = 0
@@ -98,9 +71,9 @@ class Rollout:
 
     @property
     def record(self) -> RolloutRecord:
-        """What was played; only of a rollout that has an outcome."""
-        assert self.outcome is not None
-        return self.outcome.record
+        """What was played; only of a rollout whose player has reported."""
+        assert self.played is not None
+        return self.played
 
     @property
     def task_id(self) -> str:
@@ -108,25 +81,30 @@ class Rollout:
 
     @property
     def skills(self) -> list[str]:
-        """Return the skills that the task names, or else its kind."""
+        """The skills that the task names, or else its kind."""
         return list(self.task.get("skills") or [self.task.get("kind", "")])
+
+    def earn(self, reward: Reward) -> None:
+        """Take the reward; without a value the rollout is lost under the reward's reason."""
+        self.earned = reward
+        if reward.value is None:
+            self.lost = reward.reason
 
     @property
     def reward(self) -> float | None:
-        return None if self.lost or self.outcome is None else self.outcome.reward.value
+        return None if self.lost else self.earned.value
 
     @property
     def turn_rewards(self) -> list[float] | None:
-        """Return the reward of each turn of the trajectory.
+        """The reward of each turn of the row.
 
         None if the rollout has one reward, or if its turns belong to several conversations, whose order in the row is
         another one. Rewards of turns that the row had no room for are added to the last turn's.
         """
-        row = self.trajectory
-        if self.reward is None or self.outcome is None or row is None or not self.turn_ends:
+        if self.reward is None or self.row is None or not self.row.turn_ends:
             return None
-        turns = self.outcome.reward.by_turn(self.outcome.record.num_turns)
-        last = row.num_turns - 1
+        turns = self.earned.by_turn(self.record.num_turns)
+        last = self.row.num_turns - 1
         return None if turns is None else [*turns[:last], sum(turns[last:])]
 
     @property
@@ -136,8 +114,13 @@ class Rollout:
 
     @property
     def success(self) -> float | None:
-        """Return `RolloutRecord.success`; a lost rollout may have a verdict too."""
-        return self.outcome.record.success if self.outcome else None
+        """`RolloutRecord.success`, which a lost rollout may have too."""
+        return self.played.success if self.played else None
+
+    @property
+    def score_failure(self) -> str | None:
+        """Why the requested score is missing; None if it is there, and if no score was requested."""
+        return self.scorer.failure if self.scorer else None
 
 
 @dataclass(eq=False)
@@ -157,4 +140,4 @@ class GroupSlot:
 
     @property
     def has_ended(self) -> bool:
-        return all(rollout.settled or rollout.lost for rollout in self.draws[-1])
+        return all(rollout.settled for rollout in self.draws[-1])

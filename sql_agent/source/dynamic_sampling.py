@@ -32,7 +32,7 @@ def teaches_nothing(group: Sequence[Rollout], estimator: Credit) -> NoSpread | N
 
 
 def needs_redraw(slot: GroupSlot, estimator: Credit) -> bool:
-    """Return whether the newest group of a slot has ended, teaches nothing, and a replacement task is left."""
+    """Whether the newest group of a slot has ended and teaches nothing, and a replacement task is left."""
     if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
         return False
     newest = [replace(result) for result in slot.draws[-1]]  # rewards are levelled where the group is chosen
@@ -41,13 +41,13 @@ def needs_redraw(slot: GroupSlot, estimator: Credit) -> bool:
 
 
 def draw_replacement(slot: GroupSlot) -> None:
-    """Give a slot a new group for its next replacement task, whose rollouts are still to be played."""
+    """Add a group for the slot's next replacement task, whose rollouts are still to be played."""
     newest, task = slot.draws[-1], slot.replacements.pop(0)
     slot.draws.append([Rollout(result.group, task, draw=len(slot.draws)) for result in newest])
 
 
 def choose_group(slot: GroupSlot, estimator: Credit) -> list[Rollout]:
-    """Return the group that is trained on: one that teaches, if any does, else the one with the fewest lost rollouts.
+    """The group that is trained on: one that teaches, if any does, else the one with the fewest lost rollouts.
 
     The rollouts of the other groups are marked as `filtered`, each with its cause.
     """
@@ -73,9 +73,9 @@ def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = T
     if not zeros and not any(any(advantages) for advantages in found if advantages):
         return
     for result, advantages in zip(group, found, strict=True):
-        if advantages is not None and result.trajectory is not None:
+        if advantages is not None and result.row is not None:
             result.advantage, result.turn_advantages = advantages[0], advantages if by_turn else None
-            result.trajectory = result.trajectory.credited(advantages, result.turn_ends)
+            result.row = result.row.credited(advantages)
 
 
 def credit_groups(groups: Sequence[Sequence[Rollout]], estimator: Credit, *, zeros: bool = True) -> None:
@@ -86,7 +86,7 @@ def credit_groups(groups: Sequence[Sequence[Rollout]], estimator: Credit, *, zer
 def replacement_tasks(
     tasks: Sequence[Task], taken: Collection[str], *, slots: int, draws: int, seed: int, step: int
 ) -> list[list[Task]]:
-    """Return the tasks that each slot of a batch may play after its first; no task is played twice in a step.
+    """The tasks that each slot of a batch may play after its first; no task is played twice in a step.
 
     Args:
         tasks: the training tasks.
@@ -102,5 +102,5 @@ def replacement_tasks(
 
 
 def rollout_seed(seed: int, step: int, slot: int, draw: int, member: int) -> int:
-    """Return the sampler's seed (31 bits) of rollout `member` in the group that `slot` plays at draw number `draw`."""
+    """The sampler's seed (31 bits) of rollout `member` in the group that `slot` plays at draw number `draw`."""
     return random.Random(f"{seed} {step} {slot} {draw} {member}").getrandbits(31)

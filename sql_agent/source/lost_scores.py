@@ -10,8 +10,8 @@ same way it is trained without the function, or lost if `rollout.reward` has no 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from sql_agent.datatypes import Reward
 from sql_agent.rewards import unavailable, without_function, without_score
@@ -20,23 +20,17 @@ from sql_agent.source.datatypes import Rollout
 
 def level_rewards(group: Sequence[Rollout]) -> None:
     """Take what one rollout lacks, the score or a function's number, out of every reward of its group."""
-    failures = Counter(why for r in group if r.outcome and (why := r.outcome.score_failure))
+    failures = Counter(why for r in group if (why := r.score_failure))
     if failures:
         [(why, _)] = failures.most_common(1)
-        for result in group:
-            if result.outcome is not None and result.reward is not None:
-                _give(result, without_score(result.outcome.reward, why), why)
-    missing = {name: why for r in group if r.outcome for name, why in unavailable(r.outcome.reward).items()}
-    for name, why in missing.items():
-        for result in group:
-            if result.outcome is not None and result.reward is not None:
-                _give(result, without_function(result.outcome.reward, name, why), why)
+        _level(group, why, partial(without_score, why=why))
+    for name, why in {name: why for r in group for name, why in unavailable(r.earned).items()}.items():
+        _level(group, why, partial(without_function, name=name, why=why))
 
 
-def _give(result: Rollout, reward: Reward, why: str) -> None:
-    assert result.outcome is not None
-    result.outcome = replace(result.outcome, reward=reward)
-    if reward.value is None:
-        result.lost = why
-    else:
-        result.unshaped = why
+def _level(group: Sequence[Rollout], why: str, without: Callable[[Reward], Reward]) -> None:
+    for result in group:
+        if result.reward is not None:
+            result.earn(without(result.earned))
+            if not result.lost:
+                result.unshaped = why

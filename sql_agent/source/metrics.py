@@ -32,7 +32,7 @@ def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
         results: every rollout that was played, those of filtered groups included.
     """
     total = len(results)
-    judged = [r for r in results if r.reward is not None and r.outcome is not None]
+    judged = [r for r in results if r.reward is not None]
     metrics: dict[str, float] = {"reward/unjudged_frac": 1 - len(judged) / total, "rollout/count": float(total)}
     for reason, count in Counter(r.lost for r in results if r.lost).items():
         metrics[f"rollout/lost/{reason}"] = float(count)
@@ -43,7 +43,7 @@ def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
         metrics |= {"rollout/success": float(np.mean(success)), "rollout/judged": float(len(success))}
     if not judged:
         return metrics
-    records = [r.outcome.record for r in judged if r.outcome]
+    records = [r.record for r in judged]
     metrics |= {
         "rollout/malformed_calls": float(np.mean([record.malformed_calls for record in records])),
         "rollout/seconds": float(np.mean([record.seconds for record in records])),
@@ -51,7 +51,7 @@ def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
     if first := [r for r in judged if r.draw == 0]:
         rewards, parts = np.array([r.reward for r in first], dtype=float), defaultdict[str, list[float]](list)
         for result in first:
-            for name, value in result.outcome.reward.parts.items() if result.outcome else ():
+            for name, value in result.earned.parts.items():
                 parts[name].append(value)
         metrics |= {"reward/mean": rewards.mean(), "reward/std": rewards.std()}
         metrics |= {f"reward/{name}": float(np.mean(values)) for name, values in parts.items()}
@@ -61,8 +61,8 @@ def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _none_fracs(results: Sequence[Rollout]) -> dict[str, float]:
-    """Return for each reward function the share of its rollouts for which it gave no number."""
-    rewards = [r.outcome.reward for r in results if r.draw == 0 and r.outcome]
+    """For each reward function the share of its rollouts for which it gave no number."""
+    rewards = [r.earned for r in results if r.draw == 0]
     named = {name for reward in rewards for name in (*reward.terms, *reward.lacking) if name not in REWARDS}
     shares = {}
     for name in sorted(named):  # `parts` keeps a function's number even if the group's rewards leave it out
@@ -79,18 +79,14 @@ def score_metrics(results: Sequence[Rollout]) -> dict[str, float]:
 
     Correlations are Pearson's. They are left out where one side does not vary.
     """
-    asked = [
-        (r.outcome, scorer)
-        for r in results
-        if r.outcome and (scorer := r.outcome.scorer) and scorer.reason != "no_answer"
-    ]
+    asked = [(r, r.scorer) for r in results if r.scorer and r.scorer.reason != "no_answer"]
     if not asked:
         return {}
-    scored = [(outcome, scorer, scorer.score) for outcome, scorer in asked if scorer.score is not None]
+    scored = [(r, scorer, scorer.score) for r, scorer in asked if scorer.score is not None]
     metrics = {
         "reward_model/lost_frac": sum(r.lost in SCORER_LOST for r in results) / len(results),
         "reward_model/unscored_frac": 1 - len(scored) / len(asked),
-        "reward_model/down_s": max(outcome.scorer_down_s for outcome, _ in asked),
+        "reward_model/down_s": max(r.scorer_down_s for r, _ in asked),
     }
     if not scored:
         return metrics
@@ -100,8 +96,8 @@ def score_metrics(results: Sequence[Rollout]) -> dict[str, float]:
         "reward_model/score_std": float(np.std(scores)),
         "reward_model/truncated_frac": float(np.mean([scorer.truncated for _, scorer, _ in scored])),
     }
-    lengths = [outcome.record.completion_tokens for outcome, *_ in scored]
-    judged = [(score, o.reward.parts["correctness"]) for o, _, score in scored if "correctness" in o.reward.parts]
+    lengths = [r.record.completion_tokens for r, *_ in scored]
+    judged = [(score, r.earned.parts["correctness"]) for r, _, score in scored if "correctness" in r.earned.parts]
     correlations = {
         "length": _correlation(scores, lengths),
         "correctness": _correlation([score for score, _ in judged], [verdict for _, verdict in judged]),
@@ -116,7 +112,7 @@ def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def _shape_metrics(judged: Sequence[Rollout]) -> dict[str, float]:
-    rows = [r.trajectory for r in judged if r.trajectory is not None]
+    rows = [r.row for r in judged if r.row is not None]
     unused = sum((Counter(r.unused_turns) for r in judged), Counter(too_long=sum(row.dropped_turns for row in rows)))
     metrics = {
         "rollout/turns": float(np.mean([row.num_turns + row.dropped_turns for row in rows])),
@@ -155,12 +151,12 @@ def clip_metrics(results: Sequence[Rollout], max_prompt_tokens: int, max_respons
     batch. Our batch is as wide as its longest row, so verl would always count that row as clipped.
 
     Args:
-        results: of the rows of the batch; those without a trajectory are left out.
+        results: of the rows of the batch; those without a row are left out.
     Returns:
         For responses, the share of rollouts that a limit cut: a chain is at the limit after its first prompt, or a
         turn did not fit and was left out. For prompts, the share at the limit. NaN if no row has a trajectory.
     """
-    rows = [result.trajectory for result in results if result.trajectory is not None]
+    rows = [result.row for result in results if result.row is not None]
     full = [row.dropped_turns > 0 or max(_response_lengths(row)) >= max_response_tokens for row in rows]
     prompts = [row.prompt_tokens >= max_prompt_tokens for row in rows]
     clipped = float(np.mean(full)) if rows else float("nan")
@@ -172,7 +168,7 @@ def clip_metrics(results: Sequence[Rollout], max_prompt_tokens: int, max_respons
 
 
 def _response_lengths(row: Row) -> list[int]:
-    """Return the number of tokens after the first prompt of each chain; a chain's first sampled token follows it."""
+    # of each chain, after its first prompt, which the chain's first sampled token follows
     first, *others = pairwise((row.prompt_tokens, *row.starts, len(row.ids)))
     return [first[1] - first[0], *(end - row.sampled.index(1, start) for start, end in others)]
 
@@ -233,8 +229,8 @@ def _score_only(results: Sequence[Rollout]) -> dict[str, float]:
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         groups[result.group]  # one that lost all its rollouts counts as well
-        if result.reward is not None and result.outcome and "base" in result.outcome.reward.parts:
-            groups[result.group].append((result.reward, result.outcome.reward.parts["base"]))
+        if result.reward is not None and "base" in result.earned.parts:
+            groups[result.group].append((result.reward, result.earned.parts["base"]))
     if not any(groups.values()):
         return {}
     alone = [len({reward for reward, _ in g}) > 1 and len({base for _, base in g}) == 1 for g in groups.values()]

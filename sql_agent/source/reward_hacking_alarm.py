@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+# Train steps.
 WINDOW = 10
-"""Train steps."""
 TREND = 2.0
 SCORE, CORRECT = "reward_model/score_mean", "rollout/success"
 
@@ -45,7 +45,7 @@ class RewardHackingAlarm:
 
 
 def trend(values: Sequence[float]) -> float:
-    """Return the slope of the least-squares line through equally spaced values, in its standard errors.
+    """The slope of the least-squares line through equally spaced values, in its standard errors.
 
     Args:
         values: at least three.

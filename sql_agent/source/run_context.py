@@ -1,4 +1,4 @@
-"""Holds what the parts of one run share inside verl's driver process: settings, addresses, the run directory.
+"""What the parts of one run share inside verl's driver process: settings, addresses, the run directory.
 
 `driver` makes it; the rollout manager and the metrics sink read it. Leaves out what other processes need.
 """
@@ -24,7 +24,7 @@ only with `trainer.max_lag`."""
 
 
 class TrainingFailedError(RuntimeError):
-    """Says that verl's process, or one that it needs, ended before the run did; the message names the log."""
+    """verl's process, or one that it needs, ended before the run did; the message names the log."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class RunContext:
 
 
 def trajectory_line(result: Rollout, step: int, *, validate: bool) -> dict[str, Any]:
-    """Return one rollout as a line of `trajectories/*.jsonl`; the keys are a file format and must not change."""
+    """One rollout as a line of `trajectories/*.jsonl`; the keys are a file format and must not change."""
     line: dict[str, Any] = {
         "train_step": step,
         "validate": validate,
@@ -77,7 +77,7 @@ def trajectory_line(result: Rollout, step: int, *, validate: bool) -> dict[str, 
         "set_aside": result.filtered,
         "advantage": None if validate else result.advantage,
     }
-    if row := result.trajectory:
+    if row := result.row:
         line |= {
             "first_prompt_tokens": row.prompt_tokens,
             "sampled_tokens": sum(row.sampled),
@@ -86,12 +86,12 @@ def trajectory_line(result: Rollout, step: int, *, validate: bool) -> dict[str, 
             "prefix_break": row.prefix_break,
             "dropped_turns": row.dropped_turns,
         }
-    if outcome := result.outcome:
-        line |= {"reward": result.reward, **outcome.record.to_dict(), "comparison": result.comparison}
-        line |= {"reward_model": asdict(outcome.scorer)} if outcome.scorer else {}
-        given = outcome.reward
-        line |= {"reward_parts": given.parts} if given.terms or given.lacking else {}
-        line |= {"reward_error": given.error} if given.error else {}
+    if result.played:
+        line |= {"reward": result.reward, **result.played.to_dict()}
+        line |= {"reward_model": asdict(result.scorer)} if result.scorer else {}
+        earned = result.earned
+        line |= {"reward_parts": earned.parts} if earned.terms or earned.lacking else {}
+        line |= {"reward_error": earned.error} if earned.error else {}
         line |= {"turn_rewards": result.turn_rewards} if result.turn_rewards else {}
         line |= {"turn_advantages": result.turn_advantages} if result.turn_advantages and not validate else {}
     return line

@@ -28,12 +28,18 @@ MAX_ATTEMPTS = 1_000
 
 
 class RolloutScorer:
-    """Scores rollouts of one event loop, many at once."""
+    """Scores rollouts of one event loop, many at once.
 
-    def __init__(self, cfg: RewardModelConfig) -> None:
+    Args:
+        counts_pauses: see `RewardClient`.
+    """
+
+    def __init__(self, cfg: RewardModelConfig, *, counts_pauses: bool = False) -> None:
         assert cfg.url is not None
         token = os.environ.get(TOKEN_VARIABLE)
-        self._client = RewardClient(cfg.url, token=token, timeout_s=cfg.timeout_s, max_attempts=MAX_ATTEMPTS)
+        self._client = RewardClient(
+            cfg.url, token=token, timeout_s=cfg.timeout_s, max_attempts=MAX_ATTEMPTS, counts_pauses=counts_pauses
+        )
 
     async def score(self, record: RolloutRecord) -> ScorerResult | None:
         """Ask the reward model about a rollout; None for one that could not be judged, which is lost anyway.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from sql_agent.source.dynamic_sampling import (
     replacement_tasks,
 )
 from sql_agent.source.metrics import batch_metrics, score_metrics, skill_metrics
-from sql_agent.source.stops import PrefixStop, check_lost, check_scorer_down
+from sql_agent.source.stops import MAIN_JOB, PrefixStop, check_lost, check_scorer_down
 
 REPORT_S = 1.0
 """Reports of progress are at least so many seconds apart; the last one is always sent."""
@@ -58,6 +58,7 @@ class Source:
         report: receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost",
             "redrawn"}`.
         credit: sets the advantages of the groups of a batch that are trained on.
+        names: what a stop calls this trainer's settings and files (`stops.MAIN_JOB`).
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class Source:
         credit: Callable[[Sequence[Sequence[Rollout]]], None],
         keep: Callable[..., None],
         report: Callable[[dict[str, Any]], None] = lambda _: None,
+        names: Mapping[str, str] = MAIN_JOB,
     ) -> None:
-        self._transport, self._rollout, self._reward_model = transport, rollout, reward_model
+        self._transport, self._rollout, self._reward_model, self._names = transport, rollout, reward_model, names
         self._estimator, self._seed, self._ending_s, self._tasks = estimator, seed, ending_s, tasks
         self._keep, self._report, self._credit = keep, report, credit
         self._prefix_stop = PrefixStop(max_broken_fraction)
@@ -112,7 +114,7 @@ class Source:
         if self.open:
             self._step_begins.clear()
             self._watching = asyncio.create_task(self._watch(step))
-        check_lost([rollout for group in chosen for rollout in group], self._rollout.max_lost_fraction)
+        check_lost([rollout for group in chosen for rollout in group], self._rollout.max_lost_fraction, self._names)
         return chosen, self._metrics(taken if validate else sampled_of(taken), validate=validate)
 
     def _metrics(self, slots: Sequence[GroupSlot], *, validate: bool) -> dict[str, float]:
@@ -152,12 +154,12 @@ class Source:
             await asyncio.sleep(self._rollout.poll_s)
         await self._transport.end(taken)
         report.send(rollouts_of(taken))
-        check_scorer_down(rollouts_of(taken), self._reward_model)
+        check_scorer_down(rollouts_of(taken), self._reward_model, self._names)
         return [slot for slot in pool if slot in taken]
 
     async def _poll(self, slots: Sequence[GroupSlot], step: int, *, redraw: bool = True) -> None:
         await self._transport.collect()
-        check_scorer_down(rollouts_of(slots), self._reward_model)
+        check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
         redrawn = [slot for slot in slots if redraw and needs_redraw(slot, self._estimator)]
         for slot in redrawn:
             draw_replacement(slot)

@@ -20,6 +20,22 @@ SHOWN_CHARS = 300
 STEPS = 3
 """Train steps in a row above the limit of breaks before the run stops; a single step may have met an unlucky task."""
 
+MAIN_JOB = {
+    "max_lost_fraction": "rollout.max_lost_fraction",
+    "rollout_timeout_s": "agent.rollout_timeout_s",
+    "reward_timeout_s": "rollout.reward_timeout_s",
+    "reward_model_url": "reward_model.url",
+    "reward_model_give_up_s": "reward_model.give_up_s",
+    **{f"judge_{name}": f"judge.{name}" for name in ("url", "concurrency", "timeout_s", "max_tokens", "max_calls")},
+    "model": "The model server",
+    "fewer": "play fewer at once (rollout.n_runners, rollout.runner_concurrency)",
+    "trajectories": "trajectories/",
+    "logs": "the runners' logs",
+    "look": "The logs are in the run directory.",
+    "again": "then this run again: it goes on from its newest checkpoint",
+}
+"""What the main job calls its settings and files; another trainer has names of its own for these keys."""
+
 _BREAK_ADVICE = {
     "template": "The history itself changed: "
     f"`{agentgrpo_command('doctor', '--model', 'MODEL', '--protocol', 'PROTOCOL')}` tries the model's chat "
@@ -34,10 +50,9 @@ _LOST_ADVICE = {
     "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
     "no_log_probs": "The model server has to answer logprobs, one for each sampled token.",
     "db_unavailable": f"Is the database server up? `{agentgrpo_command('doctor')}` checks it.",
-    "model_deadline": "The model server was too slow for agent.rollout_timeout_s; raise it, or play fewer at once "
-    "(rollout.n_runners, rollout.runner_concurrency).",
-    "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
-    "rollout_deadline": "The machine was too busy for agent.rollout_timeout_s, or an agent of your own too slow; raise "
+    "model_deadline": "{model} was too slow for {rollout_timeout_s}; raise it, or {fewer}.",
+    "db_deadline": "The database was too slow for {rollout_timeout_s}; raise it, or play fewer at once.",
+    "rollout_deadline": "The machine was too busy for {rollout_timeout_s}, or an agent of your own too slow; raise "
     "it, or play fewer at once.",
     "agent_error": "Your agent raised; trajectories/ has the traceback of each rollout (`error`). Catch errors that "
     "the policy can cause, and return a reward for them.",
@@ -47,24 +62,24 @@ _LOST_ADVICE = {
     "request_too_large": "What the agent or its tools put into one call cannot fit the context; cut what tools return.",
     "no_reward": "Nothing rewards the rollouts: return a number, or give a function, --reward FILE.py:NAME.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
-    "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
-    "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",
-    "reward_error": "A reward function failed; trajectories/ has the traceback of each rollout (`reward_error`).",
-    "reward_none": "A reward function returned None; trajectories/ says which one (`reward_error`).",
-    "reward_deadline": "A reward function was slower than rollout.reward_timeout_s; raise it, or play fewer at once.",
-    "judge_unavailable": "The LLM as judge (judge.url) did not answer in time; the runners' logs say how. If many "
-    "rollouts wait for it at once, raise judge.concurrency or judge.timeout_s.",
-    "judge_refused": "The LLM as judge refused the request; the runners' logs have its answer. Its key is read from "
+    "scorer_unavailable": "The reward model ({reward_model_url}) did not answer; {logs} say how.",
+    "scorer_refused": "The reward model takes no such conversations; {logs} name the field.",
+    "reward_error": "A reward function failed; {trajectories} has the traceback of each rollout (`reward_error`).",
+    "reward_none": "A reward function returned None; {trajectories} says which one (`reward_error`).",
+    "reward_deadline": "A reward function was slower than {reward_timeout_s}; raise it, or play fewer at once.",
+    "judge_unavailable": "The LLM as judge ({judge_url}) did not answer in time; {logs} say how. If many "
+    "rollouts wait for it at once, raise {judge_concurrency} or {judge_timeout_s}.",
+    "judge_refused": "The LLM as judge refused the request; {logs} have its answer. Its key is read from "
     "JUDGE_API_KEY.",
-    "judge_nonsense": "The LLM as judge did not reply with a JSON object with a score; the runners' logs have its "
-    "reply. Say in the rubric what it may leave out, or raise judge.max_tokens.",
-    "judge_budget": "The run has made judge.max_calls calls of the judge; raise it and start the run again.",
+    "judge_nonsense": "The LLM as judge did not reply with a JSON object with a score; {logs} have its "
+    "reply. Say in the rubric what it may leave out, or raise {judge_max_tokens}.",
+    "judge_budget": "The run has made {judge_max_calls} calls of the judge; raise it and start the run again.",
     **dict.fromkeys(
         ("reset_error", "reset_deadline", "tool_error", "tool_deadline", "get_reward_error", "judge_error"),
-        "The environment's own code raised or hung; each rollout in trajectories/ has the traceback as its `error`; "
+        "The environment's own code raised or hung; each rollout in {trajectories} has the traceback as its `error`; "
         f"`{agentgrpo_command('check-env', 'FILE.py:NAME')}` finds such faults without a model.",
     ),
-    "other": "The logs are in the run directory.",
+    "other": "{look}",
 }
 
 
@@ -76,9 +91,11 @@ class ScorerDownError(StopError):
     """Says that the reward model has given no score for `reward_model.give_up_s` seconds."""
 
 
-def check_lost(results: Sequence[Rollout], max_fraction: float) -> None:
+def check_lost(results: Sequence[Rollout], max_fraction: float, names: Mapping[str, str] = MAIN_JOB) -> None:
     """Stop a step that lost too many of its rollouts.
 
+    Args:
+        names: see `MAIN_JOB`.
     Raises:
         TooManyLostError: more than `max_fraction` of the rollouts have no reward, were refused a score, or lack a
             reward function that was unavailable for their group. A scoring service that does not answer is not
@@ -90,15 +107,15 @@ def check_lost(results: Sequence[Rollout], max_fraction: float) -> None:
         reason, count = reasons.most_common(1)[0]
         raise TooManyLostError(
             f"{lost} of {len(results)} rollouts were lost or refused a score, more than "
-            f"rollout.max_lost_fraction={max_fraction} allows; the most frequent reason is {reason!r} "
-            f"({count} times{_example(results, reason)}). {_LOST_ADVICE.get(reason, _LOST_ADVICE['other'])}"
+            f"{names['max_lost_fraction']}={max_fraction} allows; the most frequent reason is {reason!r} ({count} "
+            f"times{_example(results, reason)}). {_LOST_ADVICE.get(reason, _LOST_ADVICE['other']).format(**names)}"
         )
 
 
 def _example(results: Sequence[Rollout], reason: str) -> str:
     """Return how the first rollout of that reason failed, and where if it left a traceback; nothing if none says so."""
-    outcomes = [result.outcome for result in results if (result.lost or _refused(result)) == reason and result.outcome]
-    told = next((text for one in outcomes if (text := one.reward.error or one.record.error)), "")
+    found = [result for result in results if (result.lost or _refused(result)) == reason]
+    told = next((text for r in found if (text := r.earned.error or (r.played and r.played.error))), "")
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     places = [line for line in lines if line.startswith("File ")]
     return f"; the first: {': '.join([*places[-1:], last_line(told)])}" if lines else ""
@@ -111,24 +128,26 @@ def last_line(error: str) -> str:
 
 
 def _refused(result: Rollout) -> str | None:
-    why = result.outcome.score_failure if result.outcome else None
+    why = result.score_failure
     if why is not None and why != "scorer_unavailable":
         return why
     return None if result.unshaped in SCORER_LOST else result.unshaped
 
 
-def check_scorer_down(results: Sequence[Rollout], cfg: RewardModelConfig) -> None:
+def check_scorer_down(results: Sequence[Rollout], cfg: RewardModelConfig, names: Mapping[str, str] = MAIN_JOB) -> None:
     """Stop a step whose reward model has been down for too long.
 
+    Args:
+        names: see `MAIN_JOB`.
     Raises:
         ScorerDownError: a runner has had no score for `give_up_s`.
     """
-    down_s = max((result.outcome.scorer_down_s for result in results if result.outcome), default=0.0)
+    down_s = max((result.scorer_down_s for result in results), default=0.0)
     if cfg.url is not None and down_s >= cfg.give_up_s:
         raise ScorerDownError(
             f"the reward model at {cfg.url} has given no score for {down_s:.0f} s "
-            f"(reward_model.give_up_s={cfg.give_up_s:g}); start one with `{start_command(cfg.url)}`, "
-            "then this run again: it goes on from its newest checkpoint"
+            f"({names['reward_model_give_up_s']}={cfg.give_up_s:g}); start one with `{start_command(cfg.url)}`, "
+            f"{names['again']}"
         )
 
 

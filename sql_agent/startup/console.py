@@ -71,7 +71,7 @@ class Console:
                 self._erase()
 
     def _step(self, step: int, metrics: dict[str, float]) -> None:
-        self._progress.take_step(step, metrics)
+        self._progress.record_step(step, metrics)
         line = step_line(step, self.cfg.trainer.steps, metrics)
         if (left_s := self._progress.run_left_s) and "time/step_s" in metrics:
             line += f"  {in_words(left_s)} left"

@@ -9,7 +9,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
-from agentgrpo.settings import names_of, verl_keys
+from agentgrpo.settings import earlier_settings, names_of, verl_keys
 from sql_agent.names import weights_of
 from sql_agent.settings.flags import add_flags, flags_of
 from sql_agent.settings.load import load_config
@@ -23,7 +23,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     names = set(names_of(TrainConfig))
     groups = {name.rpartition(".")[0] for name in names}
-    parser.settings = {name: name for name in sorted(names - groups)} | dict(verl_keys(TrainConfig))
+    parser.settings = {name: name for name in sorted(names - groups)}
+    parser.settings |= {**dict(verl_keys(TrainConfig)), **dict(earlier_settings(TrainConfig))}
     parser.add_argument("--config", type=named_path, help=f"YAML file with settings (see {shipped_settings()})")
     parser.add_argument(
         "--set",

@@ -16,7 +16,7 @@ from agentgrpo.run_folder import begin, start_of
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import protocol_of
-from sql_agent.startup.resume import own_files, refuse_other_tasks, set_aside
+from sql_agent.startup.resume import archive_files, own_files, refuse_other_tasks
 from sql_agent.trained_on import write_trained_on
 from sql_agent.verl_side.checkpoints import point_verl_at
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
@@ -56,7 +56,7 @@ def make_algorithm(
     start = start_of("train", run_id=run_id, **facts)
     order |= {"run_id": run_id, "ray_dir": str(ray_dir), "commit": start["commit"]}
     # no file is moved before every check of the settings has passed
-    aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
+    aside = archive_files(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
     if aside is not None:
         print(f"files of an earlier start that this one does not continue are in {aside}")
     if checkpoint is not None:
@@ -67,7 +67,7 @@ def make_algorithm(
 
 
 def prepare(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
-    """Do everything that can fail early (model, tasks, parquet, verl's config) and return the driver's order."""
+    """Everything that can fail early: model, tasks, parquet, verl's config."""
     from omegaconf import OmegaConf
 
     from agentgrpo.trackers import usable_trackers

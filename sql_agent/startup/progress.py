@@ -64,7 +64,7 @@ class Progress:
     def take_micro_batches(self, micro: MicroBatches | None) -> None:
         self._micro = micro
 
-    def take_step(self, step: int, metrics: dict[str, float]) -> None:
+    def record_step(self, step: int, metrics: dict[str, float]) -> None:
         self._rows.append({name: float(value) for name, value in metrics.items()})
         self._done, self._batch = step, None
 

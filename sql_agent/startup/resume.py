@@ -30,11 +30,11 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import find_model
 from sql_agent.verl_side.checkpoints import newest_whole
 
+# Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
+# and everything that defines the reward (`check_resume`).
 RESUMED = ("data", "lora", "seed")
-"""Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
-and everything that defines the reward (`check_resume`)."""
+# Limits of the agent that may change, because they lose rollouts but do not change any.
 WALL_CLOCK = {"turn_timeout_s", "rollout_timeout_s"}
-"""Limits of the agent that may change, because they lose rollouts but do not change any."""
 
 
 def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
@@ -91,17 +91,17 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
 
 
 def _environment(env: EnvConfig) -> Any:
-    """Return the settings of the environment; the place of the user's own file and its call timeout may change."""
+    """The place of the user's own file and its call timeout may change."""
     return label(env.type), env.database, label(env.agent or "")
 
 
 def _weights(rollout: RolloutConfig) -> dict[str, float]:
-    """Return the rewards' weights by label; the place of a function's file may change."""
+    """By label, since the place of a function's file may change."""
     return {label(name): weight for name, weight in rollout.weights.items()}
 
 
 def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
-    """Return the user's own files of a run: reward functions by label, then those of settings by their names."""
+    """Reward functions by label, then files of settings by the settings' names."""
     files = {
         each.label: {"file": str(each.file), "sha256": each.sha256}
         for each in load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
@@ -118,7 +118,7 @@ def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
 
 
 def _contents(cfg: TrainConfig) -> dict[str, tuple[str | None, str]]:
-    """Return for each of the user's own files its sha256 in the run and its sha256 now."""
+    """The sha256 of each of the user's own files in the run, and now."""
     try:
         had = parse_json((cfg.run_dir / "run.json").read_text())["own_files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -127,17 +127,16 @@ def _contents(cfg: TrainConfig) -> dict[str, tuple[str | None, str]]:
 
 
 def _judging(cfg: JudgeConfig) -> Any:
-    """Return how the LLM as judge affects the reward; its address may change."""
+    """What affects the reward; its address may change."""
     return None if cfg.url is None else (cfg.model, cfg.max_chars)
 
 
 def _shaping(cfg: RewardModelConfig) -> Any:
-    """Return how the reward model affects the reward; its address may change."""
     return None if cfg.url is None else (cfg.weight, cfg.center, cfg.scale)
 
 
 def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
-    """Return the checkpoint from which this run resumes; None if it starts anew.
+    """The checkpoint from which this run resumes; None if it starts anew.
 
     Raises:
         ValueError: there are checkpoints, but the run cannot resume from any of them.
@@ -173,7 +172,7 @@ def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
         )
 
 
-def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
+def archive_files(run_dir: Path, after: int | None = None) -> Path | None:
     """Move the files of an earlier start into a folder of their own, so that the two runs are not mixed up.
 
     Args:

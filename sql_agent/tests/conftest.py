@@ -97,7 +97,7 @@ def llm_proxy(store_url: str, *backends: str) -> Iterator[str]:
 @pytest.fixture
 def load(tmp_path):
     """Loads an agent out of a file with this text; of two texts in one test the first is not read again."""
-    from sql_agent.own_agents.load import load_agent
+    from sql_agent.own_agents.tasks import load_agent
 
     def load(text: str, name: str = "agent") -> Any:
         file = tmp_path / "mine.py"

@@ -1,9 +1,13 @@
 """Records of rollouts for tests: the real ones, with little to write."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Row
 from sql_agent.datatypes import Reward, RolloutRecord
-from sql_agent.source.datatypes import Rollout, RolloutOutcome
+from sql_agent.lightning.spans import OUTCOME, outcome_text, read_outcome
+from sql_agent.source.datatypes import Rollout
 
 
 def make_row(prompt, response, mask, log_probs, num_turns=1, *, starts=(), **fields):
@@ -34,15 +38,31 @@ def make_record(verdict, **fields):
 
 def make_outcome(value, *, verdict=None, reason="", parts=None, scorer=None, down_s=0.0, **record):
     """Args: `verdict` is the judge's number, None where nobody judged; `value` is the reward's."""
-    return RolloutOutcome(
-        make_record(Score(verdict, reason), **record), Reward(value, reason, parts or {}), scorer, scorer_down_s=down_s
-    )
+    played = make_record(Score(verdict, reason), **record)
+    return rewarded(played, Reward(value, reason, parts or {}), scorer, scorer_down_s=down_s)
+
+
+def rewarded(record, reward, scorer=None, **fields):
+    rollout = Rollout("", {"id": record.task_id}, played=record, scorer=scorer, **fields)
+    rollout.earn(reward)
+    return rollout
+
+
+def reported(spans):
+    """The rollout as the trainer reads it from its spans; None if its runner has not reported."""
+    rollout = Rollout("", {"id": "t-0"})
+    return rollout if read_outcome(spans, rollout) else None
+
+
+def travelled(rollout):
+    """The rollout after its way from a runner to the trainer."""
+    return reported([SimpleNamespace(attributes={OUTCOME: outcome_text(rollout)})])
 
 
 def make_result(group, outcome, lost=None, *, task_id="", skills=(), **fields):
-    """A rollout that ended; one whose outcome has no reward is lost under its reason."""
-    if outcome is not None and outcome.reward.value is None:
-        lost = lost or outcome.reward.reason
+    """A rollout of a batch that ended; one without a reward is lost under its reason."""
+    rollout = outcome or Rollout("", {})
+    lost = lost or rollout.lost
     task = {"id": task_id or group, "skills": list(skills), "kind": "other"}
-    given = dict(outcome=outcome, lost=lost, settled=True, trajectory=None if lost else ROW)
-    return Rollout(group, task, **given | fields)
+    given = dict(lost=lost, settled=True, row=None if lost else ROW)
+    return replace(rollout, group=group, task=task, **given | fields)

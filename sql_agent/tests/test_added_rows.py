@@ -18,8 +18,7 @@ from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio, toke
 from sql_agent.credit.spread import Group, judged
 from sql_agent.credit.tables import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, made
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.batch_grpo import BatchGrpo
-from sql_agent.local.trainer import estimator_of
+from sql_agent.local.presets import Preset, estimator_of
 from sql_agent.names import SAMPLERS
 from sql_agent.settings.load import load_config
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig
@@ -77,7 +76,7 @@ def test_a_row_is_a_setting_of_both_trainers():
 def test_tasks_are_drawn_in_the_order_of_a_row():
     tasks = [RowTask(name, "k", {"prompt": name}) for name in ("a", "long", "longest", "mid")]
     cfg = BatchGrpoConfig(run_dir=Path("x"), batch_size=3, num_epochs=2, sampler="hardest_first")
-    batches = [[task.id for _, task in BatchGrpo(cfg, tasks, []).draw(batch)] for batch in range(4)]
+    batches = [[task.id for _, task in Preset(cfg, tasks, []).draw(batch)] for batch in range(4)]
     assert batches == [["longest", "long", "mid"], ["a"]] * 2
 
 

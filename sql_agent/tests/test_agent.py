@@ -354,7 +354,7 @@ async def test_gold_is_in_no_request_and_no_message_but_only_in_what_the_judge_c
     record = await play(calls(sql(LOOK)), say("Hm."), calls(commit("Pear")), task=secret)
     for text in (json.dumps(play.requests), json.dumps(record.to_dict() | {"comparison": None})):
         assert "GOLD" not in text and "0" * 32 not in text
-    assert record.comparison is not None and record.comparison.reference == secret.gold.sql
+    assert record.comparison["reference"] == secret.gold.sql
 
 
 async def test_sampling_settings_and_both_tools_reach_the_endpoint(play):

@@ -199,7 +199,7 @@ LIMITS = st.one_of(st.integers(1, 40), st.just(10_000))
 def one_chain(turns, max_response_tokens):
     """A row as it was made when a rollout was one chain and ended with the first turn that did not fit."""
     prompt = seen = turns[0].prompt_ids
-    response, mask, log_probs, used = [], [], [], 0
+    response, mask, log_probs, ends = [], [], [], []
     for t in turns:
         between = t.prompt_ids[len(seen) :]
         if len(response) + len(between) + len(t.sampled_ids) > max_response_tokens:
@@ -207,9 +207,10 @@ def one_chain(turns, max_response_tokens):
         response += [*between, *t.sampled_ids]
         mask += [0] * len(between) + [1] * len(t.sampled_ids)
         log_probs += [0.0] * len(between) + list(t.log_probs)
-        seen, used = t.prompt_ids + t.sampled_ids, used + 1
-    dropped = len(turns) - used
-    return make_row(prompt, tuple(response), tuple(mask), tuple(log_probs), used, dropped_turns=dropped)
+        seen = t.prompt_ids + t.sampled_ids
+        ends.append(len(prompt) + len(response))
+    more = {"dropped_turns": len(turns) - len(ends), "turn_ends": tuple(ends)}
+    return make_row(prompt, tuple(response), tuple(mask), tuple(log_probs), len(ends), **more)
 
 
 @settings(max_examples=60, deadline=None)
@@ -246,9 +247,9 @@ def test_a_group_has_the_advantages_that_it_would_have_with_one_chain_each(group
 
     def advantages(rows):
         pairs = zip(rows, rewards, strict=True)
-        results = [make_result("g", make_outcome(reward, reason="lost"), trajectory=row) for row, reward in pairs]
+        results = [make_result("g", make_outcome(reward, reason="lost"), row=row) for row, reward in pairs]
         credit_group(results, GroupRelative())
-        batch = to_tensors([r.trajectory for r in results], rewards, pad_id=0)
+        batch = to_tensors([r.row for r in results], rewards, pad_id=0)
         assert {len(values) for values in batch.values()} == {len(group)}  # one row per rollout, as verl asked for
         mask = batch["response_mask"].bool()
         assert not batch[CREDIT][~mask].any()

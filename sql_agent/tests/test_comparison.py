@@ -12,10 +12,10 @@ from dbbench_adapter.protocols import open_episode
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import Reward
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.lightning.spans import outcome_text
 from sql_agent.settings.groups import AgentConfig
-from sql_agent.source.datatypes import RolloutOutcome
 from sql_agent.source.run_context import trajectory_line
-from sql_agent.tests.records import make_record, make_result
+from sql_agent.tests.records import make_record, make_result, rewarded
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 
@@ -154,10 +154,10 @@ def test_a_wrong_change_of_dbbenchs_tables_is_shown_by_the_rows_that_differ():
 
 def test_the_span_of_a_rollout_holds_no_solution_and_its_trajectory_does():
     compared = Comparison("SELECT 1", "SELECT 5ecret", Excerpt([["go1d"]], 1), Excerpt([[1]], 1))
-    outcome = RolloutOutcome(make_record(Score(0.0, "wrong_result"), comparison=compared), Reward(0.0, "wrong_result"))
-    span = outcome.to_json()
+    record = make_record(Score(0.0, "wrong_result"), comparison=compared.to_dict())
+    result = make_result("g", rewarded(record, Reward(0.0, "wrong_result")))
+    span = outcome_text(result)
     assert "5ecret" not in span and "go1d" not in span
-    result = make_result("g", RolloutOutcome.from_json(span), comparison=compared.to_dict())
     assert trajectory_line(result, 1, validate=True)["comparison"] == {
         "submitted": "SELECT 1",
         "reference": "SELECT 5ecret",

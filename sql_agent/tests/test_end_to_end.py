@@ -26,8 +26,9 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checkpoints import checkpoints, fault_of
 from agentgrpo.machine import free_port
 from agentgrpo.processes import folders_of, processes_of
-from sql_agent.source.spans import read_outcome, read_turns
+from sql_agent.lightning.spans import read_turns
 from sql_agent.tests.conftest import wait_for
+from sql_agent.tests.records import reported
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -83,7 +84,7 @@ def rollouts_of(run) -> list:
             rollouts = [r for r in await store.query_rollouts() if r.metadata["run_id"] == run.id]
             spans = [await store.query_spans(r.rollout_id, attempt_id="latest") for r in rollouts]
             return [
-                (r.metadata["train_step"], read_outcome(s), read_turns(s)) for r, s in zip(rollouts, spans, strict=True)
+                (r.metadata["train_step"], reported(s), read_turns(s)) for r, s in zip(rollouts, spans, strict=True)
             ]
         finally:
             await store.close()
@@ -116,7 +117,7 @@ def test_the_store_holds_every_turn_and_every_reward(first_run):
     assert min(counts.values()) >= 16  # four tasks, four rollouts each, and those played in the place of others
     for _, outcome, turns in rollouts:
         assert outcome is not None
-        assert outcome.reward.value in (0.0, 1.0)
+        assert outcome.reward in (0.0, 1.0)
         assert len(turns) == outcome.record.num_turns
 
 

@@ -354,3 +354,10 @@ def test_an_output_that_exists_is_not_overwritten(tmp_path, capsys):
         main(["--base-url", "-", "--model", "-", "--tasks", "-", "--output", str(tmp_path / "out.jsonl")])
     assert "exists; name another file" in capsys.readouterr().err
     assert (tmp_path / "out.jsonl").read_text() == "earlier results\n"
+
+
+def test_an_environment_that_nobody_knows_is_named_once(capsys):
+    with pytest.raises(SystemExit):
+        main(["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--tasks", "x.jsonl", "--env", "nope"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "--env: unknown environment 'nope'; known: " in said and said.count("nope") == 1

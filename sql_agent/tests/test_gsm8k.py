@@ -18,7 +18,7 @@ from sql_agent.commands.check_env import main as check_env
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.rows import RowTask
 from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.environment import RULES, Gsm8k
+from sql_agent.gsm8k.environment import HELD_OUT_SEED, RULES, Gsm8k
 from sql_agent.gsm8k.generator import generate_problems
 from sql_agent.gsm8k.problems import final_answer, load_problems, read_problems
 from sql_agent.gsm8k.stories import STORIES
@@ -82,6 +82,14 @@ def test_the_seed_decides_which_problems_a_limit_leaves(tmp_path):
     drawn = load_problems(source, limit=5, seed=1)
     assert drawn == load_problems(source, limit=5, seed=1) == load_problems(source, seed=1)[:5]
     assert drawn != load_problems(source, limit=5, seed=2)
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["generated", "a_file"])
+def test_every_seed_holds_out_the_same_problems_in_the_same_order(tmp_path, made):
+    file = None if made else Path(write(tmp_path / "own.jsonl", [row(f"Question {n}?") for n in range(50)]))
+    data = DataConfig(train_file=file, generate=20, val_limit=8)
+    (train, held_out), (other_train, other_held_out) = Gsm8k.load_split(data, 0), Gsm8k.load_split(data, 7)
+    assert held_out == other_held_out and train != other_train
 
 
 def test_parquet_reads_as_jsonl_does(tmp_path):
@@ -303,7 +311,7 @@ def environment():
 def test_a_run_without_files_trains_on_generated_problems(environment):
     split = environment.load_split(DataConfig(generate=12, val_limit=5), seed=3)
     assert split.train == as_tasks(generate_problems(12, split="train", seed=3))
-    assert split.val == as_tasks(generate_problems(5, split="test", seed=3))
+    assert split.val == as_tasks(generate_problems(5, split="test", seed=HELD_OUT_SEED))
 
 
 def test_a_file_alone_is_split_by_its_questions_and_two_files_are_taken_whole(environment, tmp_path, generated):

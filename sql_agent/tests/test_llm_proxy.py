@@ -11,8 +11,8 @@ from openai import APITimeoutError, NotFoundError, OpenAI
 
 from agentgrpo.agl_without_litellm import agl
 from sql_agent import oracle
+from sql_agent.lightning.spans import TURN_SPAN, Turn, read_turns
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
-from sql_agent.source.spans import TURN_SPAN, Turn, read_turns
 from sql_agent.tests.conftest import HangingServer, llm_proxy
 
 pytestmark = pytest.mark.slow

@@ -2,22 +2,26 @@
 
 import json
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome
 from sql_agent.local.datatypes import Progress, UnjudgedError
+from sql_agent.local.presets import Preset, describe_outcome
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
-from sql_agent.source.datatypes import StopError
+from sql_agent.source.datatypes import Rollout, StopError
 from sql_agent.source.outcomes import Rewarder
 from sql_agent.source.samplers import shuffled
 from sql_agent.success import Rate
@@ -36,7 +40,7 @@ def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[floa
     """The advantages of groups with these verdicts."""
     played = [[make_result("g", make_outcome(value, verdict=value)) for value in values] for values in groups]
     cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=Path("x"), loss=LossConfig(scale=scale))
-    BatchGrpo(cfg, TASKS, []).credit(played, {})
+    Preset(cfg, TASKS, []).credit(played, {})
     return [[episode.advantage for episode in group] for group in played]
 
 
@@ -104,8 +108,8 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
-    recipe = BatchGrpo(cfg, TASKS, held_out)
-    Trainer(world, world, world, recipe, folder, progress, said.append, world.task).train()  # pyright: ignore
+    preset = Preset(cfg, TASKS, held_out)
+    Trainer(world, world, world, preset, folder, progress, said.append, world.task).train()  # pyright: ignore
     return folder, progress, said
 
 
@@ -182,7 +186,10 @@ def test_the_reward_is_the_presets_and_a_verdict_out_of_range_loses_its_episode(
     cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path, reward="rllm")
     given = [rollout(0.0), rollout(1.5), rollout(2.5, OWN_REWARD), rollout(None)]
     rewarder = Rewarder(cfg.rollout, cfg.reward_model, threads=1)
-    assert [rewarder.outcome(record, None).reward.value for record, _ in given] == [-1.0, None, 2.5, None]
+    earned = [Rollout("g", {}, played=record) for record, _ in given]
+    for each in earned:
+        rewarder.reward(each, {})
+    assert [each.reward for each in earned] == [-1.0, None, 2.5, None]
 
 
 def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monkeypatch):
@@ -195,7 +202,10 @@ def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monke
 def test_a_batch_that_loses_too_much_stops_the_run_with_the_reason_and_its_trajectories(tmp_path, monkeypatch):
     world = World()
     monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, "db_unavailable") for _ in tasks])
-    with pytest.raises(StopError, match=r"4 of 4 rollouts were lost .*'db_unavailable' \(4 times\).*Is the database"):
+    with pytest.raises(
+        StopError,
+        match=r"4 of 4 rollouts were lost .*more than --max-lost-fraction=0.5 .*'db_unavailable' \(4 times\).*Is the d",
+    ):
         run(tmp_path, monkeypatch, world, max_lost_fraction=0.5)
     kept = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
     assert [row["lost"] for row in kept] == ["db_unavailable"] * 4
@@ -230,12 +240,40 @@ def test_what_a_batch_earned_leaves_out_tasks_that_replaced_others(tmp_path, mon
     assert line["reward/mean"] == line["reward/correctness"]
 
 
+def test_a_reward_model_that_is_gone_for_longer_than_pauses_stops_the_run_and_says_how_to_go_on(tmp_path, monkeypatch):
+    world, said = World(), [{"role": "user", "content": "?"}, {"role": "assistant", "content": "1"}]
+
+    def play(tasks, _):
+        time.sleep(0.5)  # longer than a score may take
+        return [(replace(record, messages=said), row) for record, row in (rollout(1.0) for _ in tasks)]
+
+    monkeypatch.setattr(world, "play", play)
+    gone = RewardModelConfig(url=f"http://127.0.0.1:{free_port()}", timeout_s=0.2, give_up_s=0.9)
+    with pytest.raises(StopError, match=r"\(--reward-model-give-up-s=0.9\); start one .*, then go on with --resume$"):
+        run(tmp_path, monkeypatch, world, reward_model=gone, num_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("model_deadline", "The policy was too slow for --rollout-timeout-s; raise it, or play fewer at once."),
+        ("reset_error", "each rollout in trajectories.jsonl has the traceback"),
+        ("odd", "run/trajectories.jsonl has every rollout."),
+    ],
+)
+def test_a_stop_names_flags_and_files_of_this_command(reason, words, tmp_path, monkeypatch):
+    world = World()
+    monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, reason) for _ in tasks])
+    with pytest.raises(StopError, match=re.escape(words)):
+        run(tmp_path, monkeypatch, world, max_lost_fraction=0.5)
+
+
 def test_a_function_rewards_what_nobody_judges_turn_by_turn(tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text(
         "from itertools import count\nplace = count()\n\n\ndef graded(record):\n    return [next(place) % 2, 1]\n"
     )
     world = World()
-    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2)
+    row = make_row((1,), (2, 3, 4), (1, 0, 1), (-0.5, 0.0, -0.5), 2, turn_ends=(2, 4))
     record = RolloutRecord("p", "sum", "answered", Score(None, NO_JUDGE), 2, 0, [], 3, 2, 0.1)
     monkeypatch.setattr(world, "play", lambda tasks, _: [(record, row)] * len(tasks))
     monkeypatch.setattr(world, "learn", lambda rows, **_: world.learnt.extend(each.credit for each in rows) or {})

@@ -119,6 +119,15 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path):
         RunFolder(tmp_path / "elsewhere", config(tmp_path), resumed=True)
 
 
+def test_a_run_that_an_earlier_version_began_has_the_defaults_of_settings_that_came_later(tmp_path):
+    RunFolder(tmp_path, config(tmp_path), resumed=False).begin()
+    saved = tmp_path / "config.yaml"
+    saved.write_text(saved.read_text().replace("redraws: 0\n", ""))
+    RunFolder(tmp_path, config(tmp_path), resumed=True)
+    with pytest.raises(UsageError, match="started with redraws = 0, now it is 2"):
+        RunFolder(tmp_path, config(tmp_path, redraws=2), resumed=True)
+
+
 def test_a_run_is_not_resumed_without_a_file_that_it_began_with(tmp_path):
     RunFolder(tmp_path, config(tmp_path), resumed=False, own_files={"reward f": "a.py with sha256 1"}).begin()
     with pytest.raises(UsageError, match=r"started with own_files\.reward f = a.py with sha256 1, now it is None"):

@@ -1,5 +1,7 @@
 """The loop of greedy-then-GRPO around a policy that is scripted: what it counts, skips and stops at."""
 
+import json
+
 import pytest
 
 from dbbench_adapter.datatypes import Score
@@ -7,17 +9,13 @@ from sql_agent import rewards
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.datatypes import Progress, UnjudgedError
-from sql_agent.local.greedy_grpo import GreedyGrpo
+from sql_agent.local.presets import GreedyGrpo
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.settings.local import GreedyGrpoConfig, ModelConfig
 from sql_agent.source.dynamic_sampling import spreadless
 from sql_agent.tests.records import make_outcome, make_result, make_row
-
-
-def recipe(cfg: GreedyGrpoConfig, tasks=()) -> GreedyGrpo:
-    return GreedyGrpo(cfg, tasks, [])
 
 
 def rollout(value, stop="answered", reason="match") -> Played:
@@ -43,7 +41,7 @@ def rollout(value, stop="answered", reason="match") -> Played:
 )
 def test_rewards(value, stop, reward):
     record, _ = rollout(value, stop)
-    assert rewards.reward(record, GreedyGrpo.preset).value == reward
+    assert rewards.reward(record, GreedyGrpo.values).value == reward
 
 
 @pytest.mark.parametrize(
@@ -79,11 +77,40 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
     learner, progress = type("Learner", (), {"steps": 0, "bad_steps": 0})(), Progress()
     player = Scripted(lost, lost, right, lost, lost, lost)
     with pytest.raises(UnjudgedError, match=r"last 3 tasks could be judged \(db_unavailable: .*go on with --resume"):
-        run = recipe(cfg, [task] * 8)
-        Trainer(None, learner, player, run, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
+        preset = GreedyGrpo(cfg, [task] * 8, [])
+        Trainer(None, learner, player, preset, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
     assert (progress.batches, progress.judged, progress.correct) == (6, 1, 1)
     assert progress.skipped == {"unjudged": 5, "all_right": 1}
     assert len(folder.metrics.read_text().splitlines()) == 6
+
+
+def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_spread(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text(
+        "from itertools import count\nplace = count()\n\n\ndef f(record):\n    return float(next(place) > 5)\n"
+    )
+    reward = f"{tmp_path}/my.py:f"
+    cfg = GreedyGrpoConfig(run_dir=tmp_path / "run", group_size=2, reward=reward, redraws=1, eval_every=1)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=False, kind="greedy-grpo")
+    folder.begin()
+    monkeypatch.setattr(folder, "save", lambda *_: None)
+    task, other = (RowTask(name, "k", {"prompt": "?"}) for name in ("t", "u"))
+    learner = type("Learner", (), {"steps": 1, "bad_steps": 0, "flush": lambda _: None, "learn": lambda *_, **__: {}})
+    # before: 0 and 0, greedy and at temperature 1; the task: 0, and 0 and 0 of its group; the one in its place: 0 and 1
+    right, progress = rollout(1.0), Progress()
+    player = Scripted([right], [rollout(0.0)], [right] * 3, [right] * 2, [right], [rollout(0.0)])
+    preset = GreedyGrpo(cfg, [task, other], [task])
+    preset.num_batches = 1
+    Trainer(None, learner(), player, preset, folder, progress, lambda line: None, lambda _: task).train()  # pyright: ignore
+    before, line, _ = (json.loads(row) for row in folder.metrics.read_text().splitlines())
+    assert (before["val/rollout/success"], before["held_out/sampled"]["correct"]) == (1.0, 0)
+    assert (line["task_id"], line["reward/f"], line["group/skipped"]) == ("t", 0.0, {})  # of the task drawn first
+    kept = [json.loads(row) for row in folder.trajectories.read_text().splitlines()]
+    assert [row["mode"] for row in kept if row["validate"]] == ["greedy", "greedy"]
+    kept = [row for row in kept if not row["validate"]]
+    assert [(row["mode"], row["reward"], row["set_aside"]) for row in kept] == [
+        ("greedy", 0.0, None), ("sampled", 0.0, "all_right"), ("sampled", 0.0, "all_right"),
+        ("sampled", 0.0, None), ("sampled", 1.0, None),
+    ]  # fmt: skip
 
 
 def test_progress_is_read_from_checkpoints_of_earlier_versions():

@@ -17,7 +17,6 @@ from sql_agent.local.memory import (
     Workload,
     available_bytes,
     choose_pass,
-    estimate,
     read_shape,
     shape_of,
     warning_of,
@@ -119,34 +118,33 @@ def test_activations_are_what_autograd_keeps(kind, modules, dropout, precision):
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), autocast:
         padded = torch.tensor([[0] + [1] * (tokens - 1)] * rows)
         model(input_ids=torch.zeros(rows, tokens, dtype=torch.long), attention_mask=padded, logits_to_keep=1)
-    asked = {"rows": rows, "group_size": 1, "sequence_tokens": tokens, "micro_batch_tokens": rows * tokens}
-    expected = estimate(
-        ModelShape(**{**vars(shape_of(config)), "vocab": 10**6}),  # its logits hide what one layer needs in passing
-        adapter,
+    expected = demand(
+        shape=ModelShape(**{**vars(shape_of(config)), "vocab": 10**6}),  # logits hide what one layer needs in passing
+        adapter=adapter,
         precision=precision,
-        sampled_tokens=10**6,
-        common_tokens=0,
-        gradient_checkpointing=False,
-        reference=False,
-        **asked,
-    )
+        rows=rows,
+        group_size=1,
+        prompt_tokens=0,
+        micro_batch_tokens=rows * tokens,
+    ).estimate_of(tokens)
     # beyond its layers a model keeps the last norm's input and the rotation, here as much as 4 %
     assert expected.activations == pytest.approx(sum(kept.values()), rel=0.04)
 
 
 def estimate_by_hand(**changes) -> Estimate:
+    """The estimate of three rows of 100 tokens, of which 60 are sampled."""
     settings = {
+        "shape": SHAPE,
+        "adapter": AdapterConfig(rank=2, target_modules=("q_proj",)),
         "precision": "float32",
         "rows": 3,
         "group_size": 3,
-        "sequence_tokens": 100,
-        "sampled_tokens": 60,
-        "common_tokens": 0,
+        "prompt_tokens": 40,
         "micro_batch_tokens": 200,
         "gradient_checkpointing": True,
         "reference": True,
     }
-    return estimate(SHAPE, AdapterConfig(rank=2, target_modules=("q_proj",)), **{**settings, **changes})
+    return demand(**{**settings, **changes}).estimate_of(100)
 
 
 def test_the_parts_worked_out_by_hand():
@@ -279,9 +277,9 @@ def test_a_model_of_another_kind_is_said_not_to_be_estimated(tmp_path):
     workload = Workload([], 4, 4, AgentConfig(max_turns=3, max_tokens=10), OptimConfig())
     model = ModelConfig(model_path=str(tmp_path))
     tokens = {"prompt_tokens": 10, "common_tokens": 5}
-    chosen = choose_pass(model, AdapterConfig(), workload, device="cpu", **tokens, reference=False)
-    assert chosen.tokens == 2048
-    assert chosen.warnings[0].startswith("memory was not estimated: models of type 'gpt2'")
+    chosen, warnings = choose_pass(model, AdapterConfig(), workload, device="cpu", **tokens, reference=False)
+    assert chosen == 2048
+    assert warnings[0].startswith("memory was not estimated: models of type 'gpt2'")
 
 
 def test_there_is_some_memory_here():

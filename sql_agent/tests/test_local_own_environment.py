@@ -10,14 +10,14 @@ from sql_agent import oracle
 from sql_agent.datatypes import OWN_REWARD, Reward, RolloutRecord
 from sql_agent.environments.base import make_environment
 from sql_agent.local.datatypes import GREEDY
+from sql_agent.local.presets import success_rate
 from sql_agent.local.rollouts import Player
-from sql_agent.local.trainer import success_rate
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
-from sql_agent.source.datatypes import Rollout, RolloutOutcome
+from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import spreadless
 from sql_agent.success import Rate
-from sql_agent.tests.records import make_record, make_result
+from sql_agent.tests.records import make_record, make_result, rewarded
 from sql_agent.tests.test_local_rollouts import Scripted, written
 
 GAME = '''
@@ -134,7 +134,7 @@ def episodes(*rewards: tuple[float | None, float | None]) -> list[Rollout]:
         score = Score(None, "reset_error") if value is None else Score(value, OWN_REWARD)
         if success is not None:
             score = Score(value, OWN_REWARD, {"correctness": success})
-        return make_result("g", RolloutOutcome(make_record(score), Reward(value, score.reason)))
+        return make_result("g", rewarded(make_record(score), Reward(value, score.reason)))
 
     return [rollout(value, success) for value, success in rewards]
 

@@ -207,4 +207,4 @@ def test_an_adapter_names_its_base_by_a_path_that_lasts(policy, random_policy_fo
 def test_an_adapter_of_another_rank_is_refused(policy, random_policy_folder, tmp_path):
     load_policy(random_policy_folder, adapter=AdapterConfig(rank=4), device="cpu").save(tmp_path)
     with pytest.raises(ValueError, match="other tensors than this run's"):
-        policy.load_adapter(tmp_path)
+        policy.load(tmp_path)

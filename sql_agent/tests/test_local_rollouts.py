@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, TableError
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.protocols.solution import solution
+from dbbench_adapter.protocols import solution
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.rollouts import Player
@@ -72,6 +72,7 @@ def test_the_oracles_episode_is_right_and_one_sequence(tokenizer):
     assert list(trajectory.ids) == second + end
     between = len(second) - len(first) - len(sampled)
     assert list(trajectory.sampled) == [0] * len(first) + [1] * len(sampled) + [0] * between + [1] * len(end)
+    assert trajectory.turn_ends == (len(first) + len(sampled), len(second) + len(end))
     assert [lp == -0.5 for lp in trajectory.log_probs] == [bool(bit) for bit in trajectory.sampled]
     assert record.completion_tokens == len(sampled) + len(end)
     assert record.prompt_tokens == len(first) + len(second)

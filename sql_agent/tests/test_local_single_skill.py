@@ -17,11 +17,13 @@ from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import GREEDY, Progress, UnjudgedError
 from sql_agent.local.rollouts import Played
-from sql_agent.local.single_skill import SessionFolder, SingleSkill
+from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.single_skill import SingleSkill
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer
 from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig
+from sql_agent.source.datatypes import StopError
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_row
 
@@ -140,7 +142,7 @@ class ListeningLearner:
         """There is nothing under way: each batch is an update."""
 
 
-class ScriptedFolder(SessionFolder):
+class ScriptedFolder(RunFolder):
     saved: list[int]
 
     def save(self, step, policy, learner, state) -> None:
@@ -165,10 +167,15 @@ def trainer(player, folder, cfg: ExperimentConfig, learner=None, progress=None) 
     return Trainer(None, learner, player, SingleSkill(cfg), folder, progress or Progress(), lambda _: None, task_of)  # pyright: ignore
 
 
+def a_folder(path: Path, cfg: ExperimentConfig) -> ScriptedFolder:
+    folder = ScriptedFolder(path, cfg, resumed=False, kind="single-skill")
+    folder.saved = []
+    return folder
+
+
 def played(path: Path, cfg: ExperimentConfig, *outcomes: Score, progress: Progress | None = None):
     """Run the loop; gives player, learner, folder and progress."""
-    folder = ScriptedFolder(path, cfg, resumed=False)
-    folder.saved = []
+    folder = a_folder(path, cfg)
     folder.begin()
     player, learner, progress = ScriptedPlayer(*outcomes), ListeningLearner(), progress or Progress()
     trainer(player, folder, cfg, learner=learner, progress=progress).train()
@@ -212,6 +219,14 @@ def test_each_reward_is_a_setting(tmp_path):
     assert played(tmp_path, cfg, *outcomes)[1].heard[0] == [2.0, -1.0, -0.5, -0.25]
 
 
+def test_a_reward_of_ones_own_replaces_them_and_a_stop_names_the_settings(tmp_path):
+    (tmp_path / "my.py").write_text("def f(record):\n    return 2.5 if record.verdict else 0.5\n")
+    task = {"reward": f"{tmp_path}/my.py:f", "max_lost_fraction": 0.5}
+    assert played(tmp_path / "a", settings(task=task), RIGHT, WRONG)[1].heard[0] == [2.5, 0.5, 2.5, 0.5]
+    with pytest.raises(StopError, match=r"task\.max_lost_fraction=0\.5"):
+        played(tmp_path / "b", settings(task=task), LOST)
+
+
 def test_the_running_mean_is_taken_off_in_the_order_of_the_draws(tmp_path):
     cfg = settings(training={"grad_accum": 4, "baseline": "running_mean", "baseline_decay": 0.5})
     _, learner, folder, progress = played(tmp_path, cfg, RIGHT, WRONG)
@@ -244,34 +259,34 @@ def test_a_resumed_run_meets_the_tasks_that_were_still_to_come(tmp_path):
 
 
 def test_a_resumed_run_may_change_its_callback_and_nothing_else(tmp_path):
-    SessionFolder(tmp_path, settings(), resumed=False).begin()
-    SessionFolder(tmp_path, settings(training_callback={"stop_after_episodes": 80}), resumed=True)
+    RunFolder(tmp_path, settings(), resumed=False).begin()
+    RunFolder(tmp_path, settings(training_callback={"stop_after_episodes": 80}), resumed=True)
     with pytest.raises(UsageError, match="was started with seed = 0, now it is 1"):
-        SessionFolder(tmp_path, settings().model_copy(update={"seed": 1}), resumed=True)
+        RunFolder(tmp_path, settings().model_copy(update={"seed": 1}), resumed=True)
 
 
-def test_a_task_under_two_skills_is_played_once_and_counts_for_both(monkeypatch):
+def test_a_task_under_two_skills_is_played_once_and_counts_for_both(monkeypatch, tmp_path):
     one, two = generate_tasks(2, seed=0)
     monkeypatch.setattr(
         "sql_agent.local.single_skill.held_out_tasks", lambda *_: {"select": [one, two], "insert": [two]}
     )
     player = ScriptedPlayer()
     cfg = settings(training_callback={"evaluate_every": 1})
-    line, said = SingleSkill(cfg).evaluate(trainer(player, None, cfg).measure, 3)
+    line, said = SingleSkill(cfg).evaluate(trainer(player, a_folder(tmp_path, cfg), cfg).measure, 3)
     assert player.greedy == [one.id, two.id]
     assert (line["update"], line["episodes"], line["held_out"]) == (3, 12, rate(2, 2, 2))
     assert line["held_out/skill"] == {"select": rate(2, 2, 2), "insert": rate(1, 1, 1)}
     assert said.startswith("held-out after 3 updates: 100.0% of 2")
 
 
-def test_evaluation_leaves_the_random_generator_as_it_was():
+def test_evaluation_leaves_the_random_generator_as_it_was(tmp_path):
     class Dicing(ScriptedPlayer):
         def play(self, tasks, sampling):
             torch.rand(3)
             return super().play(tasks, sampling)
 
     before = torch.get_rng_state()
-    trainer(Dicing(), None, settings()).measure(generate_tasks(1, seed=0))
+    trainer(Dicing(), a_folder(tmp_path, settings()), settings()).measure(generate_tasks(1, seed=0))
     assert torch.equal(torch.get_rng_state(), before)
 
 

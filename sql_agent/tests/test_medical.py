@@ -8,11 +8,12 @@ from contextlib import closing
 import pytest
 
 from agentgrpo.chat.messages import num_tool_calls
+from agentgrpo.checks import UsageError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.read_only import connect
 from sql_agent.datatypes import Reward, ScorerResult
 from sql_agent.medical.database import read_schema
-from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
+from sql_agent.medical.datatypes import TABLES, Question, read_questions, write_questions
 from sql_agent.medical.environment import Medical
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.pairs import KINDS, make_pairs
@@ -123,7 +124,7 @@ def test_what_is_written_reads_back_equal(path, schema, tmp_path):
 ])  # fmt: skip
 def test_a_file_of_questions_that_cannot_be_used_is_named(tmp_path, text, words):
     (tmp_path / "q.jsonl").write_text(text)
-    with pytest.raises(MedicalDataError, match=words):
+    with pytest.raises(UsageError, match=words):
         read_questions(tmp_path / "q.jsonl")
 
 

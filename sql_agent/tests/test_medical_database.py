@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from agentgrpo.checks import UsageError
 from dbbench_adapter.engines import BackendUnavailable, Result
 from dbbench_adapter.engines.sqlite.read_only import connect
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
@@ -21,7 +22,7 @@ from sql_agent.medical.database import (
     missing,
     read_schema,
 )
-from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question
+from sql_agent.medical.datatypes import TABLES, Question
 from sql_agent.medical.invent import make_database
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -215,7 +216,7 @@ NAMED = "CREATE TABLE disease (id INTEGER, disease_name TEXT)"
     pytest.param([NAMED.replace("disease (", "t ("), "CREATE VIEW disease AS SELECT * FROM t"], "not views", id="view"),
 ])  # fmt: skip
 def test_what_a_database_lacks_is_named(tmp_path, statements, words):
-    with pytest.raises(MedicalDataError, match=words):
+    with pytest.raises(UsageError, match=words):
         read_schema(made(tmp_path / "own.db", *statements))
 
 
@@ -226,7 +227,7 @@ def test_what_a_database_lacks_is_named(tmp_path, statements, words):
 ])  # fmt: skip
 def test_ids_that_name_no_one_row_are_refused(tmp_path, ids, words):
     table = "CREATE TABLE disease (id, disease_name TEXT)"
-    with pytest.raises(MedicalDataError, match=rf"table disease.*{words}.*give every row its own number or text"):
+    with pytest.raises(UsageError, match=rf"table disease.*{words}.*give every row its own number or text"):
         read_schema(made(tmp_path / "own.db", table, f"INSERT INTO disease VALUES {ids}"))
 
 
@@ -242,12 +243,10 @@ def test_names_are_matched_without_case_as_sqlite_does(tmp_path, watchdog):
 
 
 def test_what_is_no_database_is_named(tmp_path):
-    with pytest.raises(MedicalDataError, match=r"no database at .*agentgrpo tasks medical --output"):
+    with pytest.raises(UsageError, match=r"no database at .*agentgrpo tasks medical --output"):
         read_schema(tmp_path / "none.db")
     (tmp_path / "text.db").write_text("Dear Sir or Madam, " * 100)
-    with pytest.raises(
-        MedicalDataError, match=r"be read as a SQLite database \(.*\); name one with --set env.database=FILE"
-    ):
+    with pytest.raises(UsageError, match=r"be read as a SQLite database \(.*\); name one with --set env.database=FILE"):
         read_schema(tmp_path / "text.db")
 
 
@@ -258,7 +257,5 @@ def test_questions_of_another_database_are_refused(path, wrong):
     fields = {"table": "disease", "row_id": 3, "column": "cause"}
     right = Question("q-0", "Why?", **fields)
     check_questions([right, Question("q-1", "Why?")], path, read_schema(path))
-    with pytest.raises(
-        MedicalDataError, match=r"1 of 2 questions rest on .* first is 'q-2'.*; give their own database"
-    ):
+    with pytest.raises(UsageError, match=r"1 of 2 questions rest on .* first is 'q-2'.*; give their own database"):
         check_questions([right, Question("q-2", "Why?", **(fields | wrong))], path, read_schema(path))

@@ -3,17 +3,17 @@
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.lightning.runner import SqlLitAgent, outcome_fields
+from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.spans import outcome_span
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config
-from sql_agent.source.datatypes import RolloutOutcome
+from sql_agent.source.datatypes import Rollout
 from sql_agent.source.metrics import batch_metrics
-from sql_agent.source.spans import OUTCOME
-from sql_agent.tests.records import ROW, make_outcome, make_record, make_result, make_row
+from sql_agent.tests.records import ROW, make_outcome, make_record, make_result, make_row, reported
 
 
-def result(group, reward, trajectory=ROW):
-    return make_result(group, make_outcome(reward, verdict=reward), trajectory=trajectory)
+def result(group, reward, row=ROW):
+    return make_result(group, make_outcome(reward, verdict=reward), row=row)
 
 
 def lost(group):
@@ -63,7 +63,7 @@ def test_calls_that_are_in_no_row_are_counted_by_cause():
     cut = make_row((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=2)
     repeated = {"repeated": 1, "given_up": 0}
     results = [
-        make_result("a", make_outcome(1.0, verdict=1.0), trajectory=cut, unused_turns=repeated),
+        make_result("a", make_outcome(1.0, verdict=1.0), row=cut, unused_turns=repeated),
         make_result("a", make_outcome(0.0, verdict=0.0), unused_turns={"repeated": 2, "given_up": 0}),
     ]
     metrics = batch_metrics(results)
@@ -85,7 +85,8 @@ def test_calls_that_are_in_no_row_are_counted_by_cause():
     ],
 )
 def test_a_runner_reports_what_was_judged_and_nothing_else(score, reward, success):
-    fields = outcome_fields(SqlLitAgent(load_config(None)).rewarder.outcome(make_record(score), None))
-    outcome = RolloutOutcome.from_json(fields.attributes[OUTCOME])
-    assert (outcome.reward.value, outcome.record.success) == (reward, success)
+    played = Rollout("", {}, played=make_record(score))
+    SqlLitAgent(load_config(None)).rewarder.reward(played, {})
+    outcome = reported([outcome_span(played, "r", "a")])
+    assert (outcome.reward, outcome.success) == (reward, success)
     assert outcome.record == make_record(score)

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from agentgrpo.checks import UsageError
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
@@ -13,7 +14,7 @@ from sql_agent.interactive.user_database import read_database
 from sql_agent.settings.groups import DataConfig
 from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.load import QuestionFileError, read_questions
+from sql_agent.text_to_sql.load import read_questions
 
 CARDS = "CREATE TABLE card (id INTEGER PRIMARY KEY, due INTEGER); INSERT INTO card VALUES (1, 10), (2, 11);"
 BOATS = "CREATE TABLE boat (name TEXT); INSERT INTO boat VALUES ('Alba'), ('Brae');"
@@ -260,7 +261,7 @@ def test_a_broken_database_blocks_the_questions_about_it_alone(tmp_path, kind):
     assert (
         not finding.problems and f"; left out: dud ({tmp_path}/dud/dud.sqlite" in finding.found and why in finding.found
     )
-    with pytest.raises(QuestionFileError, match=rf"bad\.json, row 2: .*dud\.sqlite .*{why}"):
+    with pytest.raises(UsageError, match=rf"bad\.json, row 2: .*dud\.sqlite .*{why}"):
         read_questions(
             asked(tmp_path / "bad.json", {**COUNT, "db_id": "boats"}, {**COUNT, "db_id": "dud"}),
             DatabaseFiles(tmp_path),

@@ -17,13 +17,13 @@ from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.credit.stitch import stitch
 from sql_agent.environments.rows import RowTask
+from sql_agent.lightning.spans import read_turns
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.settings.groups import AgentConfig
-from sql_agent.source.spans import read_turns
 from sql_agent.tests.conftest import forget_own_files, llm_proxy
 
 pytestmark = pytest.mark.slow

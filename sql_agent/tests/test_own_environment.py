@@ -68,6 +68,13 @@ class Game:
     def _private(self):
         pass
 '''
+TASKSET = """
+from sql_agent.environments.base import Environment, Taskset
+
+class Shelf(Taskset):
+    def messages(self, task):
+        return []
+"""
 ROWS = [{"prompt": "Guess it.", "secret": 7}, {"prompt": [{"role": "user", "content": "Guess."}], "secret": 9}]
 LIMITS = AgentConfig()
 
@@ -456,6 +463,12 @@ def test_a_column_that_a_row_lacks_is_none_as_in_a_dataset(own):
                  r"mine.py:16: Game.guess .*no description for the argument 'number'", id="no_description"),
     pytest.param("Game = 5\n", "Game", "Game is 5, expected a class", id="no_class"),
     pytest.param("Game = {'a': int}\n", "Game", "is a dict of environments; name one of them", id="dict"),
+    pytest.param(TASKSET, "Shelf", r"mine.py:4: class Shelf says what can be asked \(Taskset\) and not where it is "
+                 r"played; derive it from sql_agent.environments.base.Environment; it lacks from_settings, judge, "
+                 r"max_replies, open, read_split, task", id="only_a_taskset"),
+    pytest.param(TASKSET.replace("(Taskset)", "(Environment)"), "Shelf",
+                 r"mine.py:4: class Shelf lacks from_settings, .* of sql_agent.environments.base.Environment",
+                 id="half_an_environment"),
     pytest.param(ORDERS.replace("    @classmethod\n", ""), "Orders",
                  r"mine.py:4: .*Orders.prompt has to be a classmethod", id="prompt"),
     pytest.param(MAKER.replace("    @classmethod\n    def load_split", "    def load_split"), "Orders",

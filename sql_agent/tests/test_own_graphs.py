@@ -392,6 +392,6 @@ def test_a_graph_of_another_provider_s_model_is_refused_before_a_run(tmp_path):
         "from langchain.agents import create_agent\nfrom langchain_core.language_models import FakeListChatModel\n"
         "agent = create_agent(FakeListChatModel(responses=['x']), tools=[])\n"
     )
-    code = f"from sql_agent.own_agents.load import load_agent\nload_agent('{tmp_path}/mine.py:agent')"
+    code = f"from sql_agent.own_agents.tasks import load_agent\nload_agent('{tmp_path}/mine.py:agent')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "OwnFileError" in result.stderr and "the graph asks a FakeListChatModel" in result.stderr

@@ -37,7 +37,7 @@ def test_before_the_first_step_it_is_said_what_comes_and_what_is_not_known():
     assert run.ahead() == (
         "ahead: 10 train steps of 32 rollouts and 3 validations; how long they take is said once one was measured"
     )
-    run.take_step(0, VALIDATION)
+    run.record_step(0, VALIDATION)
     assert run.ahead() == (
         "ahead: 10 train steps of 32 rollouts and 2 validations; the validations take about 40 s, the steps are not "
         "measured yet"
@@ -122,6 +122,6 @@ def test_a_validation_between_steps_counts_what_comes_after_it():
     assert run.now() == (  # 15 s here, then 5 x 100 + 20
         "validation after step 5: 3 of 12 rollouts; left: 15 s, run 9 min"
     )
-    run.take_step(5, STEP | VALIDATION)
+    run.record_step(5, STEP | VALIDATION)
     assert run.now() is None
     assert run.run_left_s == 520.0

@@ -23,7 +23,7 @@ from sql_agent.environments.base import Split, make_taskset
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
-from sql_agent.prompts.served import ServedTokenizer
+from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.plan import choose_tasks, with_prompts

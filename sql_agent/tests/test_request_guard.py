@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from agentgrpo.agl_without_litellm import agl
+from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from sql_agent import oracle
 from sql_agent.lightning import store
@@ -27,7 +28,6 @@ from sql_agent.model_address.request_guard import (
     ModelServerGuard,
     RequestGuard,
     RunRequestGuard,
-    TokenError,
     authorization,
     give_token,
 )
@@ -243,7 +243,7 @@ def test_every_run_has_a_token_of_its_own(environment):
 def test_commands_that_share_a_run_have_to_share_its_token(environment, token):
     if token is not None:
         environment.setenv(RUN_TOKEN, token)
-    with pytest.raises(TokenError, match=r"expected AGENTGRPO_TOKEN in the environment of each.*openssl rand -hex 32"):
+    with pytest.raises(UsageError, match=r"expected AGENTGRPO_TOKEN in the environment of each.*openssl rand -hex 32"):
         give_token(shared=True, own_store=False)
     environment.setenv(RUN_TOKEN, "0123456789abcdef")
     give_token(shared=True, own_store=False)
@@ -251,7 +251,7 @@ def test_commands_that_share_a_run_have_to_share_its_token(environment, token):
 
 
 def test_a_server_of_a_run_does_not_start_without_a_token(environment):
-    with pytest.raises(TokenError, match="AGENTGRPO_TOKEN is not in the environment"):
+    with pytest.raises(UsageError, match="AGENTGRPO_TOKEN is not in the environment"):
         RunRequestGuard(application())
 
 

@@ -24,10 +24,9 @@ from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.load import dump_config, load_config
-from sql_agent.source.spans import read_outcome
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import check_judged
-from sql_agent.tests.records import make_record
+from sql_agent.tests.records import make_record, reported
 from sql_agent.train_sql_agent import main
 
 
@@ -253,6 +252,19 @@ async def test_any_finite_number_is_a_reward(returned, value):
     assert await said(lambda record: returned) == FunctionReward(value)
 
 
+async def test_an_error_is_logged_whole_once_and_then_counted(caplog):
+    fails = RewardFunctions([LoadedReward("f", lambda record: 1 / record.num_turns, None, "")], threads=1)
+    raises = RewardFunctions([LoadedReward("g", lambda record: record.gone, None, "")], threads=1)
+    without_turns = RewardRecord.of(make_record(Score(0.0, "no_reply"), num_turns=0), TASK)
+    for _ in range(11):
+        await fails.ask(without_turns)
+    await raises.ask(without_turns)
+    first, tenth, other = (record.getMessage() for record in caplog.records)
+    assert first.startswith("reward f failed: ZeroDivisionError at ") and "Traceback (most recent call last)" in first
+    assert tenth == f"{first.splitlines()[0]}, 10 times so far"
+    assert other.startswith("reward g failed: AttributeError at ") and "Traceback (most recent call last)" in other
+
+
 async def test_none_is_no_number_and_not_zero():
     assert await said(lambda record: None) == FunctionReward(None, "reward_none", "f returned None")
 
@@ -386,7 +398,7 @@ async def outcome_of(record, *rewards):
     agent = SqlLitAgent(resolve(parse_args([word for reward in rewards for word in ("--reward", reward)])))
     attempt = SimpleNamespace(attempt_id="at-1", sequence_id=2)
     spans = await agent._ended(record, SimpleNamespace(input=TASK, rollout_id="ro-1", attempt=attempt))
-    outcome = read_outcome(spans)
+    outcome = reported(spans)
     assert outcome is not None
     return outcome
 
@@ -399,27 +411,27 @@ async def test_a_preset_and_functions_are_summed_with_their_weights(tmp_path):
     )
     outcome = await outcome_of(ended(), "agentbench", f"{file}:turns=-0.1", f"{file}:right=0.5")
     # 1 x 1 - 0.1 x 2 + 0.5 x 1
-    assert outcome.reward.value == pytest.approx(1.3)
-    assert outcome.reward.parts == {"correctness": 1.0, "agentbench": 1.0, "turns": 2.0, "right": 1.0}
-    assert outcome.reward.terms == {"agentbench": 1.0, "turns": -0.2, "right": 0.5}
+    assert outcome.earned.value == pytest.approx(1.3)
+    assert outcome.earned.parts == {"correctness": 1.0, "agentbench": 1.0, "turns": 2.0, "right": 1.0}
+    assert outcome.earned.terms == {"agentbench": 1.0, "turns": -0.2, "right": 0.5}
 
 
 async def test_a_function_alone_is_the_reward_whatever_the_verdict(tmp_path):
     file = written(tmp_path, "def f(record):\n    return 7\n")
     for verdict, reason in ((0.0, "wrong_rows"), (None, NO_JUDGE)):
         outcome = await outcome_of(ended(verdict, reason), f"{file}:f")
-        assert (outcome.reward.value, outcome.reward.reason) == (7.0, reason)
+        assert (outcome.earned.value, outcome.earned.reason) == (7.0, reason)
 
 
 async def test_a_rollout_that_the_infrastructure_lost_is_not_asked_about(tmp_path):
     file = written(tmp_path, "def f(record):\n    raise AssertionError('asked')\n")
     outcome = await outcome_of(ended(None, "db_unavailable"), f"{file}:f")
-    assert (outcome.reward.value, outcome.reward.reason, outcome.reward.error) == (None, "db_unavailable", None)
+    assert (outcome.earned.value, outcome.earned.reason, outcome.earned.error) == (None, "db_unavailable", None)
 
 
 async def test_a_failure_loses_the_rollout_and_its_traceback_comes_along(tmp_path):
     file = written(tmp_path, "def f(record):\n    return 1 / 0\n")
     outcome = await outcome_of(ended(), "agentbench", f"{file}:f")
-    assert (outcome.reward.value, outcome.reward.reason) == (None, "reward_error")
-    assert f'File "{file}", line 2, in f\n    return 1 / 0\n' in outcome.reward.error
-    assert outcome.reward.lacking == {"f": "reward_error"}
+    assert (outcome.earned.value, outcome.earned.reason) == (None, "reward_error")
+    assert f'File "{file}", line 2, in f\n    return 1 / 0\n' in outcome.earned.error
+    assert outcome.earned.lacking == {"f": "reward_error"}

@@ -13,7 +13,7 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.machine import free_port
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.protocols.solution import gold_answers
+from dbbench_adapter.protocols import gold_answers
 from sql_agent import oracle
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore

@@ -112,7 +112,7 @@ def judged(group, success, **which):
 def test_a_rollout_is_clipped_where_its_row_is_full():
     def of(tokens, **left_out):
         row = make_row((1, 2), (3,) * tokens, (1,) * tokens, (0.0,) * tokens, 1, **left_out)
-        return judged("a", 1.0, trajectory=row)
+        return judged("a", 1.0, row=row)
 
     gone = make_result("a", None, "rollout_failed")
     rows = [
@@ -123,7 +123,7 @@ def test_a_rollout_is_clipped_where_its_row_is_full():
         judged(
             "a",
             1.0,
-            trajectory=make_row((1, 2), (3,) * 12, (1,) * 3 + (0,) * 4 + (1,) * 5, (0.0,) * 12, 2, starts=(3,)),
+            row=make_row((1, 2), (3,) * 12, (1,) * 3 + (0,) * 4 + (1,) * 5, (0.0,) * 12, 2, starts=(3,)),
         ),
         of(0, dropped_turns=1),  # not even the first one fits
         gone,

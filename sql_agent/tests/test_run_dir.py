@@ -16,14 +16,14 @@ from agentgrpo.run_folder import claim, earlier_steps, write_start
 from dbbench_adapter.export import write_rows
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.preflight import find_model
-from sql_agent.startup.resume import check_resume, own_files, refuse_other_tasks, set_aside
+from sql_agent.startup.resume import archive_files, check_resume, own_files, refuse_other_tasks
 from sql_agent.tests.conftest import checkpoint_of
 
 
 def test_metrics_that_are_no_text_are_passed_over_and_kept(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'\xff\x00\n{"train_step": 1}\n[]\n{"train_step": 2, "a": null}\n7\n')
     assert earlier_steps(tmp_path / "metrics.jsonl") == [{"train_step": 1}, {"train_step": 2}]
-    aside = set_aside(tmp_path, after=1)
+    aside = archive_files(tmp_path, after=1)
     assert aside is not None
     assert (aside / "metrics.jsonl").read_bytes().startswith(b"\xff\x00")
     assert (tmp_path / "metrics.jsonl").read_text() == '{"train_step": 1}\n'
@@ -106,7 +106,7 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path):
 
 def test_a_new_start_sets_aside_what_an_earlier_run_left(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}")
-    assert set_aside(tmp_path) == next(tmp_path.glob("before-*"))
+    assert archive_files(tmp_path) == next(tmp_path.glob("before-*"))
     (aside,) = tmp_path.glob("before-*/metrics.jsonl")
     assert aside.read_text() == "{}"
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -118,13 +118,13 @@ def test_a_run_that_goes_on_sets_aside_what_was_logged_of_the_steps_it_takes_aga
     (tmp_path / "trajectories").mkdir()
     for name in ("train_000001", "val_000002", "train_000003"):
         (tmp_path / "trajectories" / f"{name}.jsonl").write_text(name)
-    set_aside(tmp_path, after=2)
+    archive_files(tmp_path, after=2)
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(rows[:2])
     assert sorted(path.stem for path in (tmp_path / "trajectories").iterdir()) == ["train_000001", "val_000002"]
     (aside,) = tmp_path.glob("before-*")
     assert (aside / "metrics.jsonl").read_text() == "".join(rows) + '{"train_st'
     assert (aside / "trajectories" / "train_000003.jsonl").read_text() == "train_000003"
-    assert set_aside(tmp_path, after=2) is None  # nothing later is left
+    assert archive_files(tmp_path, after=2) is None  # nothing later is left
     assert list(tmp_path.glob("before-*")) == [aside]
 
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_was_passed_over_is_moved_and_not_removed_by_the_next_
     for step in (2, 6):
         checkpoint_of(tmp_path, step)
     (checkpoint_of(tmp_path, 4) / "manifest.json").unlink()  # never written to its end: it is written anew
-    aside = set_aside(tmp_path, after=2)
+    aside = archive_files(tmp_path, after=2)
     assert aside and [path.name for path in checkpoints(aside / "checkpoints")] == ["global_step_6"]
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["global_step_4", "global_step_2"]
 

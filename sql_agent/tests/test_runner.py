@@ -22,15 +22,17 @@ from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning import runner
 from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.lightning.spans import outcome_text, read_turns
 from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.settings.load import load_config
 from sql_agent.source import outcomes
-from sql_agent.source.spans import read_outcome, read_turns
+from sql_agent.source.datatypes import Rollout
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
+from sql_agent.tests.records import reported
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +90,7 @@ async def test_a_model_server_that_asks_for_the_token_of_the_run_is_shown_it(sto
     with oracle.serve(RunRequestGuard(oracle.app(oracle.replay(TASKS)))) as base_url:
         async with running(store_url) as (_, store):
             ((rollout, spans),) = await play(store, base_url, TASKS[:1])
-    assert (rollout.status, read_outcome(spans).reward.value) == ("succeeded", 1.0)
+    assert (rollout.status, reported(spans).reward) == ("succeeded", 1.0)
 
 
 async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):
@@ -96,9 +98,9 @@ async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):
         async with running(store_url) as (_, store):
             ended = await play(store, base_url, TASKS)
     for task, (rollout, spans) in zip(TASKS, ended, strict=True):
-        outcome, turns = read_outcome(spans), read_turns(spans)
+        outcome, turns = reported(spans), read_turns(spans)
         assert outcome is not None
-        assert (rollout.status, outcome.reward.value, outcome.record.stop_reason) == ("succeeded", 1.0, "answered")
+        assert (rollout.status, outcome.reward, outcome.record.stop_reason) == ("succeeded", 1.0, "answered")
         assert (outcome.record.task_id, len(turns)) == (task.id, outcome.record.num_turns)
         row = stitch(turns, max_response_tokens=10_000)
         assert (row.num_turns, row.prefix_break) == (2, None)
@@ -114,7 +116,7 @@ async def test_gold_stands_in_no_span_but_beside_the_attempt_for_the_trajectory(
         patient = PatientStore(store_url)
         compared = await patient.read_comparison(rollout.rollout_id)
         await patient.close()
-    assert read_outcome(spans) is not None
+    assert reported(spans) is not None
     assert compared is not None and compared["expected"] == {"rows": [[secret]], "count": 1}
     assert all(secret not in span.model_dump_json() for span in spans)
 
@@ -123,9 +125,9 @@ async def test_an_unreachable_model_is_tried_again_then_reported_as_unjudged(sto
     async with running(store_url) as (_, store):
         ((rollout, spans),) = await play(store, f"http://127.0.0.1:{free_port()}/v1", TASKS[:1])
         attempts = await store.query_attempts(rollout.rollout_id)
-    outcome = read_outcome(spans)
+    outcome = reported(spans)
     assert outcome is not None
-    assert (outcome.reward.value, outcome.reward.reason) == (None, "model_unavailable")
+    assert (outcome.reward, outcome.earned.reason) == (None, "model_unavailable")
     assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
 
 
@@ -135,17 +137,17 @@ async def test_a_database_that_is_not_there_is_tried_again_then_reported_under_i
     async with running(store_url, gone) as (_, store):
         ended = await play(store, f"http://127.0.0.1:{free_port()}/v1", TASKS[:3])
         tries = [len(await store.query_attempts(rollout.rollout_id)) for rollout, _ in ended]
-    outcomes = [read_outcome(spans) for _, spans in ended]
+    outcomes = [reported(spans) for _, spans in ended]
     assert tries == [2, 2, 2]
     for outcome in outcomes:
         assert outcome is not None
-        assert (outcome.reward.value, outcome.reward.reason, outcome.record.stop_reason) == (
+        assert (outcome.reward, outcome.earned.reason, outcome.record.stop_reason) == (
             None,
             "db_unavailable",
             "db_unavailable",
         )
         assert "it has to run and let 'me' create databases" in (outcome.record.error or "")
-        assert "secret" not in outcome.to_json()
+        assert "secret" not in outcome_text(outcome)
 
 
 async def test_rollouts_that_come_at_once_wait_for_one_try_of_the_database(monkeypatch):
@@ -173,9 +175,9 @@ async def test_a_rollout_that_ran_into_its_deadline_is_not_played_again(store_ur
         async with running(store_url, cfg) as (_, store):
             ((rollout, spans),) = await play(store, base_url, TASKS[:1])
             attempts = await store.query_attempts(rollout.rollout_id)
-    outcome = read_outcome(spans)
+    outcome = reported(spans)
     assert outcome is not None
-    assert (outcome.reward.value, outcome.record.stop_reason) == (None, "timeout")
+    assert (outcome.reward, outcome.record.stop_reason) == (None, "timeout")
     assert [attempt.status for attempt in attempts] == ["succeeded"]
 
 
@@ -187,9 +189,9 @@ async def test_a_claim_whose_answer_was_lost_goes_back_into_the_queue(store_url,
             proxy.inject(Fault("lost", path="dequeue"))
             ((rollout, spans),) = await play(store, base_url, TASKS[:1])
             attempts = await store.query_attempts(rollout.rollout_id)
-    outcome = read_outcome(spans)
+    outcome = reported(spans)
     assert outcome is not None
-    assert (outcome.reward.value, [attempt.status for attempt in attempts]) == (1.0, ["failed", "succeeded"])
+    assert (outcome.reward, [attempt.status for attempt in attempts]) == (1.0, ["failed", "succeeded"])
 
 
 async def test_a_runner_that_is_told_to_end_does_not_call_its_rollouts_succeeded(store_url):
@@ -318,9 +320,9 @@ async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url
     with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
         async with running(store_url) as (_, store):
             ((_, spans),) = await play(store, base_url, TASKS[:1])
-    outcome = read_outcome(spans)
+    outcome = reported(spans)
     assert outcome is not None
-    assert (outcome.reward.value, outcome.reward.reason) == (None, "reward_error")
+    assert (outcome.reward, outcome.earned.reason) == (None, "reward_error")
 
 
 async def test_a_function_of_the_users_own_is_asked_in_the_runner_with_the_task_as_it_was_queued(store_url, tmp_path):
@@ -330,10 +332,10 @@ async def test_a_function_of_the_users_own_is_asked_in_the_runner_with_the_task_
         async with running(store_url, cfg) as (_, store):
             ended = await play(store, base_url, TASKS)
     for task, (_, spans) in zip(TASKS, ended, strict=True):
-        outcome = read_outcome(spans)
+        outcome = reported(spans)
         assert outcome is not None
         # right, 1, and half of two turns and a hundredth for each letter of the id
-        assert outcome.reward.value == pytest.approx(1.0 + 0.5 * (2 + len(task.id) / 100))
+        assert outcome.reward == pytest.approx(1.0 + 0.5 * (2 + len(task.id) / 100))
 
 
 WRONG = [oracle.calls(oracle.call("commit_final_answer", {"answers": ["no such thing"]}))]
@@ -349,9 +351,9 @@ async def test_the_score_joins_the_reward_of_a_right_rollout_and_only_the_log_of
         with oracle.serve(oracle.app(script)) as base_url, serve_scores(lambda _: 100.0) as url:
             async with running(store_url, scored_by(url)) as (_, store):
                 ((_, spans),) = await play(store, base_url, [task])
-        outcome = read_outcome(spans)
+        outcome = reported(spans)
         assert outcome is not None
-        assert outcome.reward.value == pytest.approx(reward)  # tanh(100) = 1: 1 + 0.2, or the preset's 0
+        assert outcome.reward == pytest.approx(reward)  # tanh(100) = 1: 1 + 0.2, or the preset's 0
         assert outcome.scorer == ScorerResult(100.0, "scored", truncated=False)
 
 
@@ -362,9 +364,9 @@ async def test_a_scorer_that_is_gone_costs_nobody_the_reward_for_correctness_and
             async with running(store_url, scored_by(f"http://127.0.0.1:{free_port()}")) as (_, store):
                 ((rollout, spans),) = await play(store, base_url, [task])
                 attempts = await store.query_attempts(rollout.rollout_id)
-        outcome = read_outcome(spans)
+        outcome = reported(spans)
         assert outcome is not None
-        assert (outcome.reward.value, outcome.reward.parts["shaping"], outcome.score_failure) == (
+        assert (outcome.reward, outcome.earned.parts["shaping"], outcome.score_failure) == (
             expected, 0.0, "scorer_unavailable",
         )  # fmt: skip
         assert [attempt.status for attempt in attempts] == ["succeeded"]
@@ -377,7 +379,9 @@ def test_only_a_rollout_that_asked_in_vain_says_for_how_long_the_scorer_is_down(
     record = RolloutRecord("t", "k", "max_turns", Score(0.0, "no_answer"), 1, 0, [], 1, 1, 1.0)
 
     def down_s(scorer_result):
-        return agent.rewarder.outcome(record, scorer_result).scorer_down_s
+        rollout = Rollout("g", {}, played=record, scorer=scorer_result)
+        agent.rewarder.reward(rollout, {})
+        return rollout.scorer_down_s
 
     others = [None, ScorerResult(None, "no_answer"), ScorerResult(None, "scorer_refused"), ScorerResult(1.0)]
     assert [down_s(each) for each in others] == [0.0] * 4
@@ -393,9 +397,9 @@ async def test_without_a_judge_the_score_is_the_reward_and_nothing_is_played_aga
         async with running(store_url, load_config(None, settings)) as (_, store):
             ((rollout, spans),) = await play(store, base_url, [question])
             attempts = await store.query_attempts(rollout.rollout_id)
-    outcome = read_outcome(spans)
+    outcome = reported(spans)
     assert outcome is not None
-    assert (outcome.reward.value, outcome.reward.reason) == (pytest.approx(math.tanh(1.0)), "scored")
+    assert (outcome.reward, outcome.earned.reason) == (pytest.approx(math.tanh(1.0)), "scored")
     assert [attempt.status for attempt in attempts] == ["succeeded"]
     assert all("5ecret" not in span.model_dump_json() for span in spans)
 
@@ -421,10 +425,10 @@ async def test_an_environment_of_the_users_own_gives_its_reward_and_is_not_playe
         async with running(store_url, load_config(None, [f"env.type={tmp_path}/mine.py:Mine"])) as (_, store):
             ended = await play(store, base_url, tasks)
             tries = [len(await store.query_attempts(rollout.rollout_id)) for rollout, _ in ended]
-    good, bad = (read_outcome(spans) for _, spans in ended)
+    good, bad = (reported(spans) for _, spans in ended)
     assert good is not None and bad is not None
-    assert (good.reward, good.record.success) == (Reward(2.5, "own_reward"), None)
-    assert (bad.reward, bad.record.stop_reason) == (Reward(None, "reset_error"), "environment_error")
+    assert (good.earned, good.record.success) == (Reward(2.5, "own_reward"), None)
+    assert (bad.earned, bad.record.stop_reason) == (Reward(None, "reset_error"), "environment_error")
     assert "OSError: no docker" in bad.record.error
     assert tries == [1, 1]
 

@@ -85,6 +85,17 @@ def test_of_several_imports_the_later_wins_key_by_key(tmp_path):
     assert (agent.max_turns, agent.top_p) == (2, 0.5)
 
 
+def test_a_flags_name_in_an_imported_part_is_the_same_setting_and_another_groups_max_tokens_is_not(tmp_path):
+    file = write(
+        tmp_path,
+        it="language_model: {model_path: m, import: part.yaml, adapter: {r: 8}}\nagent: {max_tokens: 32}\n",
+        part="adapter: {rank: 4, alpha: 2}\n",
+    )
+    cfg = load_experiment(file, ["task.llm_judge.max_tokens=64"])
+    adapter = cfg.language_model.adapter
+    assert (adapter.rank, adapter.alpha, cfg.agent.max_tokens, cfg.task.llm_judge.max_tokens) == (8, 2, 32, 64)
+
+
 def test_an_import_is_found_from_the_file_that_names_it_whatever_folder_one_stands_in(tmp_path, monkeypatch):
     file = write(tmp_path, **{"x/it": "import: ../y/base.yaml\n", "y/base": "language_model: {import: z/m.yaml}\n"})
     write(tmp_path, **{"y/z/m": "model_path: m\n"})

@@ -6,14 +6,16 @@ from functools import partial
 
 import pytest
 
+from dbbench_adapter.datatypes import Score
 from sql_agent.credit.grpo import GroupRelative
+from sql_agent.datatypes import Reward
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import credit_groups
 from sql_agent.source.source import Source
 from sql_agent.source.stops import TooManyLostError
-from sql_agent.tests.records import ROW, make_outcome
+from sql_agent.tests.records import ROW, make_record
 
 
 class Script:
@@ -34,8 +36,8 @@ class Script:
             if value == "late":
                 self._queued.append(rollout)
                 continue
-            rollout.outcome, rollout.trajectory, rollout.settled = make_outcome(value, verdict=value), ROW, True
-            rollout.lost = "db_unavailable" if value is None else None
+            rollout.played, rollout.row, rollout.settled = make_record(Score(value, "db_unavailable")), ROW, True
+            rollout.earn(Reward(value, "db_unavailable"))
 
     async def end(self, slots):
         ending = [id(rollout) for slot in slots for rollout in slot.draws[-1]]

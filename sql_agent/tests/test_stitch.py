@@ -10,15 +10,15 @@ import pytest
 from sql_agent.credit.row import Row, Turn
 from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import ScorerResult
-from sql_agent.source.spans import (
+from sql_agent.lightning.spans import (
     OUTCOME,
     UntrainableCallError,
     all_there,
-    read_outcome,
+    outcome_text,
     read_turns,
-    turn_attributes,
+    turn_span,
 )
-from sql_agent.tests.records import make_outcome
+from sql_agent.tests.records import make_outcome, reported
 
 
 def turn(prompt, sampled, *, log_probs=None, tool=False):
@@ -34,6 +34,7 @@ def test_two_turns_become_one_sequence_with_the_tool_result_masked():
         log_probs=(0.0, 0.0, -0.1, -0.2, 0.0, 0.0, -0.3),
         prompt_tokens=2,
         num_turns=2,
+        turn_ends=(4, 7),
     )
 
 
@@ -125,7 +126,7 @@ def test_a_reply_of_vllm_becomes_a_turn():
     log_probs = {"content": [{"logprob": -0.1}, {"logprob": -0.2}]}
     choice = {"message": said, "finish_reason": "tool_calls", "token_ids": [3, 4], "logprobs": log_probs}
     answer = {"id": "chatcmpl-1", "choices": [choice], "prompt_token_ids": [1, 2]}
-    span = Span("litellm_request", 1, turn_attributes(answer))
+    span = turn_span(answer, "ro-1", "at-1", 1)
     assert read_turns([span]) == [Turn((1, 2), (3, 4), (-0.1, -0.2), has_tool_calls=True)]
 
 
@@ -144,8 +145,8 @@ def test_the_outcome_is_read_from_the_reward_span():
     for scorer in (None, ScorerResult(math.inf, truncated=True)):
         outcome = make_outcome(None, reason="db_unavailable", parts={"correctness": 0.5}, scorer=scorer, down_s=3.0)
         for each in (outcome, replace(outcome, one_conversation=False)):
-            assert read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: each.to_json()})]) == each
-    assert read_outcome([model_call(1, [1], [2])]) is None
+            assert reported([Span("agentlightning.annotation", 3, {OUTCOME: outcome_text(each)})]) == each
+    assert reported([model_call(1, [1], [2])]) is None
 
 
 @pytest.mark.parametrize(
@@ -159,4 +160,4 @@ def test_the_outcome_is_read_from_the_reward_span():
 )
 def test_turns_are_all_there_when_number_and_tokens_are_those_of_the_agent(sampled, whole):
     outcome = make_outcome(1.0, num_turns=2, completion_tokens=3)
-    assert all_there([turn([1], ids) for ids in sampled], outcome) is whole
+    assert all_there([turn([1], ids) for ids in sampled], outcome.record) is whole

@@ -11,7 +11,6 @@ from sql_agent.report.figures import all_figures
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.load import dump_config
-from sql_agent.source.datatypes import RolloutOutcome
 from sql_agent.source.lost_scores import level_rewards
 from sql_agent.source.metrics import batch_metrics
 from sql_agent.source.run_context import trajectory_line
@@ -19,7 +18,7 @@ from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.resume import check_resume, own_files
 from sql_agent.tests.conftest import checkpoint_of, forget_own_files
-from sql_agent.tests.records import make_record, make_result
+from sql_agent.tests.records import make_record, make_result, rewarded, travelled
 
 RIGHT, WRONG, UNJUDGED = Score(1.0, "match"), Score(0.0, "wrong_rows"), Score(None, NO_JUDGE)
 SHAPING = RewardModelConfig(center=1.0, scale=2.0)
@@ -111,8 +110,7 @@ WEIGHTS = {"agentbench": 1.0, "judge": 0.5}
 def played(verdict, said, weights=WEIGHTS):
     given = {"judge": said if isinstance(said, FunctionReward) else FunctionReward(said)}
     reward = summed_reward(make_record(verdict), weights, given)
-    outcome = RolloutOutcome.from_json(RolloutOutcome(make_record(verdict), reward).to_json())  # as it travels
-    return make_result("g", outcome)
+    return make_result("g", travelled(rewarded(make_record(verdict), reward)))
 
 
 def test_a_function_that_was_unavailable_for_one_is_in_no_reward_of_the_group():
@@ -160,7 +158,7 @@ def test_a_lost_score_of_the_reward_model_leaves_the_functions_in():
     for scorer in scores:
         record = make_record(UNJUDGED)
         reward = summed_reward(record, weights, {"f": FunctionReward(2.0)}, scorer, SHAPING)
-        group.append(make_result("g", RolloutOutcome(record, reward, scorer)))
+        group.append(make_result("g", rewarded(record, reward, scorer)))
     level_rewards(group)
     assert [result.reward for result in group] == [1.0, 1.0]
 
@@ -182,7 +180,7 @@ def test_each_function_has_its_mean_and_how_often_it_gave_no_number():
 
 def test_a_preset_alone_is_logged_as_before():
     record = make_record(RIGHT)
-    result = make_result("g", RolloutOutcome(record, Reward(1.0, "match", {"correctness": 1.0})))
+    result = make_result("g", rewarded(record, Reward(1.0, "match", {"correctness": 1.0})))
     assert not any("none_frac" in name for name in batch_metrics([result]))
     assert {"reward_parts", "reward_error"} & set(trajectory_line(result, 1, validate=False)) == set()
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from agentgrpo.checks import UsageError
 from dbbench_adapter.engines import Result
+from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
 from dbbench_adapter.engines.mysql import MYSQL
-from dbbench_adapter.engines.schema import ColumnInfo, TableInfo
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
 from dbbench_adapter.tests.test_user_database import SHOP
@@ -26,7 +27,7 @@ from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_result, unfenced
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
-from sql_agent.text_to_sql.load import QuestionFileError, kind_of, orders_rows, read_questions, split_questions
+from sql_agent.text_to_sql.load import kind_of, orders_rows, read_questions, split_questions
 from sql_agent.text_to_sql.schema import lengths, render
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -84,12 +85,12 @@ def test_an_id_is_the_line_that_messages_name(shop, tmp_path):
     (tmp_path / "q.jsonl").write_text('\n{"question": "a", "query": "SELECT 1"}\n\n{"question": "b", "answer": 1}\n')
     assert [q.id for q in read_questions(tmp_path / "q.jsonl", DatabaseFiles(shop))] == ["q-2", "q-4"]
     (tmp_path / "q.jsonl").write_text('\n{"question": "a", "query": "SELECT 1"}\n\n{"question": "b"}\n')
-    with pytest.raises(QuestionFileError, match=r"q\.jsonl, line 4: neither"):
+    with pytest.raises(UsageError, match=r"q\.jsonl, line 4: neither"):
         read_questions(tmp_path / "q.jsonl", DatabaseFiles(shop))
 
 
 def test_a_folder_of_questions_is_called_one(shop, tmp_path):
-    with pytest.raises(QuestionFileError, match=r" is a folder; expected rows .* JSON or JSONL$"):
+    with pytest.raises(UsageError, match=r" is a folder; expected rows .* JSON or JSONL$"):
         read_questions(tmp_path, DatabaseFiles(shop))
 
 
@@ -104,7 +105,7 @@ def test_rows_about_several_databases_do_not_go_with_one_file(shop, tmp_path):
     rows = [{**asked, "db_id": name} for name in ("shop", "town", "shop", "city")]
     file = written(tmp_path / "q.json", rows, lines=False)
     words = r"q.json is about 3 databases \(shop 2, town 1, city 1\), and --database is one; give the folder"
-    with pytest.raises(QuestionFileError, match=words):
+    with pytest.raises(UsageError, match=words):
         read_questions(file, DatabaseFiles(shop))
 
 
@@ -134,7 +135,7 @@ def test_rows_about_several_databases_do_not_go_with_one_file(shop, tmp_path):
 )
 def test_a_row_that_cannot_be_read_is_named(shop, tmp_path, text, said):
     (tmp_path / "q.json").write_text(text)
-    with pytest.raises(QuestionFileError, match=said):
+    with pytest.raises(UsageError, match=said):
         read_questions(tmp_path / "q.json", DatabaseFiles(shop))
 
 

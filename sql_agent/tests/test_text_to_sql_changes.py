@@ -15,10 +15,9 @@ from agentgrpo.forked import forked
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.engines.engine import Change
 from dbbench_adapter.engines.mysql import MYSQL
-from dbbench_adapter.engines.sqlite import copy_on_write, sandbox
+from dbbench_adapter.engines.sqlite import copy_on_write, sandbox, statements
 from dbbench_adapter.engines.sqlite.copy_on_write import CopyOnWrite
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
-from dbbench_adapter.engines.sqlite.lexer import statements
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.engines.sqlite.user_database import CHANGE_REFUSAL, TOO_LARGE, ChangeableDatabase
 from dbbench_adapter.tests.hostile import STATEMENTS

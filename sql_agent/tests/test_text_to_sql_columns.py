@@ -7,11 +7,12 @@ from itertools import product
 
 import pytest
 
+from agentgrpo.checks import UsageError
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from sql_agent.text_to_sql.columns import DATABASE_KEYS, HINT_KEYS, REFERENCE_KEYS, is_sql
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.load import QuestionFileError, read_questions
+from sql_agent.text_to_sql.load import read_questions
 
 ROW = {"question": "How many?", "query": "SELECT count(*) FROM fish"}
 COUNTED = Question("q-1", "How many?", "fish", "SELECT count(*) FROM fish", kind="aggregate")
@@ -67,23 +68,23 @@ def test_a_path_names_its_database(folder, tmp_path, path):
 
 @pytest.mark.parametrize("name", DATABASE_KEYS)
 def test_a_database_that_is_not_there_is_refused_by_the_name_of_its_column(folder, tmp_path, name):
-    with pytest.raises(QuestionFileError, match=rf"q\.json, row 2: `{name}`: no database 'boats' in .* has boat, fish"):
+    with pytest.raises(UsageError, match=rf"q\.json, row 2: `{name}`: no database 'boats' in .* has boat, fish"):
         asked(folder, tmp_path, {name: "boat"}, {name: "boats"})
 
 
 def test_of_several_columns_the_one_with_a_database_that_is_there_counts(folder, tmp_path):
     assert asked(folder, tmp_path, {"database": "sqlite", "db": "boat"}) == ["boat"]
     assert asked(folder, tmp_path, {"db_id": "fish", "database": "CREATE TABLE boat (a)", "db": {"a": 1}}) == ["fish"]
-    with pytest.raises(QuestionFileError, match="`db` and `db_name` name different databases, 'boat' and 'fish'"):
+    with pytest.raises(UsageError, match="`db` and `db_name` name different databases, 'boat' and 'fish'"):
         asked(folder, tmp_path, {"db": "boat", "db_name": "fish"})
-    with pytest.raises(QuestionFileError, match=r"no db_id, and .* holds 2 databases: name one of them"):
+    with pytest.raises(UsageError, match=r"no db_id, and .* holds 2 databases: name one of them"):
         asked(folder, tmp_path, {"database": "CREATE TABLE boat (a)"})
 
 
 @pytest.mark.parametrize("name", ["db_id", *DATABASE_KEYS])
 def test_one_file_is_meant_whatever_its_rows_call_it_but_they_may_call_it_one_name_only(fish, tmp_path, name):
     assert asked(fish, tmp_path, {name: "x"}, {name: "x"}) == ["fish", "fish"]
-    with pytest.raises(QuestionFileError, match=r"is about 2 databases \(x 2, y 1\), and --database is one"):
+    with pytest.raises(UsageError, match=r"is about 2 databases \(x 2, y 1\), and --database is one"):
         asked(fish, tmp_path, {name: "x"}, {name: "y"}, {name: "x"})
 
 
@@ -91,7 +92,7 @@ def test_one_file_is_meant_whatever_its_rows_call_it_but_they_may_call_it_one_na
 @pytest.mark.parametrize("engine", ["postgres", "PostgreSQL 14", "mysql", "SQLite3", "Microsoft SQL Server"])
 def test_an_engine_names_no_database(fish, folder, tmp_path, name, engine):
     assert asked(fish, tmp_path, {name: engine}, {name: "sqlite"}, {name: "fish"}) == ["fish"] * 3
-    with pytest.raises(QuestionFileError, match=r"row 1: no db_id, and .* holds 2 databases: name one of them"):
+    with pytest.raises(UsageError, match=r"row 1: no db_id, and .* holds 2 databases: name one of them"):
         asked(folder, tmp_path, {name: engine})
 
 
@@ -103,7 +104,7 @@ def test_a_folder_with_one_database_is_meant_unless_db_id_names_another(tmp_path
     assert asked(tmp_path / "d", tmp_path, *rows) == ["mysql"] * 3
     rows = [{"db": "prod", "db_name": "mysql"}, {"db": "test", "db_name": "mysql"}]
     assert asked(tmp_path / "d", tmp_path, *rows) == ["mysql"] * 2
-    with pytest.raises(QuestionFileError, match="no database 'prod' in"):
+    with pytest.raises(UsageError, match="no database 'prod' in"):
         asked(tmp_path / "d", tmp_path, {"db_id": "prod"})
 
 
@@ -134,20 +135,18 @@ def test_each_name_of_the_reference_is_read(read, name):
 @pytest.mark.parametrize("sql", STATEMENTS)
 def test_sql_under_another_name_is_no_answer_and_is_refused_by_its_name(read, name, sql):
     for value in (sql, [sql], [sql, sql]):
-        with pytest.raises(
-            QuestionFileError, match=f"row 1: `{name}` holds SQL, and no `query` or `SQL` does; rename it"
-        ):
+        with pytest.raises(UsageError, match=f"row 1: `{name}` holds SQL, and no `query` or `SQL` does; rename it"):
             read({"question": "How many?", "answer": 3} | {name: value})
 
 
 def test_nulls_that_a_data_library_filled_in_are_no_answer(read):
-    with pytest.raises(QuestionFileError, match="neither `query`"):
+    with pytest.raises(UsageError, match="neither `query`"):
         read({"question": "How many?", "query": None, "answer": None})
 
 
 @pytest.mark.parametrize("name", REFERENCE_KEYS)
 def test_a_list_of_references_is_refused_as_one(read, name):
-    with pytest.raises(QuestionFileError, match=f"row 1: `{name}` is a list, and a question has one reference"):
+    with pytest.raises(UsageError, match=f"row 1: `{name}` is a list, and a question has one reference"):
         read({"question": "How many?", name: [ROW["query"], "SELECT 1"]})
 
 
@@ -167,7 +166,7 @@ def test_a_text_that_is_no_statement_and_rows_are_an_answer(read, value):
 )
 def test_two_columns_with_different_sql_are_refused_by_both_names(read, first, second):
     other = "SELECT name FROM fish"
-    with pytest.raises(QuestionFileError) as error:
+    with pytest.raises(UsageError) as error:
         read({"question": "How many?", first: ROW["query"], second: other})
     assert "hold different texts; keep the one that is the reference" in str(error.value)
     assert f"`{first}`" in str(error.value) and f"`{second}`" in str(error.value)
@@ -201,7 +200,7 @@ def test_several_hints_are_all_read_and_equal_ones_once(read):
     [([1, 2], "is [1, 2], expected a text"), (3, "is 3, expected a text"), ("ga360.md", "names the file 'ga360.md'")],
 )
 def test_a_hint_that_stands_elsewhere_is_refused_by_its_name(read, name, value, words):
-    with pytest.raises(QuestionFileError) as error:
+    with pytest.raises(UsageError) as error:
         read(ROW | {name: value})
     assert f"row 1: `{name}` {words}; write" in str(error.value)
 
@@ -212,15 +211,13 @@ def test_a_hint_that_stands_elsewhere_is_refused_by_its_name(read, name, value, 
     "termMeanings", "business_rules", "comment", "column_info"])  # fmt: skip
 @pytest.mark.parametrize("value", ["Think of cod.", ["Think of cod."], [{"role": "user", "content": "Think of cod."}]])
 def test_a_column_that_looks_like_a_part_of_the_prompt_is_refused_by_its_name(read, name, value):
-    with pytest.raises(
-        QuestionFileError, match=f"row 1: `{name}` looks like a part of the prompt, and no prompt would"
-    ):
+    with pytest.raises(UsageError, match=f"row 1: `{name}` looks like a part of the prompt, and no prompt would"):
         read(ROW | {name: value})
 
 
 @pytest.mark.parametrize("name", ["previous_sql", "previous_query", "history", "prev_turn"])
 def test_sql_of_an_earlier_question_is_neither_a_reference_nor_passed_over(read, name):
-    with pytest.raises(QuestionFileError, match=f"row 1: `{name}` looks like a part of the prompt"):
+    with pytest.raises(UsageError, match=f"row 1: `{name}` looks like a part of the prompt"):
         read(ROW | {name: "SELECT name FROM fish"})
 
 
@@ -248,5 +245,5 @@ def test_a_difficulty_is_a_text_or_a_number(read, value, kind):
 
 
 def test_another_difficulty_is_refused(read):
-    with pytest.raises(QuestionFileError, match=r"row 1: `difficulty` is \['hard'\], expected a text or a number"):
+    with pytest.raises(UsageError, match=r"row 1: `difficulty` is \['hard'\], expected a text or a number"):
         read(ROW | {"difficulty": ["hard"]})

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agentgrpo.checks import examine
+from agentgrpo.checks import UsageError, examine
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import named_database
 from dbbench_adapter.tests.engine_worlds import WRITTEN
@@ -15,7 +15,7 @@ from sql_agent.settings.groups import AgentConfig, DataConfig, EnvConfig, Enviro
 from sql_agent.startup.readable import check_database
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.load import QuestionFileError, read_questions
+from sql_agent.text_to_sql.load import read_questions
 from sql_agent.text_to_sql.schema import render
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -185,9 +185,7 @@ def test_questions_name_the_database_or_none_and_references_are_run_first(enviro
 
 def test_tasks_that_change_data_are_refused_with_what_to_use(on_server, tmp_path):
     file = written(tmp_path, {"question": "a", "query": "DELETE FROM customer"})
-    with pytest.raises(
-        QuestionFileError, match=r"row 1: the reference changes data, .*copy the database into a SQLite"
-    ):
+    with pytest.raises(UsageError, match=r"row 1: the reference changes data, .*copy the database into a SQLite"):
         read_questions(file, on_server.databases)
 
 

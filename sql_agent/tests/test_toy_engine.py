@@ -5,13 +5,14 @@ from contextlib import closing
 
 import pytest
 
+from agentgrpo.checks import UsageError
 from dbbench_adapter import engines
 from dbbench_adapter.engines import open_backend, open_databases
 from dbbench_adapter.tests.toy_engine import CSV
 from sql_agent.environments.base import make_environment
 from sql_agent.settings.groups import AgentConfig, EnvConfig, EnvironmentSettings
 from sql_agent.startup.readable import check_database
-from sql_agent.text_to_sql.load import QuestionFileError, read_questions
+from sql_agent.text_to_sql.load import read_questions
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_rollout_is_prompted_played_and_judged(place, tmp_path):
 def test_what_it_does_not_offer_is_refused(place, tmp_path):
     change = written(tmp_path, {"question": "a", "query": "DELETE FROM boat"})
     databases = open_databases(place)
-    with closing(databases), pytest.raises(QuestionFileError, match="row 1: the reference changes data"):
+    with closing(databases), pytest.raises(UsageError, match="row 1: the reference changes data"):
         read_questions(change, databases)
     with pytest.raises(ValueError, match="unknown backend 'csv:///x'; known: sqlite, mariadb, mysql://"):
         open_backend("csv:///x").__enter__()

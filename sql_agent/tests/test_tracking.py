@@ -66,7 +66,7 @@ def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longe
     assert {name: theirs[name] for name in wrong} == pytest.approx(wrong)  # why there is a metric of ours
 
     context = RunContext(load_config(None, [f"run_dir={tmp_path}"]), "run", "", 0, lambda _: None)
-    context.step_metrics |= clip_metrics([Rollout("g", {"id": "t"}, trajectory=row) for row in rows], 4, 8)
+    context.step_metrics |= clip_metrics([Rollout("g", {"id": "t"}, row=row) for row in rows], 4, 8)
     config = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
     make_tracking(context, lambda _: None)("project", "run", [], config).log(theirs, step=1)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())

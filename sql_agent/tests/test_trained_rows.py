@@ -10,17 +10,17 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.datatypes import ScorerResult
-from sql_agent.lightning.runner import SqlLitAgent, outcome_fields
+from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.spans import OUTCOME, TURN_SPAN, outcome_span, outcome_text
 from sql_agent.lightning.transport import StoreTransport
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config
-from sql_agent.source.datatypes import GroupSlot, Rollout, RolloutOutcome
+from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import choose_group, credit_group, spreadless
 from sql_agent.source.lost_scores import level_rewards
 from sql_agent.source.metrics import batch_metrics
-from sql_agent.source.spans import OUTCOME, TURN_SPAN
 from sql_agent.source.stops import TooManyLostError, check_lost
-from sql_agent.tests.records import make_outcome, make_record, make_result
+from sql_agent.tests.records import make_outcome, make_record, make_result, reported
 
 pytestmark = pytest.mark.slow  # imports verl
 
@@ -57,8 +57,9 @@ def scored(*ends, preset="agentbench"):
     results = []
     for verdict, scorer_result in ends:
         stop_reason = "max_turns" if scorer_result.reason == "no_answer" else "answered"
-        fields = outcome_fields(agent.rewarder.outcome(make_record(verdict, stop_reason=stop_reason), scorer_result))
-        results.append(make_result("g", RolloutOutcome.from_json(fields.attributes[OUTCOME])))
+        played = Rollout("", {}, played=make_record(verdict, stop_reason=stop_reason), scorer=scorer_result)
+        agent.rewarder.reward(played, {})
+        results.append(make_result("g", reported([outcome_span(played, "r", "a")])))
     return results
 
 
@@ -133,12 +134,12 @@ def span(sequence_id, prompt, sampled):
     return SimpleNamespace(name=TURN_SPAN, sequence_id=sequence_id, attributes=ids)
 
 
-def outcome_span(reward, num_turns, reason="match", tokens=None, one_conversation=True):
+def reward_span(reward, num_turns, reason="match", tokens=None, one_conversation=True):
     outcome = make_outcome(
         reward, reason=reason, num_turns=num_turns, completion_tokens=num_turns if tokens is None else tokens
     )
     outcome = dataclasses.replace(outcome, one_conversation=one_conversation)
-    return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome.to_json()})
+    return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome_text(outcome)})
 
 
 FIRST, SECOND, LATE = span(1, [1], [2]), span(2, [1, 2, 9], [3]), span(3, [1, 2, 9, 3, 9], [4])
@@ -170,11 +171,11 @@ def parts(row):
 
 
 def ids(result):
-    return result.trajectory and parts(result.trajectory)
+    return result.row and parts(result.row)
 
 
 async def test_spans_that_come_after_the_end_are_waited_for_and_only_the_latest_attempt_counts():
-    outcome = outcome_span(1.0, num_turns=2)
+    outcome = reward_span(1.0, num_turns=2)
     result, asked = await read([FIRST], [outcome, FIRST], [outcome, FIRST, SECOND])
     assert (result.lost, result.reward, ids(result)) == (None, 1.0, ((1,), (2, 9, 3)))
     assert asked == [("r", "latest")] * 3
@@ -182,7 +183,7 @@ async def test_spans_that_come_after_the_end_are_waited_for_and_only_the_latest_
 
 @pytest.mark.parametrize("spans", [
     pytest.param([FIRST, SECOND], id="no_outcome"),
-    pytest.param([outcome_span(1.0, num_turns=2), FIRST], id="a_turn_is_missing"),
+    pytest.param([reward_span(1.0, num_turns=2), FIRST], id="a_turn_is_missing"),
 ])  # fmt: skip
 async def test_what_never_comes_makes_a_rollout_lost(spans):
     result, _ = await read(spans)
@@ -190,13 +191,13 @@ async def test_what_never_comes_makes_a_rollout_lost(spans):
 
 
 async def test_a_call_that_ended_after_the_agent_is_no_turn():
-    result, _ = await read([outcome_span(0.0, num_turns=2), FIRST, SECOND, LATE])
+    result, _ = await read([reward_span(0.0, num_turns=2), FIRST, SECOND, LATE])
     assert (result.lost, result.reward, ids(result)) == (None, 0.0, ((1,), (2, 9, 3)))
 
 
 async def test_calls_that_the_agent_did_not_use_are_counted_by_cause():
     again = span(2, [1], [2])  # the same prompt once more, and the same reply
-    result, _ = await read([outcome_span(0.0, num_turns=1), FIRST, again, SECOND, LATE])
+    result, _ = await read([reward_span(0.0, num_turns=1), FIRST, again, SECOND, LATE])
     assert (ids(result), result.unused_turns) == (((1,), (2,)), {"repeated": 1, "given_up": 2})
 
 
@@ -207,46 +208,46 @@ async def test_an_agent_that_hands_over_does_not_break_and_one_that_should_not_d
         span(4, [5], [7]),
     )  # the last one asks the second's question anew
     for one_conversation, cause in ((True, "template"), (False, None)):
-        outcome = outcome_span(1.0, num_turns=4, one_conversation=one_conversation)
+        outcome = reward_span(1.0, num_turns=4, one_conversation=one_conversation)
         result, _ = await read([outcome, FIRST, *other])
         assert ids(result) == ((1,), (2, 9, 3, 5, 6, 5, 7))
-        assert (result.trajectory.prefix_break, result.trajectory.num_turns) == (cause, 4)
+        assert (result.row.prefix_break, result.row.num_turns) == (cause, 4)
 
 
 async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_and_counted():
     """A micro-batch has room for 64 tokens: the chains have 2, 63 and 3, of which the second one is too long."""
     small = ["data.max_prompt_tokens=16", "data.max_response_tokens=16", "agent.max_tokens=16"]
     spans = [FIRST, span(2, [5] * 62, [6]), span(3, [7, 7], [8])]
-    result, _ = await read([outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.micro_batch_tokens=64"])
+    result, _ = await read([reward_span(1.0, num_turns=3), *spans], settings=[*small, "optim.micro_batch_tokens=64"])
     assert ids(result) == ((1,), (2, 7, 7, 8))
-    assert (result.trajectory.num_turns, result.trajectory.dropped_turns, result.trajectory.num_chains) == (2, 1, 2)
+    assert (result.row.num_turns, result.row.dropped_turns, result.row.num_chains) == (2, 1, 2)
 
 
 async def test_a_rollout_that_failed_is_lost_whatever_it_left_behind():
-    result, asked = await read([outcome_span(1.0, num_turns=1), FIRST], status="failed")
+    result, asked = await read([reward_span(1.0, num_turns=1), FIRST], status="failed")
     assert (result.lost, result.reward, ids(result), asked) == ("rollout_failed", None, None, [])
 
 
 async def test_a_rollout_that_nobody_could_judge_is_lost_under_its_reason():
-    result, _ = await read([outcome_span(None, num_turns=1, reason="db_unavailable"), FIRST])
+    result, _ = await read([reward_span(None, num_turns=1, reason="db_unavailable"), FIRST])
     assert (result.lost, result.reward, ids(result)) == ("db_unavailable", None, None)
 
 
 async def test_a_rollout_without_a_call_is_lost():
-    result, _ = await read([outcome_span(0.0, num_turns=0)])
+    result, _ = await read([reward_span(0.0, num_turns=0)])
     assert (result.lost, result.reward, ids(result)) == ("no_turns", None, None)
 
 
 async def test_a_call_without_token_ids_is_lost_not_guessed():
-    result, _ = await read([outcome_span(1.0, num_turns=1), span(1, [1], [])])
+    result, _ = await read([reward_span(1.0, num_turns=1), span(1, [1], [])])
     assert (result.lost, result.reward, ids(result)) == ("no_token_ids", None, None)
 
 
 async def test_a_first_reply_that_does_not_fit_is_lost():
     fits = ["data.max_response_tokens=16", "agent.max_tokens=16"]
-    result, _ = await read([outcome_span(1.0, num_turns=1, tokens=17), span(1, [1], [2] * 17)], settings=fits)
+    result, _ = await read([reward_span(1.0, num_turns=1, tokens=17), span(1, [1], [2] * 17)], settings=fits)
     assert (result.lost, result.reward) == ("response_too_long", None)
-    result, _ = await read([outcome_span(1.0, num_turns=1, tokens=16), span(1, [1], [2] * 16)], settings=fits)
+    result, _ = await read([reward_span(1.0, num_turns=1, tokens=16), span(1, [1], [2] * 16)], settings=fits)
     assert (result.lost, result.reward) == (None, 1.0)
 
 

@@ -6,15 +6,14 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.credit.row import Turn
-from sql_agent.credit.stitch import stitch, turn_ends
+from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import FunctionReward, ScorerResult
 from sql_agent.rewards import summed_reward, without_function
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.source.batch import CREDIT, to_tensors
-from sql_agent.source.datatypes import RolloutOutcome
 from sql_agent.source.dynamic_sampling import credit_group, spreadless
 from sql_agent.source.run_context import trajectory_line
-from sql_agent.tests.records import make_record, make_result, make_row
+from sql_agent.tests.records import make_record, make_result, make_row, rewarded, travelled
 
 RIGHT = Score(1.0, "match")
 
@@ -41,27 +40,26 @@ def test_the_reward_models_score_is_earned_in_the_last_turn():
 TURNS = [Turn((1, 2), (3, 4), (-0.1, -0.2)), Turn((1, 2, 3, 4, 9, 9), (5,), (-0.3,))]
 
 
-def played(group, *turns, weights=None, row=None, lost=None, turns_of=TURNS):
+def played(group, *turns, weights=None, row=None, lost=None):
     """A rollout whose function gave a number per turn; one number is the rollout's."""
     row = row or stitch(TURNS, max_response_tokens=100)
     given = FunctionReward(turns[0]) if len(turns) == 1 else FunctionReward(sum(turns), turns=list(turns))
     record = make_record(RIGHT, num_turns=2)
-    outcome = RolloutOutcome(record, summed_reward(record, weights or {"a:f": 1.0}, {"f": given}))
-    outcome = RolloutOutcome.from_json(outcome.to_json())  # as it travels
-    return make_result(group, outcome, lost, trajectory=None if lost else row, turn_ends=turn_ends(turns_of, row))
+    outcome = travelled(rewarded(record, summed_reward(record, weights or {"a:f": 1.0}, {"f": given})))
+    return make_result(group, outcome, lost, row=None if lost else row)
 
 
 def test_a_turn_ends_with_its_last_sampled_token():
     row = stitch(TURNS, max_response_tokens=100)
     assert (row.ids, row.sampled) == ((1, 2, 3, 4, 9, 9, 5), (0, 0, 1, 1, 0, 0, 1))
-    assert turn_ends(TURNS, row) == (4, 7)
-    assert turn_ends(TURNS, stitch(TURNS, max_response_tokens=4)) == (4,)
+    assert row.turn_ends == (4, 7)
+    assert stitch(TURNS, max_response_tokens=4).turn_ends == (4,)
 
 
 def test_in_the_batch_each_turns_advantage_stands_on_its_sampled_tokens_and_the_reward_at_the_end():
     results = [played("a", 2.0, 1.0), played("a", 0.0, 0.0), played("a", 1.0, 1.0, lost="late")]
     credit_group(results, GroupRelative())
-    batch = to_tensors([r.trajectory for r in results], [r.reward for r in results], pad_id=0)
+    batch = to_tensors([r.row for r in results], [r.reward for r in results], pad_id=0)
     # {2, 1, 0, 0}: mean 3/4, std sqrt((25 + 1 + 9 + 9) / 16 / 3) = 0.95743: 1.30558, 0.26112, -0.78335 twice
     expected = [[1.56670, 1.56670, 0, 0, 0.26112], [-1.56670, -1.56670, 0, 0, -0.78335], [0] * 5]
     np.testing.assert_allclose(batch[CREDIT], expected, atol=1e-4)
@@ -104,16 +102,16 @@ def test_a_group_has_spread_where_its_turns_differ(group, cause):
 
 
 def test_a_rollout_whose_row_is_whole_but_short_has_one_turn():
-    row = make_row((1,), (2,), (1,), (0.0,), num_turns=1)
+    row = make_row((1,), (2,), (1,), (0.0,), num_turns=1, turn_ends=(2,))
     record = make_record(RIGHT, num_turns=1)
     reward = summed_reward(record, {"a:f": 1.0}, {"f": FunctionReward(0.5, turns=[0.5])})
-    assert make_result("a", RolloutOutcome(record, reward), trajectory=row, turn_ends=(2,)).turn_rewards == [0.5]
+    assert make_result("a", rewarded(record, reward), row=row).turn_rewards == [0.5]
 
 
 def test_a_rollout_of_several_conversations_has_one_reward():
     apart = [TURNS[0], Turn((7, 8), (5,), (-0.3,))]  # the second goes on from nothing
     row = stitch(apart, max_response_tokens=100, one_conversation=False)
-    result = played("a", 0.5, 1.0, row=row, turns_of=apart)
+    result = played("a", 0.5, 1.0, row=row)
     assert (row.num_chains, result.turn_rewards, result.reward) == (2, None, 1.5)
 
 
@@ -122,5 +120,5 @@ def test_so_has_one_whose_row_had_no_room_for_the_other_conversation():
     turns = [TURNS[0], long, TURNS[1]]
     row = stitch(turns, max_response_tokens=100, max_row_tokens=12)
     assert (row.num_chains, row.num_turns, row.ids) == (1, 2, (1, 2, 3, 4, 9, 9, 5))
-    assert turn_ends(turns, row) == ()  # the second turn ended at 9 of 5 tokens when it was taken for the row's second
-    assert played("a", 0.5, 1.0, row=row, turns_of=turns).turn_rewards is None
+    assert row.turn_ends == ()  # the second turn ended at 9 of 5 tokens when it was taken for the row's second
+    assert played("a", 0.5, 1.0, row=row).turn_rewards is None

@@ -307,3 +307,12 @@ def test_a_server_without_exact_prompts_does_not_start():
     assert "served" in result.stdout
     target = "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.render_chat_request"
     assert f"did not change {target} in this process" in result.stderr
+
+
+def test_malformed_calls_print_no_traceback_when_vllm_is_imported_after_the_plugin():
+    code = (
+        "import logging, sql_agent.verl_side.plugin, vllm.logger\n"
+        "print(vllm.logger.init_logger('vllm.tool_parsers.hermes_tool_parser').isEnabledFor(logging.ERROR))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.split()[-1] == "False"

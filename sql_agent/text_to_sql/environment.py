@@ -17,8 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from dbbench_adapter.datatypes import Row, Rows, Score
 from dbbench_adapter.engines import BackendUnavailable, Result, known_places, open_databases
-from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession
-from dbbench_adapter.engines.schema import said_unreadable
+from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession, said_unreadable
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.environments.base import Environment, LeftOut, Split, digest

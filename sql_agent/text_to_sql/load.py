@@ -18,6 +18,7 @@ import sqlglot
 from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
+from agentgrpo.checks import UsageError
 from agentgrpo.file_kinds import RowFileError
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
@@ -37,37 +38,33 @@ from sql_agent.text_to_sql.columns import (
 from sql_agent.text_to_sql.datatypes import Question
 
 
-class QuestionFileError(ValueError):
-    """A file of questions cannot be read; the message names file and row."""
-
-
 def read_questions(path: Path, databases: Databases) -> list[Question]:
     """Read JSON, JSONL or parquet.
 
     Raises:
-        QuestionFileError: the file is missing or empty, or a row is not a question about one of the databases.
+        UsageError: the file is missing or empty, or a row is not a question about one of the databases.
     """
     if not path.is_file():
         expected = "rows with `question` and `query`, JSON or JSONL"
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise QuestionFileError(f"{path} {what}; expected {expected}{did_you_mean(path)}")
+        raise UsageError(f"{path} {what}; expected {expected}{did_you_mean(path)}")
     questions = []
     named: Counter[str] = Counter()
     for place, row in _rows(path):
         try:
             questions.append(_question(row, f"{path.stem}-{place.rpartition(' ')[2]}", databases))
         except (ValueError, TypeError) as error:
-            raise QuestionFileError(f"{path}, {place}: {error}") from None
+            raise UsageError(f"{path}, {place}: {error}") from None
         found = database_of(row, databases.ids)
         named.update([found[1]] if found else [*database_names(row, databases.ids).values()][:1])
     if len(databases.ids) == 1 and len(named) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in named.most_common(5)) + ", ..." * (len(named) > 5)
-        raise QuestionFileError(
+        raise UsageError(
             f"{path} is about {len(named)} databases ({counts}), and --database is one; give the folder that holds "
             "them, with DB_ID/DB_ID.sqlite, or a file with the rows of one"
         )
     if not questions:
-        raise QuestionFileError(f"{path} holds no question; expected rows with `question` and `query`")
+        raise UsageError(f"{path} holds no question; expected rows with `question` and `query`")
     return questions
 
 
@@ -213,10 +210,10 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         for row in read_rows(path):
             if fault := row.fault():
-                raise QuestionFileError(f"{path}, {fault}")
+                raise UsageError(f"{path}, {fault}")
             yield row.place, row.value
     except RowFileError as error:
-        raise QuestionFileError(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _question(row: Any, name: str, databases: Databases) -> Question:

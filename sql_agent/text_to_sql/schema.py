@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dbbench_adapter.engines.schema import TableInfo
+from dbbench_adapter.engines.engine import TableInfo
 
 # Words that are names in SQLite only if they are quoted.
 _KEYWORDS = (

@@ -28,10 +28,10 @@ from sql_agent.verl_side.allowed_keys import check_keys
 ROLLOUT_MANAGER = "sql_agent.verl_side.rollout_manager.RolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
+# The estimator that `PLUGIN` registers: advantages come with the rollouts.
 ESTIMATOR = "credited_rows"
-"""The estimator that `PLUGIN` registers: advantages come with the rollouts."""
+# The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`.
 LOSS = "AGENTGRPO_LOSS"
-"""The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`."""
 MODEL, ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "ref", "rollout"))
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
@@ -52,7 +52,7 @@ UNLISTED_KEYS = (
 
 @dataclass(frozen=True)
 class Files:
-    """Names the files of a run that exist before verl starts."""
+    """Files that exist before verl starts."""
 
     model: Path
     train: Path
@@ -64,7 +64,7 @@ class Files:
 
 
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    """Return verl's overrides for one run as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
+    """verl's overrides as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
 
     Raises:
         ValueError: `cfg.verl` has a key that one of our settings decides, or that is not among `ALLOWED_KEYS`.
@@ -88,6 +88,7 @@ def _checked(verl: dict[str, Any]) -> dict[str, Any]:
     return verl
 
 
+# Keys that are the same in every run.
 FIXED: dict[str, Any] = {
     "algorithm.adv_estimator": ESTIMATOR,
     "data.filter_overlong_prompts": False,  # done, and counted, before verl starts
@@ -128,7 +129,6 @@ FIXED: dict[str, Any] = {
     "trainer.max_actor_ckpt_to_keep": None,  # sql_agent.verl_side.driver keeps `keep_checkpoints` of them
     "trainer.project_name": "agentgrpo",
 }
-"""Keys that are the same in every run."""
 
 
 LAGGED: dict[str, Any] = {
@@ -142,7 +142,7 @@ LAGGED: dict[str, Any] = {
 
 
 def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
-    """Return the keys of settings that verl knows in another form, or whose default depends on the run."""
+    """Settings that verl knows in another form, or whose default depends on the run."""
     checkpointing = cfg.engine.gradient_checkpointing
     return {
         f"{ACTOR}.optim.lr": learning_rate(cfg.optim, cfg.lora, model),
@@ -167,7 +167,6 @@ def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
 
 
 def _lengths(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
-    """Return the keys that count tokens."""
     micro_batch, context = cfg.micro_batch_tokens(cpu=cpu), cfg.data.prompt_tokens + cfg.data.max_response_tokens
     return {
         "data.max_prompt_length": cfg.data.prompt_tokens,
@@ -182,7 +181,6 @@ def _lengths(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
 
 
 def _run(cfg: TrainConfig, files: Files) -> dict[str, Any]:
-    """Return the keys that name files, folders and seeds of the run."""
     resumed = files.checkpoint is not None
     seeded = ("data.seed", f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{ACTOR}.fsdp_config.seed")
     template = {} if files.chat_template is None else {f"{VLLM}.chat_template": files.chat_template}
@@ -234,7 +232,7 @@ def _device(engine: EngineConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
 
 
 def precision(engine: EngineConfig, model: Path, *, cpu: bool) -> str:
-    """Return the dtype in which trainer and sampler compute, "float32" or "bfloat16", from `engine.precision`."""
+    """The dtype in which trainer and sampler compute, "float32" or "bfloat16", from `engine.precision`."""
     if not cpu:
         return "bfloat16" if engine.precision == "auto" else engine.precision
     parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4  # half as many for 16-bit files
@@ -242,14 +240,14 @@ def precision(engine: EngineConfig, model: Path, *, cpu: bool) -> str:
 
 
 def learning_rate(optim: OptimConfig, lora: LoraConfig, model: Path) -> float:
-    """Return `optim.learning_rate`, or what a model of this size takes if it is not given."""
+    """What was given, or what a model of this size takes."""
     if optim.learning_rate is not None:
         return optim.learning_rate
     return usual_learning_rate(count_weights(model), method="grpo", lora=lora.rank > 0)
 
 
 def compose(overrides: dict[str, Any]) -> Any:
-    """Return the installed verl's own configuration with `overrides` merged in (an OmegaConf `DictConfig`).
+    """The installed verl's own configuration with `overrides` merged in (an OmegaConf `DictConfig`).
 
     Raises:
         ValueError: the installed verl does not have a key; the message names the key in full.
@@ -275,7 +273,7 @@ def compose(overrides: dict[str, Any]) -> Any:
 
 
 def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
-    """Return the environment variables of the verl driver and of every Ray actor that it starts."""
+    """Of the verl driver and of every Ray actor that it starts."""
     root = Path(__file__).resolve().parents[2]
     env = {
         "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),

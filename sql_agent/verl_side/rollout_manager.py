@@ -89,7 +89,7 @@ class RolloutManager:
         batch = to_batch(results, self.run.pad_id)
         ready = time.time()
         played = [rollout for group in groups for rollout in group]
-        last_end = max((r.outcome.ended_at for r in played if r.outcome), default=ready)
+        last_end = max(rollout.ended_at for rollout in played) or ready
         metrics |= {"time/rollout_s": ready - started, "time/batch_ready_s": ready - last_end}
         if not validate:
             metrics |= clip_metrics(results, self.run.cfg.data.prompt_tokens, self.run.cfg.data.max_response_tokens)
@@ -172,10 +172,10 @@ def in_rows(groups: Sequence[Sequence[Rollout]], rows: Mapping[str, Sequence[int
 
 
 def to_batch(rollouts: Sequence[Rollout], pad_id: int) -> DataProto:
-    tensors = to_tensors([r.trajectory for r in rollouts], [r.reward for r in rollouts], pad_id=pad_id)
+    tensors = to_tensors([r.row for r in rollouts], [r.reward for r in rollouts], pad_id=pad_id)
     others = {
         "multi_modal_inputs": np.array([{} for _ in rollouts], dtype=object),  # verl reads the key for every row
-        "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in rollouts]),
+        "__num_turns__": np.array([r.row.num_turns if r.row else 0 for r in rollouts]),
     }
     return DataProto(TensorDict(tensors, batch_size=len(rollouts)), others)
 

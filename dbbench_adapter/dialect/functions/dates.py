@@ -6,6 +6,8 @@ import calendar
 import datetime
 import re
 from collections.abc import Callable
+from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 from dateutil.relativedelta import relativedelta
@@ -78,24 +80,15 @@ def time_text(seconds: int) -> str:
     return f"{'-' if seconds < 0 else ''}{size // 3600:02}:{size // 60 % 60:02}:{size % 60:02}"
 
 
-def _moment_of(value: Any) -> str:
-    """The form in which texts compare as dates.
+def _required(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Raises ValueError: the value is no date or time, where MySQL ends the statement."""
 
-    Raises:
-        ValueError: it is no date, where MySQL ends the statement.
-    """
-    found = moment(value)
-    if found is None:
-        raise ValueError("no date")
-    return found.isoformat(sep=" ")
+    def required(value: Any) -> Any:
+        if (found := read(value)) is None:
+            raise ValueError("no date or time")
+        return found
 
-
-def _seconds_of(value: Any) -> int:
-    """Raises ValueError: it is no time."""
-    found = seconds_of(value)
-    if found is None:
-        raise ValueError("no time")
-    return found
+    return required
 
 
 def _temporal_number(value: Any) -> int | None:
@@ -127,16 +120,19 @@ def _from_time(place: int, from_date: Callable[[Any], Any]) -> Callable[[Any], A
     return guarded
 
 
-def _from_date(read: Callable[[datetime.datetime], Any]) -> Callable[[Any], Any]:
-    def guarded(value: Any) -> Any:
-        found = moment(value)
-        return None if found is None else read(found)
+def _of_dates(function: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
+    """NULL if one of the first `count` arguments, which the function takes as dates, is none."""
+
+    def guarded(*values: Any) -> Any:
+        dates = [moment(value) for value in values[:count]]
+        return None if None in dates else function(*dates, *values[count:])
 
     return guarded
 
 
 def _week(day: datetime.datetime, mode: int) -> tuple[int, int]:
     """The year and the week of a day in one of the eight modes of WEEK.
+
     Source:
         MySQL `calc_week`, mysys/my_time.cc: Monday first (1), weeks of the year before or after count there (2), the
         first week begins with the first such weekday rather than with four days in the year (4, turned for Sunday).
@@ -164,34 +160,27 @@ def _week(day: datetime.datetime, mode: int) -> tuple[int, int]:
 
 
 def _week_of(value: Any, mode: Any = 0) -> int | None:
-    found = moment(value)
-    return None if found is None else _week(found, whole(mode) & 7)[1]
+    return _of_dates(lambda day: _week(day, whole(mode) & 7)[1])(value)
 
 
 def _year_and_week(value: Any, mode: Any = 0) -> int | None:
-    found = moment(value)
-    if found is None:
-        return None
-    year, week = _week(found, whole(mode) & 7 | 2)
-    return year * 100 + week
+    found = _of_dates(lambda day: _week(day, whole(mode) & 7 | 2))(value)
+    return found and found[0] * 100 + found[1]
 
 
+def _joined(first: str, last: str) -> Callable[[datetime.datetime], int]:
+    """The parts from one to another as one number, two digits each."""
+    names = _PART_NAMES[_PART_NAMES.index(first) : _PART_NAMES.index(last) + 1]
+    return lambda day: reduce(lambda number, name: number * 100 + getattr(day, name), names, 0)
+
+
+_PART_NAMES = ("year", "month", "day", "hour", "minute", "second")
+_JOINED = "year_month day_hour day_minute day_second hour_minute hour_second minute_second"
 _PARTS: dict[str, Callable[[datetime.datetime], Any]] = {
-    "year": lambda d: d.year,
-    "month": lambda d: d.month,
-    "day": lambda d: d.day,
-    "hour": lambda d: d.hour,
-    "minute": lambda d: d.minute,
-    "second": lambda d: d.second,
-    "quarter": lambda d: (d.month + 2) // 3,
-    "year_month": lambda d: d.year * 100 + d.month,
-    "day_hour": lambda d: d.day * 100 + d.hour,
-    "day_minute": lambda d: d.day * 10_000 + d.hour * 100 + d.minute,
-    "day_second": lambda d: (d.day * 10_000 + d.hour * 100 + d.minute) * 100 + d.second,
-    "hour_minute": lambda d: d.hour * 100 + d.minute,
-    "hour_second": lambda d: d.hour * 10_000 + d.minute * 100 + d.second,
-    "minute_second": lambda d: d.minute * 100 + d.second,
-    "week": lambda d: _week(d, 0)[1],
+    **{name: attrgetter(name) for name in _PART_NAMES},
+    **{pair: _joined(*pair.split("_")) for pair in _JOINED.split()},
+    "quarter": lambda day: (day.month + 2) // 3,
+    "week": lambda day: _week(day, 0)[1],
 }
 _CLOCK_PARTS = ("hour", "minute", "second")
 
@@ -203,17 +192,12 @@ def _date_part(part: Any, value: Any) -> Any:
         raise ValueError("an unknown part of a date")
     if name in _CLOCK_PARTS:
         return STRICT[name][1](value)
-    return _from_date(_PARTS[name])(value)
+    return _of_dates(_PARTS[name])(value)
 
 
 def _ordinal(day: int) -> str:
     suffix = "th" if day in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
     return f"{day}{suffix}"
-
-
-def _date_format(value: Any, form: Any) -> str | None:
-    found = moment(value)
-    return None if found is None else _formatted(found, form)
 
 
 # The mode of WEEK for a specifier, and whether it prints the year (0) or the week (1).
@@ -260,11 +244,6 @@ def _str_to_date(text: Any, form: Any) -> str | None:
     if not specifiers & _DAY_SPECIFIERS:
         return found.time().isoformat() if timed else None
     return found.isoformat(sep=" ") if timed else found.date().isoformat()
-
-
-def _datediff(left: Any, right: Any) -> int | None:
-    first, second = moment(left), moment(right)
-    return None if first is None or second is None else (first.date() - second.date()).days
 
 
 _UNITS = {
@@ -359,10 +338,9 @@ def _period_add(period: Any, count: Any) -> int:
 
 
 def _timestamp_diff(unit: Any, start: Any, end: Any) -> int | None:
-    first, second = moment(start), moment(end)
+    first, second, unit = moment(start), moment(end), text_of(unit).lower()
     if first is None or second is None:
         return None
-    unit = text_of(unit).lower()
     seconds = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
     if unit in seconds:
         return int((second - first).total_seconds() / seconds[unit])
@@ -376,57 +354,49 @@ def _timestamp_diff(unit: Any, start: Any, end: Any) -> int | None:
     return sign * (months // divisor)
 
 
-def _now() -> str:
-    return datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
-
-
 NULLS_MATTER: dict[str, Function] = {
-    "now": (0, _now),
-    "sysdate": (0, _now),
+    **dict.fromkeys(("now", "sysdate"), (0, lambda: datetime.datetime.now().isoformat(sep=" ", timespec="seconds"))),
     "curdate": (0, lambda: datetime.date.today().isoformat()),
     "curtime": (0, lambda: datetime.datetime.now().strftime("%H:%M:%S")),
 }
 
 STRICT: dict[str, Function] = {
-    "date_format": (2, _date_format),
+    "date_format": (2, _of_dates(_formatted)),
     "str_to_date": (2, _str_to_date),
-    "datediff": (2, _datediff),
+    "datediff": (2, _of_dates(lambda left, right: (left.date() - right.date()).days, 2)),
     "date_shift": (4, _date_shift),
     "date_part": (2, _date_part),
-    "date_of": (1, _from_date(lambda d: d.date().isoformat())),
-    "datetime_of": (1, _from_date(lambda d: d.isoformat(sep=" "))),
-    "date": (1, _from_date(lambda d: d.date().isoformat())),
-    "dayofmonth": (1, _from_date(lambda d: d.day)),
-    "dayname": (1, _from_date(lambda d: d.strftime("%A"))),
-    "monthname": (1, _from_date(lambda d: d.strftime("%B"))),
-    "dayofweek": (1, _from_date(lambda d: (d.weekday() + 1) % 7 + 1)),
-    "dayofyear": (1, _from_date(lambda d: d.timetuple().tm_yday)),
-    "weekday": (1, _from_date(lambda d: d.weekday())),
-    "last_day": (1, _from_date(_last_day)),
-    "moment_of": (1, _moment_of),
-    "seconds_of": (1, _seconds_of),
+    **dict.fromkeys(("date", "date_of"), (1, _of_dates(lambda d: d.date().isoformat()))),
+    **dict.fromkeys(("timestamp", "datetime_of"), (1, _of_dates(lambda d: d.isoformat(sep=" ")))),
+    "dayofmonth": (1, _of_dates(lambda d: d.day)),
+    "dayname": (1, _of_dates(lambda d: d.strftime("%A"))),
+    "monthname": (1, _of_dates(lambda d: d.strftime("%B"))),
+    "dayofweek": (1, _of_dates(lambda d: (d.weekday() + 1) % 7 + 1)),
+    "dayofyear": (1, _of_dates(lambda d: d.timetuple().tm_yday)),
+    "weekday": (1, _of_dates(lambda d: d.weekday())),
+    "last_day": (1, _of_dates(_last_day)),
+    "moment_of": (1, lambda value: _required(moment)(value).isoformat(sep=" ")),
+    "seconds_of": (1, _required(seconds_of)),
     "temporal_number": (1, _temporal_number),
-    "time": (1, _time_of),
-    "time_of": (1, _time_of),
+    **dict.fromkeys(("time", "time_of"), (1, _time_of)),
     "time_format": (2, _time_format),
     "time_to_sec": (1, seconds_of),
     "sec_to_time": (1, lambda seconds: time_text(whole(seconds))),
     "maketime": (3, _make_time),
     "timediff": (2, _time_difference),
-    "timestamp": (1, _from_date(lambda d: d.isoformat(sep=" "))),
     "makedate": (2, _make_date),
-    "to_days": (1, _from_date(lambda d: d.toordinal() + _DAYS_BEFORE)),
+    "to_days": (1, _of_dates(lambda d: d.toordinal() + _DAYS_BEFORE)),
     "from_days": (1, _date_of_day),
     "to_seconds": (
         1,
-        _from_date(lambda d: (d.toordinal() + _DAYS_BEFORE) * 86_400 + d.hour * 3600 + d.minute * 60 + d.second),
+        _of_dates(lambda d: (d.toordinal() + _DAYS_BEFORE) * 86_400 + d.hour * 3600 + d.minute * 60 + d.second),
     ),
     "period_add": (2, _period_add),
     "period_diff": (2, lambda left, right: _months(left) - _months(right)),
-    "weekofyear": (1, _from_date(lambda d: _week(d, 3)[1])),
+    "weekofyear": (1, _of_dates(lambda d: _week(d, 3)[1])),
     "yearweek": (-1, _year_and_week),
     "timestamp_diff": (3, _timestamp_diff),
-    **{name: (1, _from_date(_PARTS[name])) for name in ("year", "month", "day", "quarter")},
-    **{name: (1, _from_time(place, _from_date(_PARTS[name]))) for place, name in enumerate(_CLOCK_PARTS, 1)},
+    **{name: (1, _of_dates(_PARTS[name])) for name in ("year", "month", "day", "quarter")},
+    **{name: (1, _from_time(place, _of_dates(_PARTS[name]))) for place, name in enumerate(_CLOCK_PARTS, 1)},
     "week": (-1, _week_of),
 }

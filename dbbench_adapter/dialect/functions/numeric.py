@@ -199,6 +199,7 @@ def _mod(left: Any, right: Any) -> int | float | None:
 
 def _bits(combine: Callable[..., int]) -> Callable[..., int]:
     """A function of bits; MySQL's are whole numbers without a sign.
+
     Raises:
         ArithmeticError: the result does not fit into SQLite's whole numbers.
     """

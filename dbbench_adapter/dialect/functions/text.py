@@ -163,6 +163,7 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def _in_base(value: Any, old: Any, new: Any) -> str | None:
     """CONV: the whole number that a text begins with, in another base, as 64 bits without a sign.
+
     Raises:
         ValueError: a base is negative, with which MySQL reads or writes a sign.
     """
@@ -214,8 +215,7 @@ NULLS_MATTER: dict[str, Function] = {
     "distinct_key": (-1, _distinct_key),
     "quote": (1, _quote),
     "version": (0, lambda: "8.0.46"),
-    "database": (0, lambda: "dbbench"),
-    "schema": (0, lambda: "dbbench"),
+    **dict.fromkeys(("database", "schema"), (0, lambda: "dbbench")),
     "user": (0, lambda: "dbbench@localhost"),
 }
 
@@ -238,21 +238,16 @@ STRICT: dict[str, Function] = {
     "ltrim_piece": (2, lambda text, piece: _trim(text, piece, ends="l")),
     "rtrim_piece": (2, lambda text, piece: _trim(text, piece, ends="r")),
     "reverse": (1, lambda text: text_of(text)[::-1]),
-    "upper": (1, lambda text: text_of(text).upper()),
-    "lower": (1, lambda text: text_of(text).lower()),
-    "ucase": (1, lambda text: text_of(text).upper()),
-    "lcase": (1, lambda text: text_of(text).lower()),
-    "length": (1, lambda text: len(text_of(text).encode())),
-    "octet_length": (1, lambda text: len(text_of(text).encode())),
+    **dict.fromkeys(("upper", "ucase"), (1, lambda text: text_of(text).upper())),
+    **dict.fromkeys(("lower", "lcase"), (1, lambda text: text_of(text).lower())),
+    **dict.fromkeys(("length", "octet_length"), (1, lambda text: len(text_of(text).encode()))),
     "bit_length": (1, lambda text: 8 * len(text_of(text).encode())),
-    "char_length": (1, lambda text: len(text_of(text))),
-    "character_length": (1, lambda text: len(text_of(text))),
+    **dict.fromkeys(("char_length", "character_length"), (1, lambda text: len(text_of(text)))),
     "ascii": (1, lambda text: (text_of(text).encode() or b"\0")[0]),
     "strcmp": (2, _compare),
     "find_in_set": (2, _find_in_set),
     "md5": (1, _md5),
-    "sha1": (1, _sha1),
-    "sha": (1, _sha1),
+    **dict.fromkeys(("sha", "sha1"), (1, _sha1)),
     "sha2": (2, _sha2),
     "soundex": (1, _soundex),
     "crc32": (1, lambda text: zlib.crc32(text_of(text).encode())),

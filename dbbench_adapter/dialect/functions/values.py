@@ -80,6 +80,7 @@ _folded_often = lru_cache(maxsize=4096)(_FOLDED.applied)
 
 def sort_key(text: str) -> str:
     """A key that orders texts nearly as utf8mb4_0900_ai_ci does; keys are equal where `fold` is equal.
+
     Raises:
         StatementTimeout: the time is up.
     """

@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any
 
 import pymysql
-from pymysql.cursors import SSCursor
+from pymysql.cursors import Cursor, SSCursor
 
 from dbbench_adapter.clock import StatementTimeout, time_limit
 from dbbench_adapter.datatypes import Table
-from dbbench_adapter.dialect import group_order
+from dbbench_adapter.dialect.kinds import mysql_type, sqlite_type
 from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.dialect.limits import blows_up
 from dbbench_adapter.dialect.syntax import PARSER_ERRORS, parse
@@ -36,8 +36,11 @@ from dbbench_adapter.engines.base import (
     Backend,
     Database,
     Result,
+    TableError,
     TableState,
     check_tables,
+    num_chars,
+    quoted,
 )
 from dbbench_adapter.engines.mysql.allowed_sql import may_write, refusal
 from dbbench_adapter.engines.mysql.names import (
@@ -50,7 +53,6 @@ from dbbench_adapter.engines.mysql.names import (
 )
 from dbbench_adapter.engines.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
 from dbbench_adapter.engines.mysql.state import StateReader
-from dbbench_adapter.engines.mysql.tables import make_table
 
 MAX_SQL_BYTES = 1_000_000
 # A database is measured after this much writing, about ten MiB; a measurement is a round trip and delays CREATE.
@@ -64,6 +66,16 @@ _LOST = "2013 (HY000): Lost connection to MySQL server during query"
 _NO_EXECUTE = 1370
 _ROUTINE = re.compile(r"routine '[^']*\.([^'.]*)'")
 _ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[^`]+`|\w+)\s+WHERE\s", re.IGNORECASE)
+_LEFT_ALONE = frozenset(["union", "except", "intersect", "order", "rollup"])
+_AFTER_ORDER = frozenset(["limit", "offset", "for", "into", "lock", "procedure"])
+_FAULT_KINDS = (pymysql.DataError, pymysql.IntegrityError, pymysql.ProgrammingError, pymysql.NotSupportedError)
+# Numbers of errors about names, types and cells for which pymysql has no class of its own.
+_FAULTS = frozenset(
+    [1059, 1074, 1075, 1103, 1117, 1118, 1166, 1264, 1265, 1292, 1300, 1366, 1406, 1416, 1425, 1426, 1427, 1439, 4025]
+)
+# The size of an escaped and encoded text is estimated with this factor; half of it would be enough.
+_MAX_BYTES_PER_CHAR = 8
+_DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 
 
 class MysqlBackend(Backend):
@@ -92,7 +104,7 @@ class MysqlBackend(Backend):
         try:
             with self._pool.failures_named(), slot.admin.cursor() as cursor:
                 for table in tables:
-                    make_table(cursor, slot.name, table, typed=typed, max_bytes=self._pool.max_statement_bytes)
+                    _make_table(cursor, slot.name, table, typed=typed, max_bytes=self._pool.max_statement_bytes)
         except BaseException:  # Ctrl-C too leaves no database behind
             database.close()
             raise
@@ -171,7 +183,7 @@ class MysqlDatabase(Database):
         if not self._pool.is_mariadb:
             return sql
         # MariaDB before 11.6 lacks MySQL's DELETE FROM t AS x WHERE; DELETE x FROM t AS x means the same
-        return group_order.for_mariadb(_ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1))
+        return unsorted_groups(_ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1))
 
     def _fetched(self, cursor: SSCursor, deadline: float, sql: str) -> Result:
         if cursor.description is None:
@@ -181,7 +193,7 @@ class MysqlDatabase(Database):
         chars = 0
         while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
             rows.append(tuple(map(clean, row)))
-            chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+            chars += num_chars(row, other=0)
             if time.monotonic() > deadline:  # rows that arrive one by one never exceed the wait for a single row
                 return Result(error=_LOST)
         return Result(tuple(rows), tuple(self._neutral(column[0]) for column in cursor.description))
@@ -225,3 +237,85 @@ def explosion(sql: str) -> str | None:
     except StatementTimeout:
         refused = True
     return "1116 (HY000): Too many tables; MariaDB can only use 61 tables in a join" if refused else None
+
+
+def unsorted_groups(sql: str) -> str:
+    """Add ORDER BY NULL where the outermost query groups without ordering: MariaDB sorts groups, MySQL 8 does not.
+
+    `dialect.queries` says why it matters. Common table expressions, unions and WITH ROLLUP stay as they are.
+    """
+    depth = end = 0
+    first = previous = ""
+    cut: int | None = None
+    grouped = False
+    for token in tokens(sql, blanks=False):
+        word = token.text.lower() if token.kind in ("word", "sign") else ""
+        depth += (word == "(") - (word == ")")
+        first = first or word
+        if depth == 0 and word in _LEFT_ALONE:
+            return sql
+        grouped = grouped or (depth == 0 and (previous, word) == ("group", "by"))
+        if grouped and depth == 0 and cut is None and word in _AFTER_ORDER:
+            cut = token.start
+        previous = word
+        end = end if word == ";" else token.start + len(token.text)
+    if first != "select" or not grouped:
+        return sql
+    cut = end if cut is None else cut
+    return f"{sql[:cut].rstrip()} ORDER BY NULL {sql[cut:]}"
+
+
+# The tables of a task -------------------------------------------------------------------------------------------------
+
+
+def _make_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:
+    """Make a table and insert its rows.
+
+    Args:
+        typed: use the declared types; False makes every column TEXT.
+        max_bytes: the longest statement that is sent; the server ends the session over a longer one.
+    Raises:
+        TableError: the server does not take a name, a type or a cell.
+        pymysql.Error: any other error of the server.
+    """
+    try:
+        _make_and_fill(cursor, database, table, typed=typed, max_bytes=max_bytes)
+    except ValueError as error:  # `_check_size` raised it, or a text is no Unicode
+        raise _fault(table, str(error)) from error
+    except pymysql.Error as error:
+        number, *text = error.args
+        if not isinstance(error, _FAULT_KINDS) and number not in _FAULTS:
+            raise
+        raise _fault(table, ": ".join(map(str, (number, *text))).replace(database, NEUTRAL_NAME)) from error
+
+
+def _make_and_fill(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:
+    columns = ", ".join(f"{quoted(c.name)} {_column_type(c.type) if typed else 'TEXT'}" for c in table.columns)
+    create = f"CREATE TABLE {database}.{quoted(table.name)} ({columns})"
+    _check_size(create, max_bytes)
+    cursor.execute(create)
+    marks = ", ".join("%s" for _ in table.columns)
+    insert = f"INSERT INTO {database}.{quoted(table.name).replace('%', '%%')} VALUES ({marks})"
+    rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
+    for row in rows:
+        if sum(len(cell) for cell in row if isinstance(cell, str)) > max_bytes // _MAX_BYTES_PER_CHAR:
+            _check_size(cursor.mogrify(insert, row), max_bytes)
+    if rows:
+        cursor.executemany(insert, rows)
+
+
+def _check_size(sql: str, max_bytes: int) -> None:
+    if (size := len(sql.encode())) > max_bytes:
+        raise ValueError(f"a statement of {size} bytes, the server takes {max_bytes}")
+
+
+def _fault(table: Table, reason: str) -> TableError:
+    return TableError(f"table {table.name!r} cannot be made: {reason}; correct the task file")
+
+
+def _column_type(declared: str) -> str:
+    """A type as it is, or without what stands behind it, such as NOT NULL; TEXT for an unknown one."""
+    if _DECLARED_TYPE.fullmatch(declared):
+        return declared
+    known = sqlite_type(declared)
+    return mysql_type(known) if known else "TEXT"

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import Result, quoted
-from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, Databases
+from dbbench_adapter.engines.engine import (
+    MAX_RESULT_CHARS,
+    MAX_RESULT_ROWS,
+    SAMPLED_ROWS,
+    ColumnInfo,
+    Databases,
+    TableInfo,
+    sample_values,
+)
 from dbbench_adapter.engines.mysql import MYSQL
 from dbbench_adapter.engines.mysql.read_only import ReadOnlyServer
-from dbbench_adapter.engines.schema import SAMPLED_ROWS, ColumnInfo, TableInfo, sample_values
 
 _SAMPLES_S = 10.0
 

@@ -27,7 +27,7 @@ from typing import Any
 import pymysql
 
 from dbbench_adapter.engines.base import BackendUnavailable
-from dbbench_adapter.engines.mysql.address import parse_address
+from dbbench_adapter.engines.mysql import parse_address
 from dbbench_adapter.engines.mysql.names import NEUTRAL_NAME, PREFIX
 
 CONNECT_TIMEOUT_S = 10.0
@@ -58,7 +58,7 @@ _CATALOGUE_VIEWS = (
     *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
     *("CHARACTER_SETS", "COLLATIONS", "ENGINES"),
 )
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Connection = pymysql.Connection
 
@@ -84,7 +84,7 @@ class _Watched:
 
 @dataclass
 class Keeper:
-    """The owner's lock and ends statements that run too long or fill too much, on its own connection and thread.
+    """Keeps the owner's lock, and ends statements that run too long or fill too much, on its own connection and thread.
 
     Args:
         connect: a function that opens a connection of the administrator.
@@ -328,11 +328,8 @@ class Pool:
         return slot.agent
 
     def stop_reading(self, slot: Slot, cursor: Any) -> None:
-        rest = cursor._result
-        if rest is not None and rest.unbuffered_active:
+        if drop_rest(cursor):
             self.end_session(slot)
-            rest.unbuffered_active, rest.connection = False, None  # pymysql must not read from the closed socket
-        cursor.connection = None
 
     def reset(self, slot: Slot) -> None:
         if slot.settings is None:  # the session has not been used since the last reset
@@ -416,21 +413,20 @@ class Pool:
             return self._connect(slot.name, slot.password, ADMIN_TIMEOUT_S)
 
     def _connect(self, user: str, password: str, read_timeout_s: float, **more: Any) -> Connection:
-        return pymysql.connect(
-            host=self.host,
-            port=self._port,
-            user=user,
-            password=password,
-            charset="utf8mb4",
-            sql_mode=MODES,
-            autocommit=True,
-            local_infile=False,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=read_timeout_s,
-            write_timeout=ADMIN_TIMEOUT_S,
-            ssl_disabled=self.host in LOOPBACK,  # a TLS context costs 44 ms (measured)
-            **more,
-        )
+        timeouts = {"read_timeout": read_timeout_s, "write_timeout": ADMIN_TIMEOUT_S}
+        return connect(self.host, port=self._port, user=user, password=password, sql_mode=MODES, **timeouts, **more)
+
+
+def connect(host: str, **arguments: Any) -> Connection:
+    return pymysql.connect(
+        host=host,
+        charset="utf8mb4",
+        autocommit=True,
+        local_infile=False,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        ssl_disabled=host in _LOOPBACK,  # a TLS context costs 44 ms (measured)
+        **arguments,
+    )
 
 
 def _account(slot: Slot) -> str:
@@ -462,6 +458,19 @@ def _remove_retired(slot: Slot) -> None:
             if not slot.admin.open:  # the server is gone, or the pool was closed and removed the database
                 break
     hang_up(slot.admin)
+
+
+def drop_rest(cursor: Any) -> bool:
+    """Let pymysql not read the rest of a result, and say whether there is one.
+
+    The server stops sending it only when the session ends. pymysql has no method for this, and would read from the
+    closed socket.
+    """
+    rest, cursor.connection = cursor._result, None
+    if rest is None or not rest.unbuffered_active:
+        return False
+    rest.unbuffered_active, rest.connection = False, None
+    return True
 
 
 def reset_connection(connection: Connection) -> None:

@@ -26,16 +26,18 @@ from pymysql.cursors import SSCursor
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.dialect.lexer import tokens
-from dbbench_adapter.engines.base import BackendUnavailable, Result
-from dbbench_adapter.engines.mysql.address import Address, parse_address
+from dbbench_adapter.engines.base import BackendUnavailable, Result, num_chars
+from dbbench_adapter.engines.engine import TOO_LONG
+from dbbench_adapter.engines.mysql import Address, parse_address
 from dbbench_adapter.engines.mysql.allowed_sql import refusal
 from dbbench_adapter.engines.mysql.backend import explosion
 from dbbench_adapter.engines.mysql.pool import (
     CONNECT_TIMEOUT_S,
     GIVE_UP_AFTER_S,
-    LOOPBACK,
     MODES,
     Connection,
+    connect,
+    drop_rest,
     hang_up,
     reset_connection,
 )
@@ -54,6 +56,7 @@ _OTHER_SESSIONS = ("information_schema", ".", "processlist")
 _LOCKS = frozenset((("for", "update"), ("for", "share"), ("share", "mode")))
 # Errors of MariaDB and MySQL about a statement whose time is up.
 _TOO_LONG = frozenset((1969, 3024))
+_OUT_OF_TIME = "the statement takes too long; ask for less"
 _NAME = r"`(?:[^`]|``)*`|\*"
 _GRANT = re.compile(rf"GRANT (.+?) ON (?:[A-Z ]+ )?({_NAME})\.({_NAME}) TO .*?( WITH GRANT OPTION)?$", re.DOTALL)
 _ACCOUNT = re.compile(r"'[^']*'@'[^']*'")
@@ -170,13 +173,13 @@ class ReadOnlyServer:
             except pymysql.Error as error:
                 number, text = error.args if len(error.args) == 2 else (0, str(error))
                 if number in _TOO_LONG:
-                    return Result(error="the statement takes too long; ask for less")
+                    return Result(error=_OUT_OF_TIME)
                 if connection.open:
                     return Result(error=_ACCOUNT.sub("'agent'", f"{number}: {text}"))
             if time.monotonic() - started < timeout_s:
                 raise BackendUnavailable(f"{self.address.shown}: the connection was lost during a statement")
             self._end(connection)
-            return Result(error="the statement takes too long; ask for less")
+            return Result(error=_OUT_OF_TIME)
 
     def query(self, sql: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """Raises AccountError, BackendUnavailable: see `run`."""
@@ -231,19 +234,14 @@ class ReadOnlyServer:
             return self._connect()
 
     def _connect(self) -> Connection:
-        connection = pymysql.connect(
-            host=self.address.host,
+        connection = connect(
+            self.address.host,
             port=self.address.port,
             user=self.address.user,
             password=self.address.password,
             database=self.address.database,
-            charset="utf8mb4",
-            autocommit=True,
-            local_infile=False,
-            connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=CONNECT_TIMEOUT_S,
             write_timeout=CONNECT_TIMEOUT_S,
-            ssl_disabled=self.address.host in LOOPBACK,
         )
         if not self._checked:
             try:
@@ -291,25 +289,22 @@ def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, m
     deadline = time.monotonic() + timeout_s
     rows: list[tuple[Any, ...]] = []
     chars = 0
-    cursor: Any = SSCursor(connection)  # pymysql has no method that leaves the rest of a result
+    cursor = SSCursor(connection)
     try:
         cursor.execute(sql)
         while (row := cursor.fetchone()) is not None:
             rows.append(tuple(map(_plain, row)))
-            chars += sum(len(cell) if isinstance(cell, str | bytes) else 1 for cell in row)
+            chars += num_chars(row)
             if chars > max_chars:
-                return Result(error="the result is too long; ask for less")
+                return Result(error=TOO_LONG)
             if time.monotonic() > deadline:  # rows that come one by one never exceed the wait for one of them
-                return Result(error="the statement takes too long; ask for less")
+                return Result(error=_OUT_OF_TIME)
             if len(rows) >= max_rows:
                 break
         return Result(tuple(rows), tuple(column[0] for column in cursor.description or ()))
     finally:
-        rest = cursor._result
-        if rest is not None and rest.unbuffered_active:  # the server stops sending only when the session ends
-            rest.unbuffered_active, rest.connection = False, None
+        if drop_rest(cursor):
             hang_up(connection)
-        cursor.connection = None
 
 
 def _plain(cell: Any) -> Any:

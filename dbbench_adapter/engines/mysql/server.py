@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from agentgrpo.machine import free_port
 from agentgrpo.processes import end_with_parent
@@ -78,7 +77,7 @@ class PrivateServer:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

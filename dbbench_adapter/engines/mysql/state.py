@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pymysql
@@ -18,7 +18,7 @@ from pymysql.cursors import SSCursor
 
 from dbbench_adapter.datatypes import Table
 from dbbench_adapter.dialect.kinds import plain
-from dbbench_adapter.engines.base import TableState, hash_rows, join_hashes, quoted
+from dbbench_adapter.engines.base import TableState, hash_rows, join_hashes, num_chars, quoted
 from dbbench_adapter.engines.mysql.names import NEUTRAL_NAME
 from dbbench_adapter.engines.mysql.pool import GIVE_UP_AFTER_S, Connection, Pool, Slot
 
@@ -131,12 +131,10 @@ class StateReader:
         try:
             cursor.execute(sql)
             columns = tuple(column[0] for column in cursor.description)
-            for row in _each(cursor):
+            while (row := cursor.fetchone()) is not None:
                 rows.append(row)
                 self._rows_left -= 1
-                self._bytes_left -= sum(
-                    _CELL_BYTES + (len(cell) if isinstance(cell, str | bytes) else 0) for cell in row
-                )
+                self._bytes_left -= _CELL_BYTES * len(row) + num_chars(row, other=0)
                 self._left_s()
             return columns, rows
         finally:
@@ -156,8 +154,3 @@ class StateReader:
 
     def _full(self, name: str) -> str:
         return f"{quoted(self._slot.name)}.{quoted(name)}"
-
-
-def _each(cursor: Any) -> Iterator[tuple[Any, ...]]:
-    while (row := cursor.fetchone()) is not None:
-        yield row

@@ -1,14 +1,54 @@
-"""SQLite: users' files, which agents only read or change a view of, and DB-Bench's databases in memory."""
+"""SQLite: users' files, which agents only read or change a view of, and DB-Bench's databases in memory.
+
+A text is split here by SQLite's lexical rules; a quote or comment that is never closed is one token to the end.
+"""
 
 from __future__ import annotations
 
+import re
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from dbbench_adapter.engines.base import Backend
 from dbbench_adapter.engines.engine import Databases, Engine
-from dbbench_adapter.engines.sqlite import lexer
+
+TokenKind = Literal["blank", "quoted", "word", "sign"]
+_TOKEN = re.compile(
+    r"""
+    (?P<blank>\s++ | --[^\n]*+ | /\*(?:[^*]++|\*(?!/))*+(?:\*/)?)
+    | (?P<quoted>'(?:[^']++|'')*+'? | "(?:[^"]++|"")*+"? | `(?:[^`]++|``)*+`? | \[[^\]]*+\]?)
+    | (?P<word>[\w$]++)
+    | (?P<sign>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# Blanks and comments at the start of a statement.
+_COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))+", re.DOTALL)
+
+
+class Token(NamedTuple):
+    """A part of a text: blanks or a comment, a quoted text or name, a word or number, or any other character."""
+
+    kind: TokenKind
+    text: str
+
+
+def tokens(sql: str) -> Iterator[Token]:
+    for match in _TOKEN.finditer(sql):
+        yield Token(match.lastgroup, match.group())  # pyright: ignore[reportArgumentType]
+
+
+def statements(query: str) -> list[str]:
+    # A comment alone is no statement.
+    found = [""]
+    for part in query.split(";"):
+        found[-1] += part + ";"
+        if sqlite3.complete_statement(found[-1]):
+            found.append("")
+    return [each for each in (text.removesuffix(";").strip() for text in found) if _COMMENTS.sub("", each)]
 
 
 class Sqlite(Engine):
@@ -17,11 +57,11 @@ class Sqlite(Engine):
     places = "FILE.sqlite, a folder DB_ID/DB_ID.sqlite"
     backends = ("sqlite",)
 
-    def tokens(self, sql: str) -> Iterator[lexer.Token]:
-        return lexer.tokens(sql)
+    def tokens(self, sql: str) -> Iterator[Token]:
+        return tokens(sql)
 
     def statements(self, sql: str) -> list[str]:
-        return lexer.statements(sql)
+        return statements(sql)
 
     def open_databases(self, place: Path | str) -> Databases:
         from dbbench_adapter.engines.sqlite.databases import DatabaseFiles

@@ -51,6 +51,7 @@ from dbbench_adapter.engines.base import (
     TableError,
     TableState,
     check_tables,
+    first_rows,
     hash_rows,
     join_hashes,
     quoted,
@@ -303,18 +304,11 @@ def _column_sql(name: str, declared: str) -> str:
 
 
 def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
-    columns = tuple(column[0] for column in cursor.description)
-    rows: list[tuple[Any, ...]] = []
-    chars = 0
-    for row in cursor:
-        rows.append(row)
-        chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
-        if len(rows) >= MAX_ROWS or chars > MAX_RESULT_CHARS:
-            break
+    columns, kinds = tuple(column[0] for column in cursor.description), statement.kinds
+    rows = first_rows(cursor, MAX_ROWS, MAX_RESULT_CHARS, other=0)
     cursor.close()
-    if len(statement.kinds) != len(columns):
-        return Result(tuple(rows), columns)
-    kinds = statement.kinds
+    if len(kinds) != len(columns):
+        return Result(rows, columns)
     shown = (tuple(as_driver_shows(cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows)
     return Result(tuple(shown), columns)
 

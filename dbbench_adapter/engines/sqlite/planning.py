@@ -15,7 +15,7 @@ from sqlglot.errors import SqlglotError
 
 from dbbench_adapter.clock import StatementTimeout, time_limit
 from dbbench_adapter.dialect.limits import MAX_EXPANSION, MAX_TABLES, blows_up
-from dbbench_adapter.engines.sqlite.lexer import Token, tokens
+from dbbench_adapter.engines.sqlite import Token, tokens
 
 TOO_COMPLEX = "the statement is too complex"
 UNREADABLE = "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dbbench_adapter.clock import StatementTimeout, expired, time_limit
-from dbbench_adapter.engines.base import MAX_ROWS, BackendUnavailable, Result
+from dbbench_adapter.engines.base import MAX_ROWS, BackendUnavailable, Result, first_rows
 from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed, denying, load_schema
 from dbbench_adapter.engines.sqlite.planning import fault_of_plan
 from dbbench_adapter.engines.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
@@ -164,7 +164,8 @@ class ReadOnlyDatabase:
         with time_limit(self.statement_timeout_s), self._watchdog.watching(self._connection, self.statement_timeout_s):
             try:
                 with closing(self._connection.execute(sql)) as cursor:
-                    return self._fetched(cursor)
+                    rows = first_rows(cursor, self._max_rows, self._max_chars)
+                    return Result(rows, tuple(column[0] for column in cursor.description or ()))
             except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, StatementTimeout, MemoryError) as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF in _GONE:
                     raise BackendUnavailable(
@@ -174,16 +175,6 @@ class ReadOnlyDatabase:
 
     def close(self) -> None:
         self._connection.close()
-
-    def _fetched(self, cursor: sqlite3.Cursor) -> Result:
-        rows: list[tuple[Any, ...]] = []
-        chars = 0
-        for row in cursor:
-            rows.append(row)
-            chars += sum(len(cell) if isinstance(cell, str | bytes) else 1 for cell in row)
-            if len(rows) >= self._max_rows or chars > self._max_chars:
-                break
-        return Result(tuple(rows), tuple(column[0] for column in cursor.description or ()))
 
     def _text(self, raw: bytes) -> str:
         # No limit applies within a row, so its texts are counted one by one.

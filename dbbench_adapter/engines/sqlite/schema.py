@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import BackendUnavailable
-from dbbench_adapter.engines.schema import SAMPLED_ROWS, ColumnInfo, TableInfo, said_unreadable, sample_values
+from dbbench_adapter.engines.engine import SAMPLED_ROWS, ColumnInfo, TableInfo, said_unreadable, sample_values
 from dbbench_adapter.engines.sqlite.read_only import opened
 
 # A view may use this many views, those of its views included.

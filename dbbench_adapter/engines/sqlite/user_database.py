@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dbbench_adapter.engines.base import Result
+from dbbench_adapter.engines.base import Result, num_chars
 from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, TOO_LONG, Changes
 from dbbench_adapter.engines.sqlite.copy_on_write import MAX_CHANGED_ROWS, MAX_WRITTEN_BYTES, CopyOnWrite
 from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed
@@ -142,7 +142,7 @@ class UserDatabase(ReadOnlyDatabase):
     def run(self, sql: str) -> Result:
         # A result that is too long is an error, because a judge would take the rows that are left for the whole result.
         result = super().run(sql)
-        chars = sum(len(cell) if isinstance(cell, str | bytes) else 1 for row in result.rows or () for cell in row)
+        chars = sum(map(num_chars, result.rows or ()))
         return Result(error=TOO_LONG) if chars > MAX_RESULT_CHARS else result
 
 

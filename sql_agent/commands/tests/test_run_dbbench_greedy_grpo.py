@@ -129,7 +129,7 @@ def test_the_flags_have_the_names_of_the_other_commands_and_the_predecessors_def
         "gradient-accumulation-steps": 1, "max-grad-norm": 1.0, "num-epochs": 1, "max-turns": 3,
     }  # fmt: skip
     for name, value in defaults.items():
-        assert re.search(rf"--{name} X(?:(?! --).)* \(default {value}\)", shown), name
+        assert re.search(rf"--{name} [NX](?:(?! --).)* \(default {value}\)", shown), name
     for name in ("reference-model", "run-dir", "backend", "judge", "train-file", "seed", "resume"):
         assert f"--{name}" in shown
 

@@ -273,7 +273,7 @@ def test_the_flags_have_the_names_of_the_other_commands(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for flag in ("--max-tokens X Tokens of one reply. (default 512)", "--temperature X 0 is greedy. (default 0.0)"):
+    for flag in ("--max-tokens N Tokens of one reply. (default 512)", "--temperature X 0 is greedy. (default 0.0)"):
         assert flag in shown
     for name in ("model", "env", "tasks", "database", "backend", "protocol", "device"):
         assert f"--{name}" in shown

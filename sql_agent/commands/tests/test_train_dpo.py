@@ -69,10 +69,13 @@ def metrics(output: Path) -> list[dict]:
         (["--max_length", "16"], "pairs.jsonl are longer than --max-length 16; the shortest has "),
         (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
         (["--resume"], "out holds no run to go on with; start it without --resume"),
-        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --run-dir"),
+        (["--output_dir", "FULL"], "FULL is not empty; go on with its run by --resume, or name another --run-dir"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, pairs, tmp_path, capsys, flags, words):
+    (tmp_path / "FULL").mkdir()
+    (tmp_path / "FULL" / "notes").touch()
+    flags = [flag.replace("FULL", str(tmp_path / "FULL")) for flag in flags]
     assert main(command(base, pairs, tmp_path / "out", *flags)) == 1
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

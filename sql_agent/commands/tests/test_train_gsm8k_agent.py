@@ -164,7 +164,7 @@ def test_a_model_that_is_not_there_is_said_first(tmp_path):
 
 @pytest.mark.parametrize("dataset", ["gone.jsonl", "gsm8k:gone.jsonl"])
 def test_problems_that_are_not_there_are_said_before_the_model_is_read(tmp_path, monkeypatch, dataset):
-    monkeypatch.setattr("sql_agent.commands.gsm8k.require", lambda **_: None)
+    monkeypatch.setattr("sql_agent.commands.local.require", lambda **_: None)
     with pytest.raises(SystemExit, match=r"error: gone\.jsonl: no such file, and no other source of problems"):
         main(["--model_path", "nowhere", "--dataset", dataset, "--output_dir", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
@@ -180,6 +180,6 @@ def test_the_flags_have_the_names_of_the_other_commands_and_the_predecessors_def
         "eval-tasks": 0, "max-turns": 10,
     }  # fmt: skip
     for name, value in defaults.items():
-        assert re.search(rf"--{name} X(?:(?! --).)* \(default {value}\)", shown), name
+        assert re.search(rf"--{name} [NX](?:(?! --).)* \(default {value}\)", shown), name
     for name in ("model", "dataset", "num-tasks", "run-dir", "load-in-4bit", "gradient-checkpointing", "resume"):
         assert f"--{name}" in shown

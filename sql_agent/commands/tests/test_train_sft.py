@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 import shutil
@@ -8,21 +9,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
+from agentgrpo.checks import UsageError
 from agentgrpo.forked import forked
 from agentgrpo.printed_commands import program_command
+from agentgrpo.run_folder import claim
 from reward_model.tests.conftest import make_base
 from sql_agent.commands.sft import main
 from sql_agent.dpo.run import next_commands as after_dpo
+from sql_agent.local.policy import LocalPolicy
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import load_trainable
-from sql_agent.sft.run import RECORD, SftConfig, next_commands, prepare
-from sql_agent.sft.trainer import make_trainer
+from sql_agent.sft.run import RECORD, Run, SftConfig, next_commands, prepare
+from sql_agent.sft.trainer import CrossEntropy, train_epochs, trained_policy
 
 ROOT = Path(__file__).parents[3]
 AGENTGRPO = program_command("agentgrpo")
@@ -81,15 +88,32 @@ def metrics(output: Path) -> list[dict]:
         (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
         (["--resume"], "out holds no run to go on with; start it without --resume"),
         (["--output_dir", "README.md"], "--run-dir README.md is a file, expected a folder; name another"),
-        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --run-dir"),
+        (["--output_dir", "FULL"], "FULL is not empty; go on with its run by --resume, or name another --run-dir"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, rows, tmp_path, capsys, flags, words):
+    (tmp_path / "FULL").mkdir()
+    (tmp_path / "FULL" / "notes").touch()
+    flags = [flag.replace("FULL", str(tmp_path / "FULL")) for flag in flags]
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert main(command(base, rows, tmp_path / "out", *flags)) == 1
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_a_run_is_writing_to_is_refused_before_anything_else_is_looked_at(rows, tmp_path, capsys):
+    with claim(tmp_path / "out"):
+        assert main(command(tmp_path / "gone", rows, tmp_path / "out")) == 1
+    assert "another run is writing to" in capsys.readouterr().err
+
+
+def test_a_run_that_an_earlier_version_began_is_not_begun_anew_over_its_checkpoints(base, rows, tmp_path, capsys):
+    earlier = tmp_path / "out" / "checkpoints" / "checkpoint-4"
+    earlier.mkdir(parents=True)
+    (earlier / RECORD).touch()
+    assert main(command(base, rows, tmp_path / "out", "--resume")) == 1
+    assert "in another folder if an earlier version began one here" in capsys.readouterr().err
 
 
 class Program:
@@ -177,24 +201,63 @@ def test_a_flag_out_of_range_says_its_range(base, rows, tmp_path, capsys, flags,
 # The loss -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_that_trl_computes_is_the_cross_entropy_of_what_the_assistant_says(base, rows, tmp_path):
-    cfg = SftConfig(model_path=str(base), dataset=str(rows), output_dir=tmp_path / "out", max_length=256, lora_r=0)
+def started(
+    base: Path, rows: Path, output: Path, *, pass_tokens: int = 2048, **settings: object
+) -> tuple[Run, LocalPolicy]:
+    """What `train` makes before its first update."""
+    given = {"model_path": str(base), "dataset": str(rows), "output_dir": output, "max_length": 256, **settings}
+    cfg = SftConfig.model_validate(given)
     run = prepare(cfg, resume=False, say=lambda line: None)
-    model = load_trainable(base, base, all_weights=True, device="cpu")
-    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={}, pass_tokens=2048)
-    batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 9)])  # "1" and "10": two lengths
-    loss = trainer.compute_loss(trainer.model, batch)
+    model = load_trainable(base, base, all_weights=run.start.trains_all_weights, device="cpu")
+    return run, trained_policy(model, run.start, cfg, pass_tokens)
 
+
+def test_the_loss_is_the_mean_cross_entropy_of_what_the_assistant_says(base, rows, tmp_path):
+    run, policy = started(base, rows, tmp_path / "out", lora_r=0)
+    chosen = [run.encoded[0], run.encoded[9]]  # "1" and "10": two lengths
     each = []
-    for one in (run.encoded[0], run.encoded[9]):
-        log_probs = model(torch.tensor([one.ids])).logits[0].log_softmax(-1)
-        each += [-log_probs[place - 1, one.ids[place]] for place in range(1, len(one.ids)) if one.mask[place]]
+    for one in chosen:
+        log_probs = policy.model(torch.tensor([one.ids])).logits[0].log_softmax(-1)
+        each += [-log_probs[place - 1, one.ids[place]].item() for place in range(1, len(one.ids)) if one.mask[place]]
     assert len(each) == 2 + 2 + 3 + 3  # digits, and the end of each reply
-    torch.testing.assert_close(loss, torch.stack(each).mean(), rtol=1e-5, atol=1e-6)
     everything = cross_entropy(
-        model(torch.tensor([run.encoded[0].ids])).logits[0, :-1], torch.tensor(run.encoded[0].ids[1:])
+        policy.model(torch.tensor([run.encoded[0].ids])).logits[0, :-1], torch.tensor(run.encoded[0].ids[1:])
     )
-    assert abs(everything - loss) > 1e-3
+    loss = CrossEntropy(policy, 1e-3).update(chosen, 1e-3)["sft/loss"]
+    assert loss == pytest.approx(sum(each) / len(each), rel=1e-5)
+    assert abs(everything.item() - loss) > 1e-3
+
+
+@pytest.mark.parametrize("lora_r", [0, 4], ids=["all_weights", "adapter"])
+def test_losses_and_weights_of_several_updates_are_those_of_trls_trainer(base, rows, tmp_path, lora_r):
+    shared = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3, "seed": 3}
+    run, policy = started(
+        base, rows, tmp_path / "ours", lora_r=lora_r, lora_dropout=0, num_epochs=2, batch_size=3, **shared
+    )
+    train_epochs(policy, run.encoded, run.cfg, {}, None)
+
+    encoded = {"input_ids": [one.ids for one in run.encoded], "labels": [one.labels for one in run.encoded]}
+    trainer = SFTTrainer(
+        model=load_trainable(base, base, all_weights=not lora_r, device="cpu"),
+        args=SFTConfig(
+            **shared, output_dir=str(tmp_path / "theirs"), num_train_epochs=2, per_device_train_batch_size=3,
+            logging_steps=1, save_strategy="no", max_length=None, use_cpu=True, bf16=False, report_to=["none"],
+        ),
+        train_dataset=Dataset.from_dict(encoded),
+        processing_class=run.start.tokenizer,
+        peft_config=run.start.lora and run.start.lora.peft_config(),
+    )  # fmt: skip
+    trainer.train()
+
+    names = {"loss": "sft/loss", "grad_norm": "optim/grad_norm", "learning_rate": "optim/learning_rate"}
+    names |= {"num_tokens": "data/tokens", "epoch": "data/epoch"}
+    theirs = [{names[key]: row[key] for key in names} for row in trainer.state.log_history if "loss" in row]
+    assert len(theirs) == 2 * 3  # of 16 conversations 3 updates: 6, 6 and 4
+    ours = [{name: row[name] for name in names.values()} for row in metrics(tmp_path / "ours")]
+    assert ours == [pytest.approx(row, rel=1e-5) for row in theirs]
+    expected = dict(trainer.model.named_parameters())
+    for name, weight in policy.model.named_parameters():
+        torch.testing.assert_close(weight, expected[name], atol=1e-5, rtol=1e-5)
 
 
 class Largest(TorchDispatchMode):
@@ -212,51 +275,51 @@ class Largest(TorchDispatchMode):
 
 def test_no_step_makes_logits_of_all_tokens(rows, tmp_path):
     base = make_base(tmp_path / "base", vocab_size=100_000)
-    cfg = SftConfig(model_path=str(base), dataset=str(rows), output_dir=tmp_path / "out", max_length=256)
-    run = prepare(cfg, resume=False, say=lambda line: None)
-    model = load_trainable(base, base, all_weights=False, device="cpu")
-    trainer = make_trainer(
-        model, run.start.tokenizer, run.encoded, cfg, lora=run.start.lora, record={}, pass_tokens=2048
-    )
-    trainer.create_optimizer()
-    batch = trainer.data_collator([trainer.train_dataset[index] for index in range(8)])
+    run, policy = started(base, rows, tmp_path / "out")
+    learner = CrossEntropy(policy, 1e-3)
     with Largest() as made:
-        trainer.training_step(trainer.model, batch)
-    weights = 100_000 * trainer.model.config.hidden_size
-    assert made.numbers <= weights < batch["input_ids"].numel() * 100_000 // 8
+        learner.update(run.encoded[:8], 1e-3)
+    weights = 100_000 * policy.model.config.hidden_size
+    assert made.numbers <= weights < sum(len(one.ids) for one in run.encoded[:8]) * 100_000 // 8
 
 
 @pytest.mark.parametrize("most", [1, 60, 10_000], ids=["one_row", "some_rows", "whole_batch"])
-def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, rows, tmp_path, most):
-    settings = {"output_dir": tmp_path / "out", "max_length": 256, "lora_r": 0, "micro_batch_tokens": most}
-    cfg = SftConfig(model_path=str(base), dataset=str(rows), **settings)
-    run = prepare(cfg, resume=False, say=lambda line: None)
-    model = load_trainable(base, base, all_weights=True, device="cpu")
-    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={}, pass_tokens=most or 2048)
-    trainer.create_optimizer()
-    batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 9, 3)])
-    loss = trainer.training_step(trainer.model, batch)
-    gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, rows, tmp_path, monkeypatch, most):
+    run, policy = started(base, rows, tmp_path / "out", lora_r=0, pass_tokens=most)
+    chosen = [run.encoded[index] for index in (0, 9, 3)]
+    batch = [(torch.tensor([one.ids]), torch.tensor(one.labels[1:])) for one in chosen]
+    logits = torch.cat([policy.model(ids).logits[0, :-1] for ids, _ in batch])
+    labels = torch.cat([labels for _, labels in batch])
+    whole = cross_entropy(logits, labels)  # -100 is left out
+    expected = torch.autograd.grad(whole, policy.parameters())
+    norm = math.sqrt(sum(float((part**2).sum()) for part in expected))
 
-    model.zero_grad()
-    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
-    labels = batch["labels"][:, 1:]
-    whole = cross_entropy(logits.flatten(0, 1), labels.flatten())  # -100 is left out
-    whole.backward()
-    torch.testing.assert_close(loss, whole.detach(), rtol=1e-5, atol=1e-6)
-    expected = torch.cat([weight.grad.flatten() for weight in model.parameters()])
-    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
-
+    learner, gradients = CrossEntropy(policy, 1e-3), []
+    step = learner.optimiser.step
+    clipped = [part * min(1.0, 1.0 / norm) for part in expected]
+    monkeypatch.setattr(
+        learner.optimiser,
+        "step",
+        lambda: (gradients.extend(weight.grad.clone() for weight in policy.parameters()), step()),
+    )
+    found = learner.update(chosen, 1e-3)
+    assert found["sft/loss"] == pytest.approx(whole.item(), rel=1e-5)
+    assert found["optim/grad_norm"] == pytest.approx(norm, rel=1e-4)
+    torch.testing.assert_close(gradients, clipped, rtol=1e-4, atol=1e-6)
     learnt = labels != -100
-    distribution = torch.distributions.Categorical(logits=logits[learnt])
-    noted = trainer._metrics["train"]
-    assert noted["entropy"] == pytest.approx([distribution.entropy().mean().item()], rel=1e-4)
+    entropy = torch.distributions.Categorical(logits=logits[learnt]).entropy().mean().item()
+    assert found["sft/entropy"] == pytest.approx(entropy, rel=1e-4)
     right = (logits[learnt].argmax(-1) == labels[learnt]).float().mean().item()
-    assert noted["mean_token_accuracy"] == pytest.approx([right])
-    tokens = batch["attention_mask"].sum().item()
-    assert noted["num_tokens"] == [tokens]
-    trainer.training_step(trainer.model, batch)
-    assert noted["num_tokens"] == [2 * tokens]
+    assert found["sft/token_accuracy"] == pytest.approx(right)
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_before_it_moves_the_weights(base, rows, tmp_path, monkeypatch):
+    run, policy = started(base, rows, tmp_path / "out")
+    before = [weight.detach().clone() for weight in policy.parameters()]
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.inf))
+    with pytest.raises(UsageError, match="the norm of the gradient is inf at step 1; lower --learning-rate"):
+        CrossEntropy(policy, 1e-3).update(run.encoded[:2], 1e-3)
+    torch.testing.assert_close(policy.parameters(), before, atol=0, rtol=0)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -426,17 +489,17 @@ def test_a_loss_that_is_no_number_stops_the_run_and_leaves_no_model(base, rows, 
 RUN = ("--num_epochs", 3, "--batch_size", 8, "--save_steps", 2, "--learning_rate", "1e-3")  # 6 steps
 KILLED_WHILE_IT_SAVES = """
 import os, signal, sys
-from transformers import Trainer
+from agentgrpo import signed
 from sql_agent.commands.sft import main
 
-save = Trainer._save_optimizer_and_scheduler
+seal = signed.seal
 
-def save_and_die(self, folder):
-    save(self, folder)
-    if self.state.global_step == 4:
+def seal_or_die(folder, name, facts):
+    if facts["step"] == 4:
         os.kill(os.getpid(), signal.SIGKILL)
+    seal(folder, name, facts)
 
-Trainer._save_optimizer_and_scheduler = save_and_die
+signed.seal = seal_or_die
 main(sys.argv[1:])
 """
 
@@ -480,16 +543,14 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, row
     assert main(command(base, rows, unbroken, *RUN)) == 0
     again = command(base, rows, killed, *RUN)
     assert run("-c", KILLED_WHILE_IT_SAVES, *again).returncode == -9
-    assert (killed / "checkpoints" / "checkpoint-4" / "optimizer.pt").is_file()
+    assert (killed / "checkpoints" / "step_000004.part" / "training.pt").is_file()
     assert not (killed / "adapter_config.json").exists()
     capsys.readouterr()
 
     assert main([*again, "--resume", "--seed", "1"]) == 1
-    other = capsys.readouterr()
-    assert "checkpoint-4 is skipped: sft.json is missing, so it was not written to its end" in other.out
-    assert "checkpoint-2 belongs to another run (seed: was 0, is 1); name another --run-dir" in other.err
+    assert "step_000002 belongs to another run (seed: was 0, is 1); name another --run-dir" in capsys.readouterr().err
     assert main([*again, "--resume"]) == 0
-    assert f"going on from {killed / 'checkpoints' / 'checkpoint-2'}" in capsys.readouterr().out
+    assert f"going on from {killed / 'checkpoints' / 'step_000002'}" in capsys.readouterr().out
     assert [row["train_step"] for row in metrics(killed)] == [1, 2, 3, 4, 5, 6]
     assert comparable(killed) == comparable(unbroken)
     ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (killed, unbroken))
@@ -499,6 +560,26 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, row
     (killed / RECORD).unlink()  # as if it had been killed just before its last file
     assert main([*again, "--resume"]) == 0
     assert torch.equal(load_file(killed / "adapter_model.safetensors")[next(iter(ours))], ours[next(iter(ours))])
+
+
+@pytest.mark.slow
+def test_a_run_of_all_weights_goes_on_from_a_checkpoint_as_if_it_had_not_ended(
+    base, rows, tmp_path, capsys, one_thread
+):
+    unbroken, ended = tmp_path / "unbroken", tmp_path / "ended"
+    assert main(command(base, rows, unbroken, *RUN, "--lora_r", 0)) == 0
+    shutil.copytree(unbroken, ended)
+    for name in (RECORD, "model.safetensors"):
+        (ended / name).unlink()
+    (ended / "checkpoints" / "step_000006" / "training.pt").write_bytes(b"")
+    capsys.readouterr()
+    assert main(command(base, rows, ended, *RUN, "--lora_r", 0, "--resume")) == 0
+    said = capsys.readouterr().out
+    assert "step_000006 is skipped: training.pt has 0 bytes, expected" in said
+    assert f"going on from {ended / 'checkpoints' / 'step_000004'}" in said
+    assert comparable(ended) == comparable(unbroken)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (ended, unbroken))
+    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
 
 
 @pytest.mark.parametrize(

@@ -96,18 +96,18 @@ class Player(agl.Algorithm):
 
 def facts(result: Any) -> dict[str, Any]:
     """What a rollout came to, without what depends on the clock."""
-    row, outcome = result.trajectory, result.outcome
+    row, played = result.row, result.played
     ids = repr((row.ids, row.sampled, row.log_probs)) if row else None
     return {
         "group": result.group,
         "task": result.task_id,
         "lost": result.lost,
         "reward": result.reward,
-        "base": outcome.reward.parts.get("base") if outcome else None,
+        "base": result.earned.parts.get("base"),
         "unshaped": result.unshaped,
-        "reason": outcome.reward.reason if outcome else None,
-        "turns": outcome.record.num_turns if outcome else None,
-        "messages": outcome.record.messages if outcome else None,
+        "reason": result.earned.reason if played else None,
+        "turns": played.num_turns if played else None,
+        "messages": played.messages if played else None,
         "ids": hashlib.sha256(ids.encode()).hexdigest() if ids else None,
     }
 

@@ -10,6 +10,7 @@ import logging
 import os
 from types import ModuleType
 
+from agentgrpo.import_hook import after_import
 from sql_agent import upstream_patches as patches
 from sql_agent.verl_side.plugin import credit
 
@@ -17,11 +18,17 @@ _CPU = os.environ.get("VERL_PLATFORM") == "cpu"
 
 credit.register()
 patches.install(cpu=_CPU)
-# A malformed call is the policy's mistake and is counted; vLLM would log a traceback for each one.
-logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+
+
+def silence_tool_parsers(_: ModuleType) -> None:
+    """A malformed call is the policy's mistake and is counted; vLLM would log a traceback for each one."""
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+
+
+# as it is imported, `vllm.logger` resets the level of every logger below "vllm" that is there already
+after_import("vllm.logger", silence_tool_parsers)
 
 if _CPU:
-    from agentgrpo.import_hook import after_import
     from sql_agent.verl_side.plugin import cpu_platform
 
     def register_cpu_engine(_: ModuleType) -> None:

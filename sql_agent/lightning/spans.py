@@ -1,0 +1,166 @@
+"""What the spans of a rollout hold: its model calls, and in the last one how it ended and what it earned.
+
+A runner writes them, or the LLM proxy those of calls; `sql_agent.lightning.transport` fetches them from the store.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+from agentgrpo.agl_without_litellm import agl
+from dbbench_adapter.datatypes import Score
+from sql_agent.credit.row import Turn
+from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
+from sql_agent.source.datatypes import Rollout
+
+# Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes.
+TURN_SPAN = "litellm_request"
+# Attribute of a turn's span: the name of the agent that made the call.
+AGENT = "agentgrpo.agent"
+# Attribute of a turn's span: the train step whose weights it was sampled with, where the model server says so.
+WEIGHTS = "agentgrpo.weights"
+# Attribute of a turn's span: how often new weights ended the call before it was answered.
+ASKED_AGAIN = "agentgrpo.asked_again"
+# Attribute of the reward span the runner writes last, the text of `outcome_text`.
+OUTCOME = "agentgrpo.outcome"
+# The number of a rollout's last span, higher than that of any call.
+OUTCOME_SEQUENCE_ID = 1_000_000_000
+_AS_THEY_ARE = ("scorer_down_s", "ended_at", "one_conversation")
+
+
+class UntrainableCallError(ValueError):
+    """The model server left something out of a call, without which the rollout cannot be trained on."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """`no_token_ids` or `no_log_probs`, under which the rollout is lost."""
+
+
+class SpanLike(Protocol):
+    name: str
+    sequence_id: int
+    attributes: dict[str, Any]
+
+
+def turn_span(
+    answer: dict[str, Any],
+    rollout_id: str,
+    attempt_id: str,
+    number: int,
+    *,
+    started: float | None = None,
+    agent: str | None = None,
+    asked_again: int = 0,
+) -> Any:
+    """The span of a model call that has just ended.
+
+    Args:
+        answer: one of vLLM's chat completions; the ids are empty if the server gave none.
+        number: of the call in its rollout, counted from 1; without one agent-lightning would ask the store for it.
+        started: Unix time; None: it is not known.
+        agent: name of the agent that made the call, where it is known.
+        asked_again: how often new weights ended the call before.
+    """
+    weights = answer.get("system_fingerprint") or ""  # as `sql_agent.verl_side.plugin.exact_prompts` sets it
+    choice = answer["choices"][0]
+    log_probs = (choice.get("logprobs") or {}).get("content") or []
+    attributes = {
+        "gen_ai.response.id": answer["id"],
+        "gen_ai.response.finish_reason": choice.get("finish_reason") or "",
+        "prompt_token_ids": answer.get("prompt_token_ids") or [],
+        "response_token_ids": choice.get("token_ids") or [],
+        "response_log_probs": [token["logprob"] for token in log_probs],
+        "agentgrpo.has_tool_calls": bool(choice["message"].get("tool_calls")),
+        **({} if agent is None else {AGENT: agent}),
+        **({WEIGHTS: int(weights)} if weights.isdecimal() else {}),
+        **({ASKED_AGAIN: asked_again} if asked_again else {}),
+    }
+    now, status = time.time(), agl.TraceStatus(status_code="OK")
+    fields = agl.SpanCoreFields(
+        name=TURN_SPAN, attributes=attributes, start_time=started or now, end_time=now, status=status
+    )
+    return agl.Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=number)
+
+
+def outcome_text(rollout: Rollout) -> str:
+    """What was played and earned as JSON, without what the judge compared, because no span holds a solution."""
+    record = replace(rollout.record, comparison=None)
+    parts = {"record": record, "reward": rollout.earned, "scorer": rollout.scorer}
+    fields = {name: asdict(part) if part else None for name, part in parts.items()}
+    return json.dumps(fields | {name: getattr(rollout, name) for name in _AS_THEY_ARE})
+
+
+def outcome_span(rollout: Rollout, rollout_id: str, attempt_id: str) -> Any:
+    """The last span of a rollout."""
+    attributes, value = {OUTCOME: outcome_text(rollout)}, rollout.earned.value
+    if value is None:
+        fields = agl.emit_annotation(attributes, propagate=False)
+    else:
+        fields = agl.emit_reward(float(value), attributes=attributes, propagate=False)
+    ids = {"rollout_id": rollout_id, "attempt_id": attempt_id}
+    return agl.Span.from_core_fields(fields, **ids, sequence_id=OUTCOME_SEQUENCE_ID)
+
+
+def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> list[Turn]:
+    """The model calls of one attempt, ordered by sequence id; other spans are ignored.
+
+    A call that the client repeated has a span for each try, and the client used the last reply. An agent of several
+    conversations may ask the same twice on purpose, so all its calls are kept.
+
+    Raises:
+        UntrainableCallError: a model call came back without token ids, or not with one log-probability for each.
+    """
+    turns = []
+    for span in sorted((s for s in spans if s.name == TURN_SPAN), key=lambda s: s.sequence_id):
+        prompt_ids, sampled_ids = (span.attributes.get(k) or () for k in ("prompt_token_ids", "response_token_ids"))
+        if not prompt_ids or not sampled_ids:
+            what = "a model call came back without token ids; the server needs return_token_ids"
+            raise UntrainableCallError("no_token_ids", what)
+        log_probs = tuple(span.attributes.get("response_log_probs") or ())
+        if len(log_probs) != len(sampled_ids):
+            what = f"a model call came back with {len(log_probs)} log-probabilities for {len(sampled_ids)} sampled ids"
+            raise UntrainableCallError("no_log_probs", f"{what}; the server needs logprobs")
+        if one_conversation and turns and turns[-1].prompt_ids == tuple(prompt_ids):
+            turns.pop()
+        turns.append(
+            Turn(
+                tuple(prompt_ids),
+                tuple(sampled_ids),
+                log_probs,
+                bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
+                span.attributes.get(AGENT),
+                span.attributes.get(WEIGHTS),
+                span.attributes.get(ASKED_AGAIN, 0),
+            )
+        )
+    return turns
+
+
+def read_outcome(spans: Sequence[SpanLike], rollout: Rollout) -> bool:
+    """Fill in what the runner reported; False if it has not reported yet."""
+    text = next((span.attributes[OUTCOME] for span in spans if OUTCOME in span.attributes), None)
+    if text is None:
+        return False
+    fields = json.loads(text)
+    record, scorer = fields["record"], fields["scorer"]
+    rollout.played = RolloutRecord(**record | {"score": Score(**record["score"])})
+    rollout.scorer = ScorerResult(**scorer) if scorer else None
+    for name in _AS_THEY_ARE:
+        setattr(rollout, name, fields[name])
+    rollout.earn(Reward(**fields["reward"]))
+    return True
+
+
+def all_there(turns: Sequence[Turn], record: RolloutRecord) -> bool:
+    """Whether `turns` begin with the replies that the agent got.
+
+    If the agent's last request was sent twice, the span of the reply that it used may be missing. The number of turns
+    is right then, but the number of tokens is not, so both are compared.
+    """
+    sampled = sum(len(turn.sampled_ids) for turn in turns[: record.num_turns])
+    return len(turns) >= record.num_turns and sampled == record.completion_tokens
