@@ -46,7 +46,8 @@ def play(store_url, tmp_path):
         from sql_agent.verl_side.rollout_manager import RolloutManager
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
-        cfg = cfg.model_copy(update={"llm_proxy": False})  # the runner traces
+        if cfg.trainer.max_lag:
+            cfg = cfg.model_copy(update={"llm_proxy": False})  # here the runner traces
         train_file = tmp_path / "train.parquet"
         write_verl_parquet([*tasks, *replacements], train_file)
         if open_groups:
