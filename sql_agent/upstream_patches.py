@@ -99,6 +99,13 @@ PATCHES = (
     ),
     Patch(
         "server",
+        f"{_PLUGIN}model_server:_know_the_weights",
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        ("vLLMHttpServer.set_global_steps",),
+        "a reply says with which weights it was sampled",
+    ),
+    Patch(
+        "server",
         f"{_PLUGIN}model_server:_limit_connections",
         "uvicorn.config",
         ("HTTP_PROTOCOLS.auto",),
@@ -213,6 +220,13 @@ PATCHES = (
         ("RayPPOTrainer._balance_batch",),
         "several workers update the weights as one would",
         cpu=True,
+    ),
+    Patch(
+        "driver",
+        _DRIVER,
+        "verl.utils.debug.metrics",
+        ("calculate_debug_metrics",),
+        "sampler and trainer are compared on rows of the newest weights",
     ),
     Patch(
         "driver",

@@ -21,6 +21,10 @@ class Turn:
     has_tool_calls: bool = False
     agent: str | None = None
     """Name of the agent that made the call, where it is known."""
+    weights: int | None = None
+    """The train step whose weights it was sampled with, where the model server says so."""
+    asked_again: int = 0
+    """Times that new weights ended the call before it was answered."""
 
 
 @dataclass(frozen=True)

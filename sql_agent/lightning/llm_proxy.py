@@ -50,7 +50,8 @@ async def write(turn: Turn) -> None:
     assert store is not None
     try:
         ids = turn.rollout_id, turn.attempt_id, turn.sequence_id
-        await store.add_span(turn_span(turn.answer, *ids, started=turn.started, agent=turn.agent))
+        told = {"started": turn.started, "agent": turn.agent, "asked_again": turn.asked_again}
+        await store.add_span(turn_span(turn.answer, *ids, **told))
     except Exception:  # the rollout manager will miss the span and count the rollout as lost
         logger.exception("the span of rollout %s, call %d is lost", turn.rollout_id, turn.sequence_id)
 

@@ -21,6 +21,10 @@ from sql_agent.source.datatypes import Rollout
 TURN_SPAN = "litellm_request"
 # Attribute of a turn's span: the name of the agent that made the call.
 AGENT = "agentgrpo.agent"
+# Attribute of a turn's span: the train step whose weights it was sampled with, where the model server says so.
+WEIGHTS = "agentgrpo.weights"
+# Attribute of a turn's span: how often new weights ended the call before it was answered.
+ASKED_AGAIN = "agentgrpo.asked_again"
 # Attribute of the reward span the runner writes last, the text of `outcome_text`.
 OUTCOME = "agentgrpo.outcome"
 # The number of a rollout's last span, higher than that of any call.
@@ -51,6 +55,7 @@ def turn_span(
     *,
     started: float | None = None,
     agent: str | None = None,
+    asked_again: int = 0,
 ) -> Any:
     """The span of a model call that has just ended.
 
@@ -59,7 +64,9 @@ def turn_span(
         number: of the call in its rollout, counted from 1; without one agent-lightning would ask the store for it.
         started: Unix time; None: it is not known.
         agent: name of the agent that made the call, where it is known.
+        asked_again: how often new weights ended the call before.
     """
+    weights = answer.get("system_fingerprint") or ""  # as `sql_agent.verl_side.plugin.exact_prompts` sets it
     choice = answer["choices"][0]
     log_probs = (choice.get("logprobs") or {}).get("content") or []
     attributes = {
@@ -70,6 +77,8 @@ def turn_span(
         "response_log_probs": [token["logprob"] for token in log_probs],
         "agentgrpo.has_tool_calls": bool(choice["message"].get("tool_calls")),
         **({} if agent is None else {AGENT: agent}),
+        **({WEIGHTS: int(weights)} if weights.isdecimal() else {}),
+        **({ASKED_AGAIN: asked_again} if asked_again else {}),
     }
     now, status = time.time(), agl.TraceStatus(status_code="OK")
     fields = agl.SpanCoreFields(
@@ -125,6 +134,8 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
                 log_probs,
                 bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
                 span.attributes.get(AGENT),
+                span.attributes.get(WEIGHTS),
+                span.attributes.get(ASKED_AGAIN, 0),
             )
         )
     return turns

@@ -45,7 +45,7 @@ class StoreTransport:
         self._pending: dict[str, Rollout] = {}
         self._reading: set[asyncio.Task[None]] = set()
 
-    async def collect(self) -> bool:
+    async def collect(self) -> None:
         if self._pending:
             for ended in await self.store.wait_for_rollouts(rollout_ids=list(self._pending), timeout=0):
                 self._reading.add(asyncio.create_task(self._read(ended, self._pending.pop(ended.rollout_id))))
@@ -53,11 +53,12 @@ class StoreTransport:
             if task.done():
                 task.result()  # raises what it raised
         self._reading = {task for task in self._reading if not task.done()}
-        return bool(self._pending or self._reading)
 
-    async def end(self) -> None:
-        late, self._pending = self._pending, {}
-        for rollout in late.values():  # nothing asks for the ids of late rollouts again
+    async def end(self, slots: Sequence[GroupSlot]) -> None:
+        ending = {id(rollout) for slot in slots for rollout in slot.draws[-1]}
+        late = {name: rollout for name, rollout in self._pending.items() if id(rollout) in ending}
+        for name, rollout in late.items():  # nothing asks for the ids of late rollouts again
+            del self._pending[name]
             rollout.lost = "step_deadline"
         reading, self._reading = self._reading, set()
         await asyncio.gather(*reading)
@@ -66,8 +67,8 @@ class StoreTransport:
     async def _cancel_unfinished(self, late: Iterable[str]) -> None:
         """Cancel this run's rollouts that are late (they may have ended by now) or were queued twice after a fault."""
         unfinished = await self.store.query_rollouts(status_in=UNFINISHED)
-        ours = [r.rollout_id for r in unfinished if (r.metadata or {}).get("run_id") == self.run_id]
-        for rollout_id in {*ours, *late}:
+        ours = {r.rollout_id for r in unfinished if (r.metadata or {}).get("run_id") == self.run_id}
+        for rollout_id in {*(ours - self._pending.keys()), *late}:
             await self.store.update_rollout(rollout_id, status="cancelled")
 
     async def _publish(self) -> str:
@@ -111,7 +112,7 @@ class StoreTransport:
                     "group": result.group,
                     **self._server(slot.number % len(self._backends)),
                     **(
-                        {"seed": rollout_seed(self.cfg.seed, step, slot.number, result.draw, member)}
+                        {"seed": rollout_seed(self.cfg.seed, slot.batch or step, slot.number, result.draw, member)}
                         if result.temperature is None
                         else {"temperature": result.temperature}
                     ),
@@ -154,7 +155,9 @@ class StoreTransport:
             result.played = replace(record, comparison=await self.store.read_comparison(rollout.rollout_id))
         calls = sum(span.name == TURN_SPAN for span in spans)
         result.unused_turns = {"repeated": calls - len(turns), "given_up": len(turns) - record.num_turns}
+        result.asked_again = sum(turn.asked_again for turn in turns)
         turns = turns[: record.num_turns]  # a call that the agent gave up may have ended after it
+        result.weights = tuple(turn.weights for turn in turns if turn.weights is not None)
         if not turns:
             result.lost = result.lost or "no_turns"
         elif not result.lost:

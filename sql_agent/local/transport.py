@@ -34,7 +34,7 @@ class InProcess:
     async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
         self._queued += [rollout for slot in slots for rollout in slot.draws[-1]]
 
-    async def collect(self) -> bool:
+    async def collect(self) -> None:
         queued, self._queued = self._queued, []
         sampling = [self._sampling if r.temperature is None else Sampling(r.temperature) for r in queued]
         played = self._player.play([self._task_of(rollout.task) for rollout in queued], sampling)
@@ -43,9 +43,8 @@ class InProcess:
             await asyncio.gather(
                 *(self._settle(rollout, *each, free) for rollout, each in zip(queued, played, strict=True))
             )
-        return False
 
-    async def end(self) -> None:
+    async def end(self, slots: Sequence[GroupSlot]) -> None:
         for rollout in self._queued:
             rollout.lost = "step_deadline"
         self._queued = []

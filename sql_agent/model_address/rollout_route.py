@@ -11,7 +11,6 @@ elsewhere (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import re
 import time
@@ -43,6 +42,10 @@ _OF_SIGNATURE = {"chat/completions": ("POST",), "models": ("GET", "HEAD")}
 _OF_TOKEN = {"chat/completions": ("POST",), _ENDED: ("POST",)}
 # Calls of one rollout that may be open at a time; each holds two of the process's files, often 1,024 in all.
 MAX_OPEN_CALLS = 256
+# A weight sync ends every open call; vLLM's reply says so in these words, which no text inside a JSON string can spell.
+ABORTED = b'"finish_reason":"abort"'
+# Times that a call is asked again; a weight sync ends it once at most, and there is one a train step.
+MAX_ASKED_AGAIN = 16
 # Seconds that the end of a rollout waits until the spans of its calls are in the store.
 WRITTEN_S = 20.0
 
@@ -57,6 +60,8 @@ class Turn:
     started: float
     agent: str | None
     """The name of the agent that made the call, if it sent one."""
+    asked_again: int = 0
+    """Times that it was asked again, because new weights ended it."""
 
 
 @dataclass
@@ -175,10 +180,10 @@ class RolloutRoute:
             return JSONResponse(_error("this rollout ended while its call was open"), 410)
         if answered is None:
             return None
-        status, answer = answered
+        status, answer, again = answered
         if status == 200:
             agent = unquote(http.headers.get(AGENT_HEADER, "")) or None
-            self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent), attempt)
+            self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent, again), attempt)
             answer = without_tokens(answer)
         if attempt is not None:
             _note(attempt.log, request, status, answer)
@@ -211,22 +216,34 @@ class RolloutRoute:
             self._attempts.popitem(last=False)
         return attempt
 
-    async def _ask(self, request: dict[str, Any], servers: ChatServers) -> tuple[int, dict[str, Any]]:
+    async def _ask(self, request: dict[str, Any], servers: ChatServers) -> tuple[int, dict[str, Any], int]:
+        """Status, answer, and how often the call was asked again because new weights ended it."""
         url = self.servers.get(request.get("model", ""))
         if url is None:
-            return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}")
+            return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}"), 0
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None)  # a call's deadline stands below
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        session = self._session
         request |= {"model": self.served_model}
         if type(self).write is not None:
             request |= {"return_token_ids": True, "logprobs": True}
+        again = 0
+
+        async def send(request: dict[str, Any]) -> tuple[int, bytes]:
+            nonlocal again
+            while True:
+                status, body = await self._post(session, url, request)
+                if ABORTED not in body or again >= MAX_ASKED_AGAIN:
+                    return status, body
+                again += 1  # the server holds it until it has the new weights, so no reply mixes weights
+
         try:
             async with asyncio.timeout(self.timeout_s):
-                status, answer = await servers.ask(url, request, functools.partial(self._post, self._session, url))
+                status, answer = await servers.ask(url, request, send)
         except (aiohttp.ClientError, TimeoutError) as error:
-            return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
-        return status, _readable(answer) if isinstance(answer, bytes) else answer
+            return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}"), again
+        return status, _readable(answer) if isinstance(answer, bytes) else answer, again
 
     async def _post(self, session: aiohttp.ClientSession, url: str, request: dict[str, Any]) -> tuple[int, bytes]:
         async with session.post(f"{url}/chat/completions", json=request, headers=self.headers) as response:

@@ -220,6 +220,15 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _lag_has_a_proxy(self) -> TrainConfig:
+        if self.trainer.max_lag and not self.llm_proxy:
+            raise ValueError(
+                "trainer.max_lag lets new weights end open calls, which the LLM proxy asks again, and llm_proxy is "
+                "false; add --llm-proxy"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _reward_model_reads_one_conversation(self) -> TrainConfig:
         if self.env.agent is not None and self.reward_model.url is not None:
             raise ValueError(

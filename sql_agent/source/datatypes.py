@@ -56,6 +56,10 @@ class Rollout:
     """Model calls that are not in `row`, by cause: `repeated`, `given_up`, `other_agent`."""
     unshaped: str | None = None
     """Why the rewards of its group leave out the reward model's score or a function's number; None if they have all."""
+    weights: tuple[int, ...] = ()
+    """For each turn, the train step whose weights it was sampled with, where the model server says so."""
+    asked_again: int = 0
+    """Calls that new weights ended, and that were asked again."""
     settled: bool = False
     """Whether everything above is final."""
     filtered: str | None = None
@@ -119,12 +123,21 @@ class Rollout:
         return self.scorer.failure if self.scorer else None
 
 
-@dataclass
+@dataclass(eq=False)
 class GroupSlot:
     """One group's place in a batch, and the groups that were played for it."""
 
     number: int
+    batch: int | None = None
+    """The batch that it began with, if batches begin before the step that trains them; its rollouts' seeds are drawn by
+    it. None: the step's own."""
+    due: int = 0
+    """The last step that may train it."""
     replacements: list[Task] = field(default_factory=list)
     """Tasks that may still be played instead, the next one first."""
     draws: list[list[Rollout]] = field(default_factory=list)
     """Groups that were played, the newest last; one of them is trained on."""
+
+    @property
+    def has_ended(self) -> bool:
+        return all(rollout.settled for rollout in self.draws[-1])

@@ -128,6 +128,22 @@ def _shape_metrics(judged: Sequence[Rollout]) -> dict[str, float]:
     return metrics
 
 
+def lag_metrics(results: Sequence[Rollout], step: int) -> dict[str, float]:
+    """Compute by how many train steps rows are older than the weights that they train.
+
+    A row counts with its oldest turn. Rows whose server does not say with which weights it sampled are left out.
+
+    Args:
+        results: the rollouts that a train step takes.
+        step: its number; it trains the weights of the step before.
+    """
+    ages = [step - 1 - min(result.weights) for result in results if result.weights]
+    asked_again = float(sum(result.asked_again for result in results))
+    return {"lag/asked_again": asked_again} | (
+        {"lag/mean": float(np.mean(ages)), "lag/max": float(max(ages))} if ages else {}
+    )
+
+
 def clip_metrics(results: Sequence[Rollout], max_prompt_tokens: int, max_response_tokens: int) -> dict[str, float]:
     """Compute verl's `clip_ratio`s against the limits; they replace verl's own in a step's metrics.
 

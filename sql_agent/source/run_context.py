@@ -15,6 +15,13 @@ from agentgrpo.outputs import append_line
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import Rollout
 
+OPEN_GROUPS = "open_groups.json"
+"""The file of a checkpoint with what `RunContext.open_groups` returned."""
+
+NEWEST = "sampled_with_newest_weights"
+"""The field of verl's batch that says of each row whether all its turns were sampled with the weights that are updated;
+only with `trainer.max_lag`."""
+
 
 class TrainingFailedError(RuntimeError):
     """verl's process, or one that it needs, ended before the run did; the message names the log."""
@@ -32,6 +39,9 @@ class RunContext:
     """Receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost", "redrawn"}`."""
     step_metrics: dict[str, float] = field(default_factory=dict)
     """Filled by the rollout manager, emptied by the metrics sink after each step."""
+    open_groups: Callable[[], dict[str, Any] | None] = lambda: None
+    """The groups that no step has taken yet, which a resumed run plays again; set by the rollout manager. None: a run
+    without `trainer.max_lag` has none between two steps."""
 
     @property
     def run_dir(self) -> Path:

@@ -3,6 +3,9 @@
 A `Transport` plays them: agent-lightning's store and runners, or a policy in this process. Everything else is decided
 here for every trainer: which group gives way to another task, which is trained on, its advantages, when a run stops,
 and what is logged of a batch.
+
+Groups may be opened before the step that trains them (`trainer.max_lag`), so that rollouts go on beside log-probs,
+update and validation. Nothing that was played is thrown away for its age: a step waits for what is due.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from sql_agent.credit.tables import Credit
@@ -35,12 +39,11 @@ class Transport(Protocol):
     async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
         """Queue the newest group of each slot."""
 
-    async def collect(self) -> bool:
-        """Settle the rollouts that have ended meanwhile; return whether others are still played."""
-        ...
+    async def collect(self) -> None:
+        """Settle the rollouts that have ended meanwhile."""
 
-    async def end(self) -> None:
-        """Settle what has ended, and lose under `step_deadline` what is still played; nothing of it goes on."""
+    async def end(self, slots: Sequence[GroupSlot]) -> None:
+        """Settle what has ended of these slots, and lose under `step_deadline` what is still played of them."""
 
 
 class Source:
@@ -78,27 +81,41 @@ class Source:
         self._estimator, self._seed, self._ending_s, self._tasks = estimator, seed, ending_s, tasks
         self._keep, self._report, self._credit = keep, report, credit
         self._prefix_stop = PrefixStop(max_broken_fraction)
+        self.open: list[GroupSlot] = []
+        """The groups to train on that no step has taken yet, the oldest first."""
+        self._watching: asyncio.Task[None] | None = None
+        self._step_begins = asyncio.Event()
 
     async def batch(
-        self, slots: Sequence[GroupSlot], *, step: int, validate: bool = False
+        self, slots: Sequence[GroupSlot], *, step: int, validate: bool = False, groups: int | None = None
     ) -> tuple[list[list[Rollout]], dict[str, float]]:
         """Play the first group of each slot, and others in place of those that teach nothing.
 
         Args:
-            validate: every rollout has a temperature of its own.
+            slots: those that begin now; slots that are open already go on.
+            validate: every rollout has a temperature of its own, and no open slot is taken.
+            groups: how many slots the step takes: those that are due, then the oldest that have ended. None: as many as
+                begin now.
         Returns:
-            For each slot the group that is trained on, credited unless its rollouts are only measured; and metrics.
+            For each slot that is taken, the oldest first, the group that is trained on, credited unless its rollouts
+            are only measured; and metrics.
         Raises:
             TooManyLostError, ScorerDownError, PrefixBrokenError: the run is to stop; the message says why.
         """
-        trained = [slot for slot in slots if slot.draws[0][0].temperature is None]
-        self._give_replacements(trained, step)
-        await self._play(slots, step=step, validate=validate)
-        groups = [choose_group(slot, self._estimator) for slot in slots]
-        self._credit([group for group in groups if group[0].temperature is None])
-        self._keep(rollouts_of(slots), step=step, validate=validate)
-        check_lost([rollout for group in groups for rollout in group], self._rollout.max_lost_fraction, self._names)
-        return groups, self._metrics(slots if validate else trained, validate=validate)
+        await self._stop_watching()
+        self._give_replacements(sampled_of(slots), step)
+        pool = list(slots) if validate else [*self.open, *slots]
+        taken = await self._play(slots, pool, groups or len(slots), step=step, validate=validate)
+        chosen = [choose_group(slot, self._estimator) for slot in taken]
+        self._credit([group for group in chosen if group[0].temperature is None])
+        self._keep(rollouts_of(taken), step=step, validate=validate)
+        if not validate:
+            self.open = [slot for slot in pool if slot not in taken]
+        if self.open:
+            self._step_begins.clear()
+            self._watching = asyncio.create_task(self._watch(step))
+        check_lost([rollout for group in chosen for rollout in group], self._rollout.max_lost_fraction, self._names)
+        return chosen, self._metrics(taken if validate else sampled_of(taken), validate=validate)
 
     def _metrics(self, slots: Sequence[GroupSlot], *, validate: bool) -> dict[str, float]:
         played = rollouts_of(slots)
@@ -117,27 +134,51 @@ class Source:
         for slot, own in zip(slots, found, strict=True):
             slot.replacements = own
 
-    async def _play(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
-        await self._transport.enqueue(slots, step=step, validate=validate)
+    async def _play(
+        self, begun: Sequence[GroupSlot], pool: Sequence[GroupSlot], groups: int, *, step: int, validate: bool
+    ) -> list[GroupSlot]:
+        """Play until the step has its groups, or until its deadline; return their slots, the oldest first."""
+        await self._transport.enqueue(begun, step=step, validate=validate)
         report = _ProgressReport(self._report, step=step, validate=validate)
         deadline = time.monotonic() + self._rollout.step_timeout_s
-        going = True
-        while going and time.monotonic() < deadline:
-            going = await self._transport.collect()
-            check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
-            if time.monotonic() < deadline - self._ending_s and (  # a later one might not end in time
-                redrawn := [slot for slot in slots if needs_redraw(slot, self._estimator)]
-            ):
-                for slot in redrawn:
-                    draw_replacement(slot)
-                await self._transport.enqueue(redrawn, step=step, validate=validate)
-                going = True
-            report.send(rollouts_of(slots))
-            if going:
-                await asyncio.sleep(self._rollout.poll_s)
-        await self._transport.end()
-        report.send(rollouts_of(slots))
+        due = [slot for slot in pool if slot.due <= step]
+        while True:
+            redraw = time.monotonic() < deadline - self._ending_s  # a later one might not end in time
+            await self._poll([*self.open, *begun], step, redraw=redraw)
+            ended = [slot for slot in pool if slot not in due and slot.has_ended]
+            others = [slot for slot in pool if slot not in due and not slot.has_ended]
+            taken = [*due, *ended, *others][:groups]
+            report.send(rollouts_of(taken))
+            if all(slot.has_ended for slot in taken) or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(self._rollout.poll_s)
+        await self._transport.end(taken)
+        report.send(rollouts_of(taken))
+        check_scorer_down(rollouts_of(taken), self._reward_model, self._names)
+        return [slot for slot in pool if slot in taken]
+
+    async def _poll(self, slots: Sequence[GroupSlot], step: int, *, redraw: bool = True) -> None:
+        await self._transport.collect()
         check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
+        redrawn = [slot for slot in slots if redraw and needs_redraw(slot, self._estimator)]
+        for slot in redrawn:
+            draw_replacement(slot)
+        if redrawn:
+            await self._transport.enqueue(redrawn, step=step, validate=False)
+
+    async def _watch(self, step: int) -> None:
+        """Poll open slots while the trainer is busy, so that replacements begin as soon as they are due."""
+        while not self._step_begins.is_set():
+            await self._poll(self.open, step)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._step_begins.wait(), self._rollout.poll_s)
+
+    async def _stop_watching(self) -> None:
+        """Let the last poll end; raise what it raised."""
+        if self._watching is not None:
+            self._step_begins.set()
+            await self._watching
+            self._watching = None
 
 
 class _ProgressReport:
@@ -154,6 +195,11 @@ class _ProgressReport:
         if counts != self._sent and not soon:
             self._sent, self._at = counts, time.monotonic()
             self._send({**self._batch, **dict(zip(("done", "of", "lost", "redrawn"), counts, strict=True))})
+
+
+def sampled_of(slots: Iterable[GroupSlot]) -> list[GroupSlot]:
+    """The slots whose rollouts are trained on; the others are only measured."""
+    return [slot for slot in slots if slot.draws[0][0].temperature is None]
 
 
 def rollouts_of(slots: Iterable[GroupSlot]) -> list[Rollout]:

@@ -181,6 +181,30 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(fi
     assert sorted(metrics(run.dir)) == [1, 2]
 
 
+def test_with_a_lag_rollouts_go_on_during_updates_and_those_that_were_open_at_a_kill_are_played_again(
+    small_policy, tmp_path
+):
+    run = Broken(tmp_path / "run", small_policy, "--llm-proxy", "--set", "trainer.max_lag=1", steps=4)
+    with run.started():
+        run.wait(lambda: "step 2/4" in run.said())
+        run.kill(*processes_of(run.id))
+    (opened,) = (run.dir / "checkpoints").glob("global_step_2/open_groups.json")
+    left = json.loads(opened.read_text())
+    with run.started():
+        assert run.process.wait(600) == 0, run.said()
+    assert "going on from" in run.said()
+    steps = metrics(run.dir)
+    groups = steps[1]["group/count"]
+    # batches 1 to 3 have begun at step 2, which is one more than were trained; the last step begins none
+    assert (left["opened"], len(left["slots"])) == (3, groups)
+    assert [steps[step]["lag/open_groups"] for step in (1, 2, 3, 4)] == [groups, groups, groups, 0]
+    assert [steps[step]["group/count"] for step in (1, 2, 3, 4)] == [groups] * 4
+    assert max(step["lag/max"] for step in steps.values()) == 1
+    assert [step["reward/unjudged_frac"] for step in steps.values()] == [0.0] * 4
+    # a weight of 1 where sampler and trainer have the same weights
+    assert steps[1]["rollout_corr/rollout_is_min"] == pytest.approx(1, abs=1e-3)
+
+
 @pytest.mark.timeout(3 * 3600)
 def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, small_policy, tmp_path):
     """At random: a phase of the start or a step, up to ten seconds later, the command alone or every process."""
@@ -235,10 +259,10 @@ def test_a_disk_that_fills_up_stops_the_run_and_with_room_it_ends_as_the_unbroke
 class Broken:
     """A run that is started again and again in the same folder, with a store of its own and the runner's tracing."""
 
-    def __init__(self, run_dir: Path, model: Path, *, steps: int) -> None:
+    def __init__(self, run_dir: Path, model: Path, *flags: str, steps: int) -> None:
         self.dir, self._log = run_dir, run_dir / "command.log"
         where = ["--resume", "auto", "--model", str(model), "--run-dir", str(run_dir)]
-        self._command = [*COMMAND, *TRAINING, *TASKS, *where, "--set", f"trainer.steps={steps}"]
+        self._command = [*COMMAND, *TRAINING, *TASKS, *where, *flags, "--set", f"trainer.steps={steps}"]
         self._earlier: str | None = None
 
     @contextmanager

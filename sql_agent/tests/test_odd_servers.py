@@ -415,6 +415,38 @@ async def test_what_one_rollout_had_refused_is_sent_for_all_others(monkeypatch):
     assert asked == [[7], [None], ["Hm."]]
 
 
+async def test_a_call_that_new_weights_ended_is_asked_again_and_its_turn_says_so(monkeypatch):
+    """As vLLM answers an aborted request. The text of a reply spells the same in escaped quotes, and is no abort."""
+    monkeypatch.setenv(RUN_TOKEN, "the-token-of-this-run")
+    written, text = [], 'it said "finish_reason":"abort"'
+
+    def answer(_):
+        body = (
+            reply({"content": "half a rep"}, choice={"finish_reason": aborted.pop()})
+            if aborted
+            else reply({"content": text})
+        )
+        return 200, json.dumps(body, separators=(",", ":")).encode()  # without spaces, as vLLM writes it
+
+    async def write(turn):
+        written.append((turn.answer["choices"][0]["message"]["content"], turn.asked_again))
+
+    with serving(answer) as url:
+        monkeypatch.setattr(RolloutRoute, "servers", {"policy-0": url})
+        monkeypatch.setattr(RolloutRoute, "write", staticmethod(write))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(RolloutRoute(None)), base_url="http://x") as client:
+            path = f"{signed_prefix(SAMPLED, 'the-token-of-this-run')}/rollout/ro-1/attempt/at-1/v1/chat/completions"
+            asking = {"messages": [{"role": "user", "content": "Hi."}]}
+            aborted = ["abort"] * 2
+            assert (await client.post(path, json=asking)).status_code == 200
+            aborted = ["abort"] * 40
+            assert (await client.post(path, json=asking)).status_code == 502  # not for ever
+    assert written == [(text, 2)]
+
+
+SAMPLED = RolloutSampling("ro-1", "at-1", "policy-0", 0.7, 64)
+
+
 def results(request):
     return sum(message["role"] == "tool" for message in request["messages"])
 

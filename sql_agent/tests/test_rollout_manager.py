@@ -39,15 +39,19 @@ def play(store_url, tmp_path):
     spread may give way to; without any, none does.
     """
 
-    def run(tasks, *settings, runner=True, replacements=(), script=None, store=store_url, steps=1):
+    def run(tasks, *settings, runner=True, replacements=(), script=None, store=store_url, steps=1, open_groups=None):
         import torch
         from verl import DataProto
 
         from sql_agent.verl_side.rollout_manager import RolloutManager
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
+        if cfg.trainer.max_lag:
+            cfg = cfg.model_copy(update={"llm_proxy": False})  # here the runner traces
         train_file = tmp_path / "train.parquet"
         write_verl_parquet([*tasks, *replacements], train_file)
+        if open_groups:
+            (tmp_path / run_context.OPEN_GROUPS).write_text(json.dumps(open_groups))
         with oracle.serve(oracle.app(script or oracle.replay(KNOWN), model="policy")) as base_url:
             address = base_url.removeprefix("http://").removesuffix("/v1")
             context = RunContext(cfg, "run", store, 0, lambda _: None)
@@ -55,6 +59,7 @@ def play(store_url, tmp_path):
             config = SimpleNamespace(
                 actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path="policy")),
                 data=SimpleNamespace(train_files=str(train_file)),
+                trainer=SimpleNamespace(resume_from_path=str(tmp_path) if open_groups else None),
             )
             manager = RolloutManager(config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[address])))
             rows = [task for task in tasks for _ in range(2)]  # a group of two each, as verl repeats them
@@ -71,9 +76,10 @@ def play(store_url, tmp_path):
             if runner:
                 thread.start()
             try:
-                for _ in range(steps - 1):
+                for prompts.meta_info["global_steps"] in range(1, steps):
                     manager.generate_sequences(prompts)
-                return manager.generate_sequences(prompts), dict(context.step_metrics)
+                prompts.meta_info["global_steps"] = steps
+                return manager.generate_sequences(prompts), dict(context.step_metrics) | {"open": context.open_groups()}
             finally:
                 stop.set()
                 if runner:
@@ -339,3 +345,20 @@ def test_a_judge_that_is_gone_leaves_correctness_and_stops_the_run_where_that_is
     assert (metrics["rollout/unshaped/judge_unavailable"], metrics["reward/judge/none_frac"]) == (4.0, 1.0)
     with pytest.raises(RuntimeError, match=r"4 of 4 rollouts were lost.*'judge_unavailable'.*judge.concurrency"):
         play(KNOWN, *settings)
+
+
+def test_with_a_lag_one_batch_more_is_open_and_the_last_step_opens_none(play):
+    settings = ["trainer.max_lag=1", "llm_proxy=true", "trainer.steps=2"]
+    _, first = play(KNOWN, *settings)
+    assert (first["lag/open_groups"], first["open"]["opened"]) == (2.0, 2)
+    assert [slot["batch"] for slot in first["open"]["slots"]] == [2, 2]
+    _, last = play(KNOWN, *settings, steps=2)
+    assert (last["lag/open_groups"], last["open"]) == (0.0, {"opened": 2, "slots": []})
+
+
+def test_a_resumed_run_plays_the_open_groups_of_its_checkpoint_again(play):
+    left = {"opened": 2, "slots": [{"number": 1, "task": KNOWN[1].to_dict(), "batch": 2}]}
+    batch, metrics = play([KNOWN[0]], "trainer.max_lag=1", "llm_proxy=true", "trainer.steps=1", open_groups=left)
+    sql = oracle.call("execute_sql", {"query": KNOWN[1].gold.sql})
+    assert bytes(oracle.byte_ids([oracle.calls(sql)])).decode() in sampled_text(batch, 0)  # not verl's task of the step
+    assert metrics["open"] == {"opened": 2, "slots": []}

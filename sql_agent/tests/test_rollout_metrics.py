@@ -6,7 +6,7 @@ import math
 import pytest
 
 from sql_agent.datatypes import ScorerResult
-from sql_agent.source.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
+from sql_agent.source.metrics import batch_metrics, clip_metrics, lag_metrics, score_metrics, skill_metrics
 from sql_agent.tests.records import make_outcome, make_result, make_row
 
 
@@ -169,3 +169,11 @@ def test_success_per_skill_leaves_out_what_was_not_judged():
         "skill/order/success": 1.0,
         "skill/order/count": 1.0,
     }
+
+
+def test_the_age_of_a_row_is_that_of_its_oldest_turn_in_train_steps():
+    rows = [make_result("a", None), make_result("a", None), make_result("b", None)]
+    rows[0].weights, rows[1].weights, rows[1].asked_again = (4, 4), (2, 3), 2
+    # step 5 trains the weights of step 4; the third row's server did not say
+    assert lag_metrics(rows, 5) == {"lag/mean": 1.0, "lag/max": 2.0, "lag/asked_again": 2.0}
+    assert lag_metrics(rows[2:], 5) == {"lag/asked_again": 0.0}

@@ -1,5 +1,6 @@
 """What a trainer gets for the tasks of a batch, whoever plays them: here a script that knows each task's rewards."""
 
+import asyncio
 import itertools
 from functools import partial
 
@@ -37,15 +38,16 @@ class Script:
                 continue
             rollout.played, rollout.row, rollout.settled = make_record(Score(value, "db_unavailable")), ROW, True
             rollout.earn(Reward(value, "db_unavailable"))
-        return bool(self._queued)
 
-    async def end(self):
+    async def end(self, slots):
+        ending = [id(rollout) for slot in slots for rollout in slot.draws[-1]]
         for rollout in self._queued:
-            rollout.lost = "step_deadline"
+            rollout.lost = "step_deadline" if id(rollout) in ending else None
+        self._queued = [rollout for rollout in self._queued if rollout.lost is None]
 
 
-def slot(number, task, size=2, **fields):
-    return GroupSlot(number, draws=[[Rollout(str(number), {"id": task}, **fields) for _ in range(size)]])
+def slot(number, task, size=2, due=0, **fields):
+    return GroupSlot(number, due=due, draws=[[Rollout(str(number), {"id": task}, **fields) for _ in range(size)]])
 
 
 def source(script, *, tasks=(), kept=None, **settings):
@@ -113,3 +115,49 @@ async def test_a_batch_that_loses_too_much_stops_once_its_rollouts_are_kept():
     with pytest.raises(TooManyLostError, match=r"2 of 2 rollouts were lost .*'db_unavailable'"):
         await source(Script(task=[None, None]), kept=kept, redraws=0).batch([slot(0, "task")], step=1)
     assert [rollout.lost for rollout in kept] == ["db_unavailable"] * 2
+
+
+def tasks_of(groups):
+    return [group[0].task_id for group in groups]
+
+
+async def test_a_step_takes_what_is_due_then_what_has_ended_the_oldest_first():
+    late = ["late"] * 2
+    script = Script(slow=[*late, *late, 1.0, 0.0], b=[1.0, 0.0], c=[0.0, 1.0], d=[1.0, 0.0], e=itertools.repeat("late"))
+    asked = source(script, redraws=0)
+    first, _ = await asked.batch([slot(0, "slow", due=2), slot(1, "b", due=2), slot(2, "c", due=2)], step=1, groups=2)
+    assert tasks_of(first) == ["b", "c"]  # "slow" may be a step late
+    second, _ = await asked.batch([slot(0, "d", due=3), slot(1, "e", due=3)], step=2, groups=2)
+    assert (tasks_of(second), tasks_of([s.draws[-1] for s in asked.open])) == (["slow", "d"], ["e"])
+    assert [r.lost for group in [*first, *second] for r in group] == [None] * 8
+    short = source(script, redraws=0, step_timeout_s=0.05, max_lost_fraction=1.0)
+    third, _ = await short.batch([slot(0, "e", due=3)], step=3)
+    assert [r.lost for r in third[0]] == ["step_deadline"] * 2  # what is due is waited for until the step's deadline
+
+
+async def test_a_validation_takes_no_group_that_is_open_and_an_open_group_gets_its_replacement_beside_the_update():
+    script = Script(a=[1.0, 0.0], same=["late", "late", 1.0, 1.0], other=[0.0, 1.0], held_out=[1.0])
+    asked = source(script, tasks=["other"], redraws=1)
+    await asked.batch([slot(0, "same", due=2), slot(1, "a", due=2)], step=1, groups=1)
+    validated, metrics = await asked.batch([slot(0, "held_out", 1, temperature=0.0)], step=1, validate=True)
+    assert (tasks_of(validated), metrics["rollout/count"]) == (["held_out"], 1.0)
+    async with asyncio.timeout(5):  # nobody asks for a batch meanwhile
+        while script.asked[-1] != ["other"]:
+            await asyncio.sleep(0.01)
+    groups, metrics = await asked.batch([], step=2, groups=1)
+    assert (tasks_of(groups), metrics["group/played"], asked.open) == (["other"], 2.0, [])
+
+
+async def test_what_fails_beside_the_update_is_raised_at_the_next_step():
+    class Broken(Script):
+        async def collect(self):
+            if len(self.asked) == 1 and not self._queued:
+                raise ConnectionError("the store is gone")
+            await super().collect()
+            self._queued = [r for r in self._queued if r.task_id != "slow"]
+
+    asked = source(Broken(quick=[1.0, 0.0], slow=itertools.repeat("late")), redraws=0)
+    await asked.batch([slot(0, "quick", due=2), slot(1, "slow", due=2)], step=1, groups=1)
+    await asyncio.sleep(0.05)
+    with pytest.raises(ConnectionError, match="the store is gone"):
+        await asked.batch([], step=2, groups=1)

@@ -71,7 +71,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
-    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu)
+    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | (LAGGED if cfg.trainer.max_lag else {})
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         set_path(tree, key, value)
@@ -129,6 +129,16 @@ FIXED: dict[str, Any] = {
     "trainer.max_actor_ckpt_to_keep": None,  # sql_agent.verl_side.driver keeps `keep_checkpoints` of them
     "trainer.project_name": "agentgrpo",
 }
+
+
+LAGGED: dict[str, Any] = {
+    "algorithm.rollout_correction.rollout_is": "token",
+    "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+    # the sampler goes on during the update, so it keeps its memory
+    f"{ROLLOUT}.free_cache_engine": False,
+    f"{ROLLOUT}.enable_sleep_mode": False,
+}
+"""Keys of a run with `trainer.max_lag`."""
 
 
 def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:

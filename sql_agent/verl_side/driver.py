@@ -25,7 +25,7 @@ from typing import Any
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.settings.load import load_config
-from sql_agent.source.run_context import RunContext, enter
+from sql_agent.source.run_context import NEWEST, OPEN_GROUPS, RunContext, enter
 from sql_agent.trained_on import FILE as TRAINED_ON
 from sql_agent.verl_side import checkpoints
 
@@ -42,6 +42,7 @@ def main() -> None:
     from verl.trainer.main_ppo_v0 import TaskRunner
     from verl.trainer.ppo import ray_trainer
     from verl.utils import tracking
+    from verl.utils.debug import metrics as debug_metrics
 
     from agentgrpo.trackers import usable_trackers
     from sql_agent import upstream_patches as patches
@@ -66,6 +67,7 @@ def main() -> None:
         {"run_id": order["run_id"], "commit": order["commit"]},
         keep=cfg.trainer.keep_checkpoints,
         trained_on=cfg.run_dir / "data" / TRAINED_ON,
+        open_groups=lambda: context.open_groups(),
     )
     patches.change(ray_trainer, lambda module: keeper.install(module.RayPPOTrainer))
 
@@ -75,6 +77,7 @@ def main() -> None:
 
     run_tracking = make_tracking(context, logged)
     patches.change(tracking, lambda module: setattr(module, "Tracking", run_tracking))
+    patches.change(debug_metrics, compare_newest)
 
     verl_config = OmegaConf.create(order["verl"])
     events.emit({"event": "phase", "name": "starting Ray"})
@@ -114,10 +117,20 @@ class CheckpointKeeper:
         facts: facts of the run, for the manifest.
         keep: number of whole checkpoints that stay.
         trained_on: the record of what the run trains on, which every checkpoint's model gets beside it.
+        open_groups: see `RunContext`.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], *, keep: int, trained_on: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        facts: dict[str, Any],
+        *,
+        keep: int,
+        trained_on: Path,
+        open_groups: Callable[[], dict[str, Any] | None] = lambda: None,
+    ) -> None:
         self._folder, self._facts, self._keep, self._trained_on = folder, facts, keep, trained_on
+        self._open_groups = open_groups
         self._unsealed: tuple[Path, dict[str, Any]] | None = None
 
     def install(self, trainer: type[Any]) -> None:
@@ -145,6 +158,8 @@ class CheckpointKeeper:
             write()
             checkpoints.name_dtype(checkpoint / "actor" / "huggingface")
             shutil.copyfile(self._trained_on, checkpoint / "actor" / "huggingface" / TRAINED_ON)
+            if (groups := self._open_groups()) is not None:
+                (checkpoint / OPEN_GROUPS).write_text(json.dumps(groups))
             self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
         except CheckpointError:
             raise
@@ -182,6 +197,17 @@ class CheckpointKeeper:
             f"{checkpoint} could not be written, {full} ({last_line(error)}); earlier checkpoints are untouched: make "
             "room and start the same command again, it goes on from the newest"
         )
+
+
+def compare_newest(module: Any) -> None:
+    """Let verl compare the probabilities of sampler and trainer on rows of the newest weights; older ones differ."""
+    upstream = module.calculate_debug_metrics
+
+    def calculate_debug_metrics(data: Any) -> dict[str, Any]:
+        newest = data.non_tensor_batch.get(NEWEST)
+        return upstream(data if newest is None else data.select_idxs(newest)) if newest is None or any(newest) else {}
+
+    module.calculate_debug_metrics = calculate_debug_metrics
 
 
 def _leave_out_processes(module: ModuleType) -> None:

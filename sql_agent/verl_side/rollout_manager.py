@@ -4,16 +4,22 @@ verl's config names the class (`actor_rollout_ref.rollout.agent.agent_loop_manag
 one row per prompt row (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). A rollout that could not be
 judged comes back as a masked row. A training group without spread is filtered, and the group of another task takes its
 rows. The decisions are those of `sql_agent.source.source`, the playing is `sql_agent.lightning.transport`.
+
+With `trainer.max_lag` k, k more batches are open than verl has asked for. The first step draws their tasks from the
+training file; from then on a step opens the tasks that verl gives it, and takes the oldest groups that are open, which
+may be of other tasks. The last k steps open none, so a run plays as many groups as without.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +34,8 @@ from sql_agent.source import run_context
 from sql_agent.source.batch import to_tensors
 from sql_agent.source.datatypes import GroupSlot, Rollout, Task
 from sql_agent.source.dynamic_sampling import credit_groups
-from sql_agent.source.metrics import clip_metrics
-from sql_agent.source.source import Source, rollouts_of
+from sql_agent.source.metrics import clip_metrics, lag_metrics
+from sql_agent.source.source import Source
 
 
 class RolloutManager:
@@ -42,6 +48,12 @@ class RolloutManager:
         backends = [f"http://{address}" for address in addresses]
         proxy_url = run.publish({"model": model, "backends": backends})
         estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
+        self._tasks = tasks = read_tasks(str(config.data.train_files))
+        self._resumed = read_open_groups(config.trainer.resume_from_path)
+        self._opened: int | None = None
+        """Batches whose groups have begun, since the run's very first step; None before this process's first step."""
+        self._handed_over = time.monotonic()
+        run.open_groups = self.open_groups
         self.source = Source(
             StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, proxy_url),
             cfg.rollout,
@@ -50,7 +62,7 @@ class RolloutManager:
             seed=cfg.seed,
             ending_s=cfg.agent.rollout_timeout_s + cfg.reward_wait_s,
             max_broken_fraction=cfg.max_broken_fraction,
-            tasks=read_tasks(str(config.data.train_files)) if cfg.rollout.redraws else [],
+            tasks=tasks if cfg.rollout.redraws else [],
             credit=partial(credit_groups, estimator=estimator),
             keep=run.save_trajectories,
             report=run.progress,
@@ -69,19 +81,59 @@ class RolloutManager:
         started = time.time()
         rows = rows_by_group(prompts)
         slots = slots_of([json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]], rows, validate)
-        playing = self.source.batch(slots, step=step, validate=validate)
+        overlap_s = time.monotonic() - self._handed_over if self.source.open else 0.0
+        begun = slots if validate else self._begun(slots, step)
+        playing = self.source.batch(begun, step=step, validate=validate, groups=len(slots))
         groups, metrics = asyncio.run_coroutine_threadsafe(playing, self.loop).result()
         results = in_rows(groups, rows)
         batch = to_batch(results, self.run.pad_id)
         ready = time.time()
-        last_end = max(r.ended_at for r in rollouts_of(slots)) or ready
+        played = [rollout for group in groups for rollout in group]
+        last_end = max(rollout.ended_at for rollout in played) or ready
         metrics |= {"time/rollout_s": ready - started, "time/batch_ready_s": ready - last_end}
         if not validate:
             metrics |= clip_metrics(results, self.run.cfg.data.prompt_tokens, self.run.cfg.data.max_response_tokens)
+            self._handed_over = time.monotonic()
+        if not validate and self.run.cfg.trainer.max_lag:
+            metrics |= lag_metrics(played, step) | {
+                "lag/open_groups": len(self.source.open),
+                "time/overlap_s": overlap_s,
+            }
+            newest = [all(step - 1 == weights for weights in result.weights) for result in results]
+            batch.non_tensor_batch[run_context.NEWEST] = np.array(newest)
         prefix = "val/" if validate else ""
         self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
         batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}
         return batch
+
+    def _begun(self, given: list[GroupSlot], step: int) -> list[GroupSlot]:
+        """The slots that begin in this step: those of a resumed run, and of as many batches as `max_lag` lets begin.
+
+        Args:
+            given: those of the tasks that verl gives the step.
+        """
+        lag, opened, begun = self.run.cfg.trainer.max_lag, self._opened, list[GroupSlot]()
+        groups, members = len(given), len(given[0].draws[0])
+        if opened is None:
+            resumed = self._resumed or {"opened": step - 1, "slots": ()}
+            opened = int(resumed["opened"])
+            begun += [new_slot(members=members, lag=lag, **slot) for slot in resumed["slots"]]
+        while opened < min(step + lag, self.run.cfg.trainer.steps):
+            opened += 1
+            for slot in given:
+                slot.batch, slot.due = opened, max(opened, 1 + lag)
+            drawn = random.Random(f"{self.run.cfg.seed} batch {opened}").sample(self._tasks, groups)
+            begun += given or [new_slot(i, task, opened, members=members, lag=lag) for i, task in enumerate(drawn)]
+            given = []
+        self._opened = opened
+        return begun
+
+    def open_groups(self) -> dict[str, Any] | None:
+        """What a resumed run plays again, for the checkpoint; None without `trainer.max_lag`."""
+        if not self.run.cfg.trainer.max_lag:
+            return None
+        slots = [{"number": s.number, "task": s.draws[0][0].task, "batch": s.batch} for s in self.source.open]
+        return {"opened": self._opened, "slots": slots}
 
 
 def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
@@ -90,6 +142,17 @@ def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
     for row, group in enumerate(fields.get("uid", range(len(fields["extra_info"])))):
         rows.setdefault(str(group), []).append(row)
     return rows
+
+
+def new_slot(number: int, task: Task, batch: int, *, members: int, lag: int) -> GroupSlot:
+    group = f"{batch}-{number}"
+    return GroupSlot(number, batch, max(batch, 1 + lag), draws=[[Rollout(group, task) for _ in range(members)]])
+
+
+def read_open_groups(checkpoint: str | None) -> dict[str, Any] | None:
+    """What `RolloutManager.open_groups` said when the checkpoint was written; None if it said nothing."""
+    file = Path(checkpoint or "") / run_context.OPEN_GROUPS
+    return json.loads(file.read_text()) if checkpoint and file.is_file() else None
 
 
 def slots_of(tasks: Sequence[Task], rows: Mapping[str, Sequence[int]], validate: bool) -> list[GroupSlot]:

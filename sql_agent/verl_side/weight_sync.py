@@ -3,9 +3,10 @@
 The trainer sends new weights when its rollouts have ended, but a call of a late rollout or of a disconnected client may
 still be open. vLLM then keeps its prefix cache and returns False. verl ignores that, and the next step would sample on
 keys and values of the old weights. Here every open call is aborted and the cache emptied as soon as a batch of rollouts
-is complete, and a later call waits until its server has the new weights. `sql_agent.verl_side.plugin.model_server`
-checks vLLM's return value. Source: verl checkpoint_engine/base.py, `CheckpointEngineManager`;
-trainer/ppo/ray_trainer.py calls the two methods in turn.
+is complete, and a later call waits until its server has the new weights. With `trainer.max_lag` rollouts go on beside
+log-probs and update: calls are aborted when the new weights are there, and the LLM proxy asks them again.
+`sql_agent.verl_side.plugin.model_server` checks vLLM's return value. Source: verl checkpoint_engine/base.py,
+`CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in turn.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from typing import Any
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.utils.ray_utils import auto_await
 
+from sql_agent.source.run_context import current
+
 
 class QuietWeightSync(CheckpointEngineManager):
     @auto_await
     async def sleep_replicas(self) -> None:
         """Abort open calls and hold back new ones, then free the servers' memory if that is configured."""
-        await self.abort_replicas()
-        await super().sleep_replicas()
+        if not current().cfg.trainer.max_lag:
+            await self.abort_replicas()
+            await super().sleep_replicas()
 
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
         """Send the weights, then let the servers answer calls again."""
+        if current().cfg.trainer.max_lag:
+            await self.abort_replicas()
         metrics = await super().update_weights(global_steps)  # pyright: ignore[reportArgumentType]
         await self.resume_generation_replicas()
         return metrics

@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from agentgrpo.chat.continuation import another_reply, continue_exactly
+from sql_agent.verl_side.plugin import model_server
 
 # Memory for a server's replies: 16,000 of 1,000 tokens each, far more than a batch of rollouts has open.
 CAPACITY_BYTES = 64 * 2**20
@@ -134,6 +135,9 @@ def _wrap_chat_server(module: ModuleType) -> None:
 
     async def chat_completion_full_generator(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         response = await generate(self, request, *args, **kwargs)
+        response.system_fingerprint = str(
+            model_server.weights_version
+        )  # an error has fields of its own, and may have more
         choices = getattr(response, "choices", None)
         if choices and choices[0].token_ids and response.prompt_token_ids:
             for call in choices[0].message.tool_calls or []:

@@ -1,7 +1,7 @@
 """Adds checks to verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`).
 
-All our changes are in place before it serves, vLLM's prefix cache is empty when it has new weights, and the connections
-that have not shown the token are limited.
+All our changes are in place before it serves, vLLM's prefix cache is empty when it has new weights, connections that
+have not shown the token are limited, and it is known with which weights a reply was sampled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from sql_agent import upstream_patches as patches
+
+weights_version = 0
+"""The train step whose update made the weights that this process samples with; 0: the initial ones."""
 
 
 class StaleCacheError(RuntimeError):
@@ -40,6 +43,19 @@ def _look_at_answer(module: ModuleType) -> None:
         await upstream(self)
 
     module.vLLMHttpServer.clear_kv_cache = clear_kv_cache
+
+
+def _know_the_weights(module: ModuleType) -> None:
+    upstream = module.vLLMHttpServer.set_global_steps
+
+    async def set_global_steps(self: Any, global_steps: int) -> None:
+        # Ray copies this class with the globals of its functions; `exact_prompts` reads those of the module.
+        from sql_agent.verl_side.plugin import model_server
+
+        await upstream(self, global_steps)
+        model_server.weights_version = global_steps
+
+    module.vLLMHttpServer.set_global_steps = set_global_steps
 
 
 def _limit_connections(module: ModuleType) -> None:
