@@ -43,16 +43,17 @@ class StoreTransport:
         self._model, self._backends, self._proxy_url = model, backends, proxy_url
         self._resources_id: str | None = None
         self._pending: dict[str, Rollout] = {}
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading: dict[asyncio.Task[None], Rollout] = {}
 
     async def collect(self) -> None:
         if self._pending:
             for ended in await self.store.wait_for_rollouts(rollout_ids=list(self._pending), timeout=0):
-                self._reading.add(asyncio.create_task(self._read(ended, self._pending.pop(ended.rollout_id))))
+                rollout = self._pending.pop(ended.rollout_id)
+                self._reading[asyncio.create_task(self._read(ended, rollout))] = rollout
         for task in self._reading:
             if task.done():
                 task.result()  # raises what it raised
-        self._reading = {task for task in self._reading if not task.done()}
+        self._reading = {task: rollout for task, rollout in self._reading.items() if not task.done()}
 
     async def end(self, slots: Sequence[GroupSlot]) -> None:
         ending = {id(rollout) for slot in slots for rollout in slot.draws[-1]}
@@ -60,8 +61,7 @@ class StoreTransport:
         for name, rollout in late.items():  # nothing asks for the ids of late rollouts again
             del self._pending[name]
             rollout.lost = "step_deadline"
-        reading, self._reading = self._reading, set()
-        await asyncio.gather(*reading)
+        await asyncio.gather(*(task for task, rollout in self._reading.items() if id(rollout) in ending))
         await self._cancel_unfinished(late)
 
     async def _cancel_unfinished(self, late: Iterable[str]) -> None:

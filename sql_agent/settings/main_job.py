@@ -199,7 +199,7 @@ class EngineConfig(Settings):
     """Requests vLLM batches together."""
     train_threads: int | None = Field(default=None, ge=1)
     """OpenMP threads of a training worker on a CPU; None: the cores, shared among the workers. Rollouts and updates
-    take turns."""
+    take turns, unless `trainer.max_lag` is set."""
     sampler_threads: int = Field(default=1, ge=1)
     """OpenMP threads of a vLLM on a CPU; runners, proxy and store share the cores with it."""
 
@@ -207,7 +207,7 @@ class EngineConfig(Settings):
 class TrainerConfig(Settings):
     steps: Annotated[int, VerlKey("trainer.total_training_steps")] = Field(default=20, ge=1)
     """Train steps of the run, counted from its very first start."""
-    max_lag: int = Field(default=0, ge=0)
+    max_lag: int = Field(default=0, ge=0, le=16)
     """Train steps by which rollouts may be older than the weights that they train: so many more batches are played at
     once, and go on during log-probs, update and validation, which pays where single rollouts are slow. What is due is
     waited for, never thrown away. Importance weights of tokens, truncated at 2 (verl's `algorithm.rollout_correction`),

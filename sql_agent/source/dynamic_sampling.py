@@ -3,8 +3,8 @@
 GRPO learns nothing from a group whose rewards are all equal, so a replacement task is played instead of it, a limited
 number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). The replacement
 depends only on the run's seed, the train step and the slot in the batch, not on which rollout finished first, so a
-resumed run draws the same tasks as an uninterrupted one. The waiting and the playing are in
-`sql_agent.source.source`.
+resumed run draws the same tasks as an uninterrupted one, if no group was open between two steps. The waiting and the
+playing are in `sql_agent.source.source`.
 """
 
 from __future__ import annotations

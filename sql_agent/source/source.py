@@ -11,6 +11,7 @@ update and validation. Nothing that was played is thrown away for its age: a ste
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -83,6 +84,8 @@ class Source:
         self._prefix_stop = PrefixStop(max_broken_fraction)
         self.open: list[GroupSlot] = []
         """The groups to train on that no step has taken yet, the oldest first."""
+        self.last_end = 0.0
+        """Unix time at which the last rollout of the newest batch was rewarded."""
         self._watching: asyncio.Task[None] | None = None
         self._step_begins = asyncio.Event()
 
@@ -109,6 +112,7 @@ class Source:
         chosen = [choose_group(slot, self._estimator) for slot in taken]
         self._credit([group for group in chosen if group[0].temperature is None])
         self._keep(rollouts_of(taken), step=step, validate=validate)
+        self.last_end = max(rollout.ended_at for rollout in rollouts_of(taken))
         if not validate:
             self.open = [slot for slot in pool if slot not in taken]
         if self.open:
@@ -143,8 +147,7 @@ class Source:
         deadline = time.monotonic() + self._rollout.step_timeout_s
         due = [slot for slot in pool if slot.due <= step]
         while True:
-            redraw = time.monotonic() < deadline - self._ending_s  # a later one might not end in time
-            await self._poll([*self.open, *begun], step, redraw=redraw)
+            await self._poll([*self.open, *begun], step, redraw_until=deadline - self._ending_s)
             ended = [slot for slot in pool if slot not in due and slot.has_ended]
             others = [slot for slot in pool if slot not in due and not slot.has_ended]
             taken = [*due, *ended, *others][:groups]
@@ -157,10 +160,12 @@ class Source:
         check_scorer_down(rollouts_of(taken), self._reward_model, self._names)
         return [slot for slot in pool if slot in taken]
 
-    async def _poll(self, slots: Sequence[GroupSlot], step: int, *, redraw: bool = True) -> None:
+    async def _poll(self, slots: Sequence[GroupSlot], step: int, *, redraw_until: float = math.inf) -> None:
+        """Settle what has ended, and begin replacements; one that begins later than that might not end in time."""
         await self._transport.collect()
         check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
-        redrawn = [slot for slot in slots if redraw and needs_redraw(slot, self._estimator)]
+        in_time = time.monotonic() < redraw_until
+        redrawn = [slot for slot in slots if in_time and needs_redraw(slot, self._estimator)]
         for slot in redrawn:
             draw_replacement(slot)
         if redrawn:

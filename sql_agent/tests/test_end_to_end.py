@@ -196,7 +196,7 @@ def test_with_a_lag_rollouts_go_on_during_updates_and_those_that_were_open_at_a_
     steps = metrics(run.dir)
     groups = steps[1]["group/count"]
     # batches 1 to 3 have begun at step 2, which is one more than were trained; the last step begins none
-    assert (left["opened"], len(left["slots"])) == (3, groups)
+    assert (left["batches"], len(left["slots"])) == (3, groups)
     assert [steps[step]["lag/open_groups"] for step in (1, 2, 3, 4)] == [groups, groups, groups, 0]
     assert [steps[step]["group/count"] for step in (1, 2, 3, 4)] == [groups] * 4
     assert max(step["lag/max"] for step in steps.values()) == 1

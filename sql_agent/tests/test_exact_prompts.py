@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentgrpo.chat.continuation import OTHER
+from sql_agent.verl_side.plugin import model_server
 from sql_agent.verl_side.plugin.exact_prompts import RANDOM_ID, ReplyMemory, _wrap_chat_server, conversation_key
 
 EOS = 99
@@ -139,17 +140,28 @@ def chat_server(max_model_len=100, calls=()):
                     made["function"]["arguments"] = json.loads(made["function"]["arguments"])
             return [], [{"prompt_token_ids": ids + [5] * request.add_generation_prompt}]
 
-        async def chat_completion_full_generator(self, request, prompt_ids):
+        async def chat_completion_full_generator(self, request, result_generator):
+            (result,) = [result async for result in result_generator]
             turn = sum(message["role"] == "assistant" for message in request.messages)
             reply = Reply((f"{prefix}{turn}", name, arguments) for prefix, name, arguments in calls)
-            choice = SimpleNamespace(token_ids=[30, 31, EOS], message=reply)
-            return SimpleNamespace(choices=[choice], prompt_token_ids=prompt_ids)
+            reason = "tool_calls" if calls else result.outputs[0].finish_reason  # vLLM's order
+            choice = SimpleNamespace(token_ids=[30, 31, EOS], message=reply, finish_reason=reason)
+            return SimpleNamespace(choices=[choice], prompt_token_ids=result.prompt_token_ids)
+
+        async def answer(self, request, finish_reason="stop"):
+            """The prompt the engine was given, and the answer."""
+
+            async def engine():
+                output = SimpleNamespace(finish_reason=finish_reason)
+                yield SimpleNamespace(prompt_token_ids=inputs["prompt_token_ids"], outputs=[output])
+
+            _, (inputs,) = await self.render_chat_request(request)
+            return inputs["prompt_token_ids"], await self.chat_completion_full_generator(request, engine())
 
         async def ask(self, request):
             """The prompt the engine was given, and the reply as a client would send it back."""
-            _, (inputs,) = await self.render_chat_request(request)
-            answer = await self.chat_completion_full_generator(request, inputs["prompt_token_ids"])
-            return inputs["prompt_token_ids"], answer.choices[0].message.model_dump()
+            prompt_ids, answer = await self.answer(request)
+            return prompt_ids, answer.choices[0].message.model_dump()
 
     _wrap_chat_server(SimpleNamespace(OpenAIServingChat=ChatServer))  # pyright: ignore[reportArgumentType]
     return ChatServer()
@@ -186,6 +198,18 @@ async def test_arguments_may_be_anything_that_json_knows(arguments, prefix):
     assert prompt == [1, 4, 5, 30, 31, EOS, 4, 5]
     prompt, _ = await server.ask(ask([*second, again, ASK]))
     assert prompt == [1, 4, 5, 30, 31, EOS, 4, 5, 30, 31, EOS, 4, 5]
+
+
+async def test_a_reply_that_new_weights_cut_off_is_an_abort_even_if_it_reads_as_a_call_and_is_not_remembered(
+    monkeypatch,
+):
+    monkeypatch.setattr(model_server, "weights_version", 7)
+    server = chat_server(calls=[(RANDOM_ID, "execute_sql", "{}")])
+    _, cut = await server.answer(ask([ASK]), finish_reason="abort")
+    assert (cut.choices[0].finish_reason, cut.system_fingerprint) == ("abort", "7")
+    reply = cut.choices[0].message.model_dump()
+    prompt, whole = await server.answer(ask([ASK, reply, {"role": "tool", "content": "[]"}]))
+    assert (prompt, whole.choices[0].finish_reason) == ([1, 4, 35, EOS, 4, 5], "tool_calls")  # rendered anew
 
 
 async def test_half_a_pair_of_escapes_loses_no_reply():

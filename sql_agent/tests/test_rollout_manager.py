@@ -350,15 +350,23 @@ def test_a_judge_that_is_gone_leaves_correctness_and_stops_the_run_where_that_is
 def test_with_a_lag_one_batch_more_is_open_and_the_last_step_opens_none(play):
     settings = ["trainer.max_lag=1", "llm_proxy=true", "trainer.steps=2"]
     _, first = play(KNOWN, *settings)
-    assert (first["lag/open_groups"], first["open"]["opened"]) == (2.0, 2)
+    assert (first["lag/open_groups"], first["open"]["batches"]) == (2.0, 2)
     assert [slot["batch"] for slot in first["open"]["slots"]] == [2, 2]
     _, last = play(KNOWN, *settings, steps=2)
-    assert (last["lag/open_groups"], last["open"]) == (0.0, {"opened": 2, "slots": []})
+    assert (last["lag/open_groups"], last["open"]) == (0.0, {"batches": 2, "slots": []})
 
 
 def test_a_resumed_run_plays_the_open_groups_of_its_checkpoint_again(play):
-    left = {"opened": 2, "slots": [{"number": 1, "task": KNOWN[1].to_dict(), "batch": 2}]}
+    left = {"batches": 2, "slots": [{"number": 1, "task": KNOWN[1].to_dict(), "batch": 2}]}
     batch, metrics = play([KNOWN[0]], "trainer.max_lag=1", "llm_proxy=true", "trainer.steps=1", open_groups=left)
     sql = oracle.call("execute_sql", {"query": KNOWN[1].gold.sql})
     assert bytes(oracle.byte_ids([oracle.calls(sql)])).decode() in sampled_text(batch, 0)  # not verl's task of the step
-    assert metrics["open"] == {"opened": 2, "slots": []}
+    assert metrics["open"] == {"batches": 2, "slots": []}
+
+
+def test_a_run_that_goes_on_without_its_lag_plays_the_open_groups_first_and_keeps_those_that_wait(play):
+    left = [{"number": number, "task": task.to_dict(), "batch": 2 + number} for number, task in enumerate(KNOWN)]
+    batch, metrics = play([KNOWN[1]], "trainer.steps=2", open_groups={"batches": 3, "slots": left})
+    sql = oracle.call("execute_sql", {"query": KNOWN[0].gold.sql})
+    assert bytes(oracle.byte_ids([oracle.calls(sql)])).decode() in sampled_text(batch, 0)
+    assert metrics["open"] == {"batches": 3, "slots": left[1:]}

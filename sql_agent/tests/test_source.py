@@ -161,3 +161,14 @@ async def test_what_fails_beside_the_update_is_raised_at_the_next_step():
     await asyncio.sleep(0.05)
     with pytest.raises(ConnectionError, match="the store is gone"):
         await asked.batch([], step=2, groups=1)
+
+
+async def test_what_ends_too_late_for_a_replacement_gets_none():
+    class Slow(Script):
+        async def collect(self):
+            await asyncio.sleep(0.1)  # a store that answers after the step's deadline
+            await super().collect()
+
+    script = Slow(same=[1.0, 1.0])
+    _, metrics = await source(script, tasks=["other"], redraws=1, step_timeout_s=0.05).batch([slot(0, "same")], step=1)
+    assert (script.asked, metrics["group/redraw_too_late"]) == ([["same"]], 1.0)

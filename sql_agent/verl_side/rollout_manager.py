@@ -6,8 +6,8 @@ judged comes back as a masked row. A training group without spread is filtered, 
 rows. The decisions are those of `sql_agent.source.source`, the playing is `sql_agent.lightning.transport`.
 
 With `trainer.max_lag` k, k more batches are open than verl has asked for. The first step draws their tasks from the
-training file; from then on a step opens the tasks that verl gives it, and takes the oldest groups that are open, which
-may be of other tasks. The last k steps open none, so a run plays as many groups as without.
+training file; from then on a step begins the tasks that verl gives it, and takes the oldest groups that are open, which
+may be of other tasks. The last k steps begin none, so a run plays as many groups as without.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class RolloutManager:
         backends = [f"http://{address}" for address in addresses]
         proxy_url = run.publish({"model": model, "backends": backends})
         estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
-        self._tasks = tasks = read_tasks(str(config.data.train_files))
+        self._tasks = read_tasks(str(config.data.train_files)) if cfg.rollout.redraws or cfg.trainer.max_lag else []
         self._resumed = read_open_groups(config.trainer.resume_from_path)
-        self._opened: int | None = None
-        """Batches whose groups have begun, since the run's very first step; None before this process's first step."""
+        self._waiting: list[GroupSlot] = []
+        """Slots that no step has begun yet."""
+        self._batches: int | None = None
+        """Batches of tasks so far, since the run's very first step; None before this process's first step."""
         self._handed_over = time.monotonic()
         run.open_groups = self.open_groups
         self.source = Source(
@@ -62,7 +64,7 @@ class RolloutManager:
             seed=cfg.seed,
             ending_s=cfg.agent.rollout_timeout_s + cfg.reward_wait_s,
             max_broken_fraction=cfg.max_broken_fraction,
-            tasks=tasks if cfg.rollout.redraws else [],
+            tasks=self._tasks if cfg.rollout.redraws else [],
             credit=partial(credit_groups, estimator=estimator),
             keep=run.save_trajectories,
             report=run.progress,
@@ -88,14 +90,13 @@ class RolloutManager:
         results = in_rows(groups, rows)
         batch = to_batch(results, self.run.pad_id)
         ready = time.time()
-        played = [rollout for group in groups for rollout in group]
-        last_end = max(rollout.ended_at for rollout in played) or ready
+        last_end = max(started, self.source.last_end)  # with a lag it may have been beside the last update
         metrics |= {"time/rollout_s": ready - started, "time/batch_ready_s": ready - last_end}
         if not validate:
             metrics |= clip_metrics(results, self.run.cfg.data.prompt_tokens, self.run.cfg.data.max_response_tokens)
             self._handed_over = time.monotonic()
         if not validate and self.run.cfg.trainer.max_lag:
-            metrics |= lag_metrics(played, step) | {
+            metrics |= lag_metrics(results, step) | {
                 "lag/open_groups": len(self.source.open),
                 "time/overlap_s": overlap_s,
             }
@@ -107,33 +108,41 @@ class RolloutManager:
         return batch
 
     def _begun(self, given: list[GroupSlot], step: int) -> list[GroupSlot]:
-        """The slots that begin in this step: those of a resumed run, and of as many batches as `max_lag` lets begin.
+        """The slots that begin in this step: as many as `max_lag` lets be open, and no more than the run still trains.
 
         Args:
             given: those of the tasks that verl gives the step.
         """
-        lag, opened, begun = self.run.cfg.trainer.max_lag, self._opened, list[GroupSlot]()
-        groups, members = len(given), len(given[0].draws[0])
-        if opened is None:
-            resumed = self._resumed or {"opened": step - 1, "slots": ()}
-            opened = int(resumed["opened"])
-            begun += [new_slot(members=members, lag=lag, **slot) for slot in resumed["slots"]]
-        while opened < min(step + lag, self.run.cfg.trainer.steps):
-            opened += 1
-            for slot in given:
-                slot.batch, slot.due = opened, max(opened, 1 + lag)
-            drawn = random.Random(f"{self.run.cfg.seed} batch {opened}").sample(self._tasks, groups)
-            begun += given or [new_slot(i, task, opened, members=members, lag=lag) for i, task in enumerate(drawn)]
-            given = []
-        self._opened = opened
+        cfg, groups, members = self.run.cfg, len(given), len(given[0].draws[0])
+        if self._batches is None:
+            resumed = self._resumed or {"batches": step - 1, "slots": ()}
+            self._batches = int(resumed["batches"])
+            self._waiting = [new_slot(members=members, **slot) for slot in resumed["slots"]]
+        left = groups * (cfg.trainer.steps - step + 1)
+        room = max(0, min(groups * (1 + cfg.trainer.max_lag), left) - len(self.source.open))
+        verls = [given]
+        while len(self._waiting) < room:
+            self._batches += 1
+            # only the first step of a run with a lag needs more than verl gives
+            self._waiting += verls.pop() if verls else self._drawn(self._batches, groups, members)
+            for slot in self._waiting[-groups:]:
+                slot.batch = self._batches
+        begun, self._waiting = self._waiting[:room], self._waiting[room:]
+        for slot in begun:
+            slot.due = step + cfg.trainer.max_lag
         return begun
+
+    def _drawn(self, batch: int, groups: int, members: int) -> list[GroupSlot]:
+        tasks = random.Random(f"{self.run.cfg.seed} batch {batch}").sample(self._tasks, groups)
+        return [new_slot(number, task, batch, members=members) for number, task in enumerate(tasks)]
 
     def open_groups(self) -> dict[str, Any] | None:
         """What a resumed run plays again, for the checkpoint; None without `trainer.max_lag`."""
-        if not self.run.cfg.trainer.max_lag:
-            return None
-        slots = [{"number": s.number, "task": s.draws[0][0].task, "batch": s.batch} for s in self.source.open]
-        return {"opened": self._opened, "slots": slots}
+        slots = [
+            {"number": slot.number, "task": slot.draws[0][0].task, "batch": slot.batch}
+            for slot in [*self.source.open, *self._waiting]
+        ]
+        return {"batches": self._batches, "slots": slots} if slots or self.run.cfg.trainer.max_lag else None
 
 
 def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
@@ -144,9 +153,9 @@ def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
     return rows
 
 
-def new_slot(number: int, task: Task, batch: int, *, members: int, lag: int) -> GroupSlot:
+def new_slot(number: int, task: Task, batch: int, *, members: int) -> GroupSlot:
     group = f"{batch}-{number}"
-    return GroupSlot(number, batch, max(batch, 1 + lag), draws=[[Rollout(group, task) for _ in range(members)]])
+    return GroupSlot(number, batch, draws=[[Rollout(group, task) for _ in range(members)]])
 
 
 def read_open_groups(checkpoint: str | None) -> dict[str, Any] | None:

@@ -133,13 +133,24 @@ def _wrap_chat_server(module: ModuleType) -> None:
                 engine_inputs[0]["prompt_token_ids"] = exact
         return conversation, engine_inputs
 
-    async def chat_completion_full_generator(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        response = await generate(self, request, *args, **kwargs)
-        response.system_fingerprint = str(
-            model_server.weights_version
-        )  # an error has fields of its own, and may have more
+    async def chat_completion_full_generator(
+        self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        aborted, weights = False, 0
+
+        async def watched() -> Any:
+            nonlocal aborted, weights
+            async for output in result_generator:
+                aborted, weights = output.outputs[0].finish_reason == "abort", model_server.weights_version
+                yield output
+
+        response = await generate(self, request, watched(), *args, **kwargs)
         choices = getattr(response, "choices", None)
-        if choices and choices[0].token_ids and response.prompt_token_ids:
+        if choices:
+            response.system_fingerprint = str(weights)
+        if choices and aborted:  # vLLM says tool_calls if what was sampled until then can be read as a call
+            choices[0].finish_reason = "abort"
+        elif choices and choices[0].token_ids and response.prompt_token_ids:
             for call in choices[0].message.tool_calls or []:
                 call.function.name = _utf8(call.function.name)
                 call.function.arguments = _utf8(call.function.arguments)
