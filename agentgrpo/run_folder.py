@@ -25,6 +25,7 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import failures_of_the_disk, written
 from agentgrpo.passwords import masked
+from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.signed import user_key
 
 logger = logging.getLogger(__name__)
@@ -86,9 +87,11 @@ def is_empty(run_dir: Path) -> bool:
     return set(os.listdir(run_dir)) <= {LOCK}
 
 
-def check_begun(run_dir: Path, *, resume: bool, begun: bool) -> None:
-    """Check that a new run writes over nothing, and that a run that is to go on has begun.
+def check_begun(run_dir: Path, *, kind: str, resume: bool, begun: bool) -> None:
+    """Check that a new run writes over nothing, and that a run that is to go on has begun, by the same command.
 
+    Args:
+        kind: the command, as `agentgrpo --help` names it.
     Raises:
         ValueError: it is not so, the folder cannot be written, or this user has no key to sign checkpoints with.
     """
@@ -99,6 +102,8 @@ def check_begun(run_dir: Path, *, resume: bool, begun: bool) -> None:
             f"{run_dir} holds no run to go on with; start it without --resume, in another folder if an earlier version "
             "began one here"
         )
+    if resume and (other := _start(run_dir).get("kind", kind)) != kind:
+        raise UsageError(f"{run_dir} holds a run of `{agentgrpo_command(other)}`; go on with it there, by that command")
     if not resume and run_dir.is_dir() and not is_empty(run_dir):
         raise UsageError(f"{run_dir} is not empty; go on with its run by --resume, or name another --run-dir")
 
@@ -122,10 +127,15 @@ def is_running(run_dir: Path) -> bool:
 
 def last_run_id(run_dir: Path) -> str | None:
     """None if no run wrote there, or its run.json is incomplete."""
+    return _start(run_dir).get("run_id")
+
+
+def _start(run_dir: Path) -> dict[str, Any]:
     try:
-        return parse_json((run_dir / START).read_text())["run_id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        start = parse_json((run_dir / START).read_text())
+    except (OSError, ValueError):
+        return {}
+    return start if isinstance(start, dict) else {}
 
 
 def start_of(kind: str, **facts: Any) -> dict[str, Any]:

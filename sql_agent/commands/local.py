@@ -70,25 +70,21 @@ def choose(cfg: LocalGrpoConfig, environment: "Environment") -> "Chosen":
 # What the local commands share ----------------------------------------------------------------------------------------
 
 
-def parser_of(
-    command: str, doc: str | None, config: type[Config], *, reward: str, hidden: Iterable[str] = ()
-) -> Parser:
+def parser_of(command: str, doc: str | None, config: type[Config], *, reward: str) -> Parser:
     """Flags for the settings.
 
     Args:
         reward: what an episode is worth by default, in words.
-        hidden: settings and groups that have no flag.
     """
     parser = Parser(prog=f"agentgrpo {command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_flags(parser, config, hidden=("reward", *hidden))
-    if "reward" not in hidden:
-        parser.add_argument(
-            "--reward",
-            action="append",
-            metavar="NAME[=WEIGHT]",
-            help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or "
-            f"judge; several are summed (default {reward})",
-        )
+    add_flags(parser, config, hidden=("reward",))
+    parser.add_argument(
+        "--reward",
+        action="append",
+        metavar="NAME[=WEIGHT]",
+        help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or "
+        f"judge; several are summed (default {reward})",
+    )
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
+from agentgrpo.checks import UsageError
 from sql_agent.local.packed_model import base_of, packed_states, packs, rows_of
 from sql_agent.shared_prefix import pack_rows
 
@@ -80,11 +81,11 @@ def output_layer(base: Any) -> torch.nn.Linear:
     """Return the plain output layer of a model.
 
     Raises:
-        ValueError: it carries an adapter, which the kernel would ignore.
+        UsageError: it carries an adapter, which the kernel would ignore.
     """
     head = base.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
-        raise ValueError(
+        raise UsageError(
             f"the output layer is a {type(head).__name__}, expected a plain Linear: adapters on it are not supported; "
             "leave lm_head out of target_modules and modules_to_save, and trainable_token_indices out where the output "
             "layer shares the embeddings' weights"

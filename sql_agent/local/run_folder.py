@@ -70,7 +70,7 @@ class RunFolder:
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
-        run_folder.check_begun(path, resume=resumed, begun=self._settings.is_file())
+        run_folder.check_begun(path, kind=kind, resume=resumed, begun=self._settings.is_file())
         if resumed:
             # an earlier version left out settings that it did not have, which are those of the default
             defaults = type(config).model_construct().model_dump(mode="json", warnings=False)

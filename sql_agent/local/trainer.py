@@ -177,7 +177,8 @@ class Trainer:
             why = last_line(record.error or lost.earned.error or "") or record.stop_reason
             raise UnjudgedError(
                 f"no episode of the last {MAX_UNJUDGED} {preset.unit} could be judged ({lost.lost}: {why}); correct "
-                f"that, then go on with {self.folder.resume_flag}"
+                f"that, then go on with {self.folder.resume_flag}, or in another folder if one of your own files is at "
+                "fault, since a run goes on with those that it began with"
             )
 
     def _slots(self, drawn: Sequence[tuple[str, Any]]) -> list[GroupSlot]:

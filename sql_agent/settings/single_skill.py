@@ -140,7 +140,7 @@ class ExperimentConfig(Settings):
     output_dir: Path = Path("outputs/rl_training")
     """The run's folder is <output_dir>/<model>/db_bench/<timestamp>."""
 
-    def trained(self, run_dir: Path | None = None) -> DbBenchTrainingConfig:
+    def trained(self) -> DbBenchTrainingConfig:
         """The same settings as those of every local trainer; the episodes of an update are one batch."""
         task, callback = self.task, self.training_callback
         of_rewards = {name: getattr(task, name) for name in RewardSettings.model_fields}
@@ -156,7 +156,7 @@ class ExperimentConfig(Settings):
             loss=SUM_OVER_TOKENS,
             eval_every=callback.evaluate_every,
             save_every=callback.save_every,
-            run_dir=run_dir or self.output_dir,
+            run_dir=self.output_dir,
             seed=self.seed,
         ).model_copy(update={"group_size": 1})
 

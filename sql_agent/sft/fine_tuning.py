@@ -161,7 +161,7 @@ def checkpoint_to_resume(output: Path, record: str, sealed: str, resume: bool, s
     if (output / record).is_file():
         raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
     earlier = sealed != record and any((output / CHECKPOINTS).glob(f"*/{record}"))  # a version with other checkpoints
-    check_begun(output, resume=resume, begun=(output / CHECKPOINTS).is_dir() and not earlier)
+    check_begun(output, kind=Path(record).stem, resume=resume, begun=(output / CHECKPOINTS).is_dir() and not earlier)
     if not resume:
         return None
     newest = newest_whole(output / CHECKPOINTS, say, run_dir=output, record=sealed)

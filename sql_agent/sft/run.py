@@ -100,11 +100,11 @@ def train(run: Run, say: Say = print) -> None:
         UsageError: a loss is not finite, or the disk fails.
     """
     cfg, start = run.cfg, run.start
-    with failures_of_the_disk(cfg.run_dir):
-        (cfg.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     tokens = choose_pass(cfg, start, max(len(one.ids) for one in run.encoded), say)
     policy = trained_policy(model, start, cfg, tokens)
+    with failures_of_the_disk(cfg.run_dir):
+        (cfg.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     epochs = partial(train_epochs, policy, run.encoded, cfg, run.record, start.checkpoint)
     steps = fit(policy.model, epochs, start, cfg.run_dir, RECORD, run.record, say, run.trained_on)
     say(f"trained {steps} steps on {len(run.encoded)} conversations of {cfg.data_name}")
@@ -218,6 +218,8 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
         rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)
         found.trained_on = trained_further(read_trained_on(cfg.model_path), rows)
         return found
+    if cfg.source == "environment" and cfg.train_file is None and cfg.env in ("dbbench", "gsm8k"):
+        raise UsageError(f"--env {cfg.env} without rows of your own is --dataset {cfg.env}; give that, or --train-file")
     if cfg.source == "environment" and cfg.train_file is None:
         raise UsageError(
             f"{cfg.data_name} needs --train-file, rows that hold references: `question` and `query` with --database, a "

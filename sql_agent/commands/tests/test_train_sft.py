@@ -102,6 +102,12 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, rows
     assert not (tmp_path / "out").exists()
 
 
+def test_an_environment_that_makes_its_own_tasks_is_a_dataset_where_there_are_no_rows(base, tmp_path, capsys):
+    flags = ["--model_path", str(base), "--output_dir", str(tmp_path / "out"), "--max_length", "256"]
+    assert main([*flags, "--env", "gsm8k"]) == 1
+    assert "--env gsm8k without rows of your own is --dataset gsm8k; give that" in capsys.readouterr().err
+
+
 def test_a_folder_that_a_run_is_writing_to_is_refused_before_anything_else_is_looked_at(rows, tmp_path, capsys):
     with claim(tmp_path / "out"):
         assert main(command(tmp_path / "gone", rows, tmp_path / "out")) == 1
@@ -114,6 +120,13 @@ def test_a_run_that_an_earlier_version_began_is_not_begun_anew_over_its_checkpoi
     (earlier / RECORD).touch()
     assert main(command(base, rows, tmp_path / "out", "--resume")) == 1
     assert "in another folder if an earlier version began one here" in capsys.readouterr().err
+
+
+def test_the_run_of_another_command_is_not_gone_on_with(base, rows, tmp_path, capsys):
+    (tmp_path / "out" / "checkpoints" / "step_4").mkdir(parents=True)
+    (tmp_path / "out" / "run.json").write_text('{"kind": "greedy-grpo", "run_id": "r"}')
+    assert main(command(base, rows, tmp_path / "out", "--resume")) == 1
+    assert "out holds a run of `.venv/bin/agentgrpo greedy-grpo`; go on with it there" in capsys.readouterr().err
 
 
 class Program:
