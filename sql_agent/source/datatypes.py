@@ -128,15 +128,15 @@ class GroupSlot:
     """One group's place in a batch, and the groups that were played for it."""
 
     number: int
+    replacements: list[Task] = field(default_factory=list)
+    """Tasks that may still be played instead, the next one first."""
+    draws: list[list[Rollout]] = field(default_factory=list)
+    """Groups that were played, the newest last; one of them is trained on."""
     batch: int | None = None
     """The batch that it began with, if batches begin before the step that trains them; its rollouts' seeds are drawn by
     it. None: the step's own."""
     due: int = 0
     """The last step that may train it."""
-    replacements: list[Task] = field(default_factory=list)
-    """Tasks that may still be played instead, the next one first."""
-    draws: list[list[Rollout]] = field(default_factory=list)
-    """Groups that were played, the newest last; one of them is trained on."""
 
     @property
     def has_ended(self) -> bool:

@@ -62,6 +62,7 @@ def main() -> None:
 
     from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
     from sql_agent.settings.load import load_config
+    from sql_agent.source import run_context
     from sql_agent.verl_side.config import Files, compose, to_verl
     from sql_agent.verl_side.weight_sync import QuietWeightSync
 
@@ -99,11 +100,13 @@ def main() -> None:
             "prompt": answer["prompt_token_ids"],
             "sampled": choice["token_ids"],
             "log_probs": [token["logprob"] for token in choice["logprobs"]["content"]],
+            "weights": answer["system_fingerprint"],
             "cached": (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         }
 
-    def sync(manager_class, folder, step):
+    def sync(manager_class, folder, step, lag=0):
         """Ends of the call in flight and of the sync: finish reason and tokens; error or None."""
+        run_context.enter(SimpleNamespace(cfg=SimpleNamespace(trainer=SimpleNamespace(max_lag=lag))))  # type: ignore
         send = lambda global_steps, mode: [trainer.update_weights.remote(folder, global_steps)]  # noqa: E731
         manager = manager_class(
             omega_conf_to_dataclass(verl.rollout.checkpoint_engine), SimpleNamespace(update_weights=send), [replica]
@@ -126,7 +129,11 @@ def main() -> None:
     results = {"old": seen(ask(PROMPT, 2)), "rows": [lengths(*row) for row in ROWS]}
     results["ours"] = sync(QuietWeightSync, new, 1)
     results["new"] = seen(ask(PROMPT, 2))
-    results["verl"] = sync(CheckpointEngineManager, old, 2)
+    results["lagged"] = sync(QuietWeightSync, old, 2, lag=1)
+    results["back"] = seen(ask(PROMPT, 2))
+    sync(QuietWeightSync, new, 3)
+    ask(PROMPT, 2)
+    results["verl"] = sync(CheckpointEngineManager, old, 4)
     results["after_verl"] = seen(ask(PROMPT, 2))
     print(json.dumps(results), flush=True)
     ray.shutdown()

@@ -84,7 +84,10 @@ class Chain:
         wait_for(f"http://{self.address}/health", self.server, 300)
         self.runner.start()
         run_context.enter(self.context)
-        config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=self.model)))
+        config = SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=self.model)),
+            trainer=SimpleNamespace(resume_from_path=None),
+        )
         balancer = SimpleNamespace(addresses=[self.address])
         self.manager = RolloutManager(config, SimpleNamespace(_load_balancer=balancer))
 

@@ -91,7 +91,7 @@ async def test_of_the_llm_proxy_it_reaches_no_route_of_litellm():
 
 async def test_of_a_rollout_it_reaches_calls_of_the_policy_and_neither_its_end_nor_its_conversation(monkeypatch):
     async def answer(self, request, servers):
-        return 200, {"id": "1", "choices": [{"message": {"content": "a secret"}, "finish_reason": "stop"}]}
+        return 200, {"id": "1", "choices": [{"message": {"content": "a secret"}, "finish_reason": "stop"}]}, 0
 
     monkeypatch.setattr(RolloutRoute, "_ask", answer)
     proxy, through = behind(Starlette())
@@ -118,7 +118,7 @@ async def test_a_rollout_has_a_number_of_calls_open_and_takes_no_other_rollouts_
     async def answer(self, request, servers):
         asked.append(request)
         await answered.wait()
-        return 200, {"id": "1", "choices": [{"message": {"content": "done"}, "finish_reason": "stop"}]}
+        return 200, {"id": "1", "choices": [{"message": {"content": "done"}, "finish_reason": "stop"}]}, 0
 
     monkeypatch.setattr(RolloutRoute, "_ask", answer)
     proxy, _ = behind(Starlette())

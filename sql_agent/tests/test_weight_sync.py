@@ -61,6 +61,15 @@ def test_after_a_sync_with_a_call_in_flight_nothing_of_the_old_weights_is_left(s
     assert error(other_policy_folder, synced["new"]) < 1e-3
 
 
+def test_with_a_lag_a_call_goes_on_until_the_new_weights_are_there_and_a_reply_names_its_weights(
+    synced, served_policy_folder
+):
+    assert (synced["lagged"]["late_end"], synced["lagged"]["error"]) == ("abort", None)
+    assert 0 < synced["lagged"]["late_tokens"] < 700
+    assert [synced[name]["weights"] for name in ("new", "back")] == ["1", "2"]
+    assert (synced["back"]["cached"], error(served_policy_folder, synced["back"]) < 1e-3) == (0, True)
+
+
 def test_a_call_in_flight_is_ended_and_later_ones_are_answered(synced):
     assert synced["ours"]["error"] is None
     assert synced["ours"]["late_tokens"] < 700

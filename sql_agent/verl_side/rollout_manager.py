@@ -155,7 +155,7 @@ def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
 
 def new_slot(number: int, task: Task, batch: int, *, members: int) -> GroupSlot:
     group = f"{batch}-{number}"
-    return GroupSlot(number, batch, draws=[[Rollout(group, task) for _ in range(members)]])
+    return GroupSlot(number, batch=batch, draws=[[Rollout(group, task) for _ in range(members)]])
 
 
 def read_open_groups(checkpoint: str | None) -> dict[str, Any] | None:

@@ -119,6 +119,8 @@ for kind in ("full", "lora"):
     actor = checkpoint / "actor"
     (actor / "huggingface").mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{number}.pt")
+    for other in ("optim", "extra_state"):
+        torch.save({}, actor / f"{other}_world_size_2_rank_{number}.pt")
     if number == "0":
         torch.save(logits, checkpoint / "logits.pt")
         whole.config.save_pretrained(actor / "huggingface")

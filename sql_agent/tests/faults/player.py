@@ -64,7 +64,10 @@ class Player(agl.Algorithm):
 
         self.context = Context(self.cfg, "faults", str(self.cfg.store.address), 0, self._start_proxy)
         run_context.enter(self.context)
-        config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=MODEL)))
+        config = SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=MODEL)),
+            trainer=SimpleNamespace(resume_from_path=None),
+        )
         servers = SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[self.model_url.removeprefix("http://")]))
         return RolloutManager(config, servers)
 
