@@ -46,6 +46,29 @@ def draw_replacement(slot: GroupSlot) -> None:
     slot.draws.append([Rollout(result.group, task, draw=len(slot.draws)) for result in newest])
 
 
+def slots_to_take(pool: Sequence[GroupSlot], groups: int, step: int) -> list[GroupSlot]:
+    """The slots that a train step takes, those that have not ended included, for which it waits.
+
+    Every later step takes as many, so a step takes what is due, and as many of what is due soon as the steps until then
+    could not take any more. The others are those that have ended, the oldest first.
+
+    Args:
+        pool: what is open, the oldest first.
+    Returns:
+        At most `groups` slots, the oldest first.
+    """
+    by_end = sorted(pool, key=lambda slot: not slot.has_ended)
+    taken = set[GroupSlot]()
+    for due in sorted({slot.due for slot in pool}):
+        until = [slot for slot in by_end if slot.due <= due]
+        lacking = len(until) - groups * max(due - step, 0) - len(taken)
+        taken.update([slot for slot in until if slot not in taken][: max(lacking, 0)])
+        if len(taken) >= groups:
+            break
+    taken.update([slot for slot in by_end if slot not in taken][: max(groups - len(taken), 0)])
+    return [slot for slot in pool if slot in taken][:groups]
+
+
 def choose_group(slot: GroupSlot, estimator: Credit) -> list[Rollout]:
     """The group that is trained on: one that teaches, if any does, else the one with the fewest lost rollouts.
 

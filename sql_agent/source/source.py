@@ -26,6 +26,7 @@ from sql_agent.source.dynamic_sampling import (
     draw_replacement,
     needs_redraw,
     replacement_tasks,
+    slots_to_take,
 )
 from sql_agent.source.metrics import batch_metrics, score_metrics, skill_metrics
 from sql_agent.source.stops import MAIN_JOB, PrefixStop, check_lost, check_scorer_down
@@ -97,8 +98,7 @@ class Source:
         Args:
             slots: those that begin now; slots that are open already go on.
             validate: every rollout has a temperature of its own, and no open slot is taken.
-            groups: how many slots the step takes: those that are due, then the oldest that have ended. None: as many as
-                begin now.
+            groups: how many slots the step takes (`slots_to_take`). None: as many as begin now.
         Returns:
             For each slot that is taken, the oldest first, the group that is trained on, credited unless its rollouts
             are only measured; and metrics.
@@ -145,12 +145,9 @@ class Source:
         await self._transport.enqueue(begun, step=step, validate=validate)
         report = _ProgressReport(self._report, step=step, validate=validate)
         deadline = time.monotonic() + self._rollout.step_timeout_s
-        due = [slot for slot in pool if slot.due <= step]
         while True:
             await self._poll([*self.open, *begun], step, redraw_until=deadline - self._ending_s)
-            ended = [slot for slot in pool if slot not in due and slot.has_ended]
-            others = [slot for slot in pool if slot not in due and not slot.has_ended]
-            taken = [*due, *ended, *others][:groups]
+            taken = slots_to_take(pool, groups, step)
             report.send(rollouts_of(taken))
             if all(slot.has_ended for slot in taken) or time.monotonic() >= deadline:
                 break
@@ -158,7 +155,7 @@ class Source:
         await self._transport.end(taken)
         report.send(rollouts_of(taken))
         check_scorer_down(rollouts_of(taken), self._reward_model, self._names)
-        return [slot for slot in pool if slot in taken]
+        return taken
 
     async def _poll(self, slots: Sequence[GroupSlot], step: int, *, redraw_until: float = math.inf) -> None:
         """Settle what has ended, and begin replacements; one that begins later than that might not end in time."""

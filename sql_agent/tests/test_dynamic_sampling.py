@@ -1,16 +1,19 @@
 """`sql_agent.source.dynamic_sampling`: which group is redrawn, to what, and which seed a rollout has."""
 
+from random import Random
+
 import pytest
 
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.credit.reinforce import RewardToGo
 from sql_agent.datatypes import ScorerResult
-from sql_agent.source.datatypes import GroupSlot
+from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import (
     choose_group,
     needs_redraw,
     replacement_tasks,
     rollout_seed,
+    slots_to_take,
     spreadless,
 )
 from sql_agent.tests.records import make_outcome, make_result
@@ -133,3 +136,40 @@ def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, cho
     slot = GroupSlot(0, draws=groups)
     assert choose_group(slot, GroupRelative()) is groups[chosen]
     assert [{r.filtered for r in group} for group in groups] == [{cause} for cause in causes]
+
+
+def slot_of(number, *, due, ended=True):
+    return GroupSlot(number, draws=[[Rollout(str(number), {"id": number}, settled=ended)]], due=due)
+
+
+def numbers(slots):
+    return [slot.number for slot in slots]
+
+
+def test_a_step_takes_what_is_due_and_then_the_oldest_that_has_ended():
+    pool = [slot_of(0, due=5, ended=False), slot_of(1, due=6, ended=False), slot_of(2, due=6), slot_of(3, due=7)]
+    assert numbers(slots_to_take(pool, 2, step=5)) == [0, 2]  # and waits for the first
+    assert numbers(slots_to_take(pool, 2, step=4)) == [2, 3]
+
+
+def test_a_step_takes_what_the_steps_until_it_is_due_could_not_take_any_more():
+    """Of four that are due at step 5, steps 4 and 5 take two each, although two younger ones have ended."""
+    pool = [*(slot_of(number, due=5, ended=False) for number in range(4)), slot_of(4, due=6), slot_of(5, due=6)]
+    assert numbers(slots_to_take(pool, 2, step=4)) == [0, 1]
+    pool[2].draws[0][0].settled = True
+    assert numbers(slots_to_take(pool, 2, step=4)) == [0, 2]
+    assert numbers(slots_to_take(pool[1:], 2, step=4)) == [2, 4]  # of three, one may wait
+
+
+def test_no_row_gets_older_than_its_slot_is_due_however_long_its_rollouts_take():
+    """A run of twenty steps of four groups with a lag of three, in which any group may end at any time."""
+    random, pool, ages, lag = Random(0), list[GroupSlot](), [], 3
+    for step in range(1, 21):
+        room = min((1 + lag) * 4, 4 * (21 - step)) - len(pool)
+        pool += [slot_of(step, due=step + lag, ended=False) for _ in range(room)]
+        for slot in pool:
+            slot.draws[0][0].settled |= random.random() < 0.2
+        taken = slots_to_take(pool, 4, step)
+        ages += [step - slot.number for slot in taken]
+        pool = [slot for slot in pool if slot not in taken]
+    assert (len(ages), max(ages), pool) == (80, 3, [])
