@@ -17,7 +17,7 @@ test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras
 	.venv/bin/pytest -n 2 --no-loadscope-reorder -rs
 
-check: setup  ## lint, layers, types and the quick tests (about 9 minutes)
+check: setup  ## lint, layers, types and the quick tests (about 4 minutes)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
