@@ -6,12 +6,12 @@ A batch has all chosen sides first, then all rejected ones, as TRL's collators m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from agentgrpo.micro_batches import micro_batches, recomputed, return_freed_memory
-from agentgrpo.training_run import check_finite
+from agentgrpo.training_run import TrainerLog, check_finite
 
 
 def weighted_mean(values: Sequence[float], shares: Sequence[float]) -> float:
@@ -41,7 +41,7 @@ class PairMicroBatches:
     """The current micro-batch's share of the pairs; the loss of the batch is the mean over its pairs."""
 
     def most_tokens(self) -> int:
-        """Of a pass, padding included."""
+        """The most tokens of one forward and backward pass, padding included."""
         raise NotImplementedError
 
     def remedy(self) -> str:
@@ -110,3 +110,25 @@ def rename(logs: Mapping[str, float], names: Mapping[str, str]) -> dict[str, flo
 def metrics_line(metrics: Mapping[str, float], forms: Sequence[tuple[str, str]]) -> str:
     """A number that was not measured is left out."""
     return "  ".join(form.format(metrics[name]) for name, form in forms if name in metrics)
+
+
+class PairLog(TrainerLog):
+    """The log of a trainer on pairs, without the summary that the trainer writes at its end.
+
+    A subclass sets `kind`, `record_name` and these three.
+    """
+
+    loss: ClassVar[str]
+    """Our name of the loss, which each row of metrics has, held out or not."""
+    names: ClassVar[Mapping[str, str]]
+    """Our names of metrics by the trainer's; see `rename`."""
+    line: ClassVar[Sequence[tuple[str, str]]]
+    """What is printed of a row; see `metrics_line`."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics = rename(kwargs["logs"], self.names)
+        if not state.is_world_process_zero or not any(key.endswith(self.loss) for key in metrics):
+            return
+        if self.loss in metrics:
+            metrics["time/step_s"] = self.seconds_per_step(state.global_step)
+        self.log(state.global_step, metrics, metrics_line(metrics, self.line))

@@ -26,10 +26,10 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.outputs import OutputError, failures_of_the_disk
-from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
+from agentgrpo.pair_training import PairLog, PairMicroBatches
 from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import claim
-from agentgrpo.training_run import TrainerLog, check_same_run, publish, remove_torn, versions, write_record
+from agentgrpo.training_run import check_same_run, publish, remove_torn, versions, write_record
 from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
 from reward_model.data.preferences import PreferenceFileError, read_preferences
@@ -216,16 +216,9 @@ LINE = (
 )
 
 
-class RewardRunLog(TrainerLog):
+class RewardRunLog(PairLog):
     kind, record_name = "reward train", RECORD
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        metrics = rename(kwargs["logs"], RENAMED)
-        if not state.is_world_process_zero or not any(key.endswith("pair/loss") for key in metrics):
-            return
-        if "pair/loss" in metrics:
-            metrics["time/step_s"] = self.seconds_per_step(state.global_step)
-        self.log(state.global_step, metrics, metrics_line(metrics, LINE))
+    loss, names, line = "pair/loss", RENAMED, LINE
 
 
 # The result and checkpoints -------------------------------------------------------------------------------------------

@@ -18,11 +18,10 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from agentgrpo.micro_batches import micro_batch_tokens
-from agentgrpo.pair_training import PairMicroBatches, metrics_line, rename
-from agentgrpo.training_run import TrainerLog
+from agentgrpo.pair_training import PairLog, PairMicroBatches
 from sql_agent.dpo.pairs import EncodedPair
 from sql_agent.settings.tuning import DpoConfig
-from sql_agent.sft.fine_tuning import Lora, training_arguments
+from sql_agent.sft.fine_tuning import CHECKPOINTS, KEPT, Lora, in_bfloat16
 
 RECORD = "dpo.json"
 """The record of a run, in its output and in each checkpoint. It is written last; if it exists, the rest is whole."""
@@ -49,6 +48,31 @@ class PairDpoTrainer(PairMicroBatches, DPOTrainer):
             f"lower --learning-rate (now {self.args.learning_rate:g}) in a new --run-dir; if this happens at step "
             "1, the weights of --model hold NaN"
         )
+
+
+def training_arguments(cfg: DpoConfig, model: Any) -> dict[str, Any]:
+    """Those of transformers' trainer that the settings and the device decide."""
+    on_gpu = model.device.type == "cuda"
+    return {
+        "output_dir": str(cfg.run_dir / CHECKPOINTS),
+        "num_train_epochs": cfg.num_epochs,
+        "per_device_train_batch_size": cfg.batch_size,
+        "gradient_accumulation_steps": cfg.gradient_accumulation_steps,
+        "learning_rate": cfg.learning_rate,
+        "seed": cfg.seed,
+        "save_strategy": "steps",
+        "save_steps": cfg.save_every,
+        "save_total_limit": KEPT,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "max_length": None,  # what is too long was left out; TRL would cut it
+        "use_cpu": not on_gpu,
+        "bf16": in_bfloat16(cfg, model),
+        "gradient_checkpointing": on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        "disable_tqdm": True,
+        "report_to": ["none"],
+    }
 
 
 def make_trainer(
@@ -156,15 +180,6 @@ LINE = (
 )
 
 
-class DpoLog(TrainerLog):
-    """Writes the run's log with the metrics of pairs, without the trainer's summary at the end."""
-
+class DpoLog(PairLog):
     kind, record_name = "dpo", RECORD
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        metrics = rename(kwargs["logs"], RENAMED)
-        if not any(key.endswith("dpo/loss") for key in metrics):
-            return
-        if "dpo/loss" in metrics:
-            metrics["time/step_s"] = self.seconds_per_step(state.global_step)
-        self.log(state.global_step, metrics, metrics_line(metrics, LINE))
+    loss, names, line = "dpo/loss", RENAMED, LINE

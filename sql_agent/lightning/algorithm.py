@@ -174,7 +174,7 @@ async def first_of(*works: Coroutine[Any, Any, None]) -> None:
 
 
 def store_address(store: Any) -> str:
-    """Of an external store, or of the one that this run serves."""
+    """The base address of the store, which is external or served by this run."""
     address = getattr(store, "server_address_root", None) or getattr(store, "endpoint", None)
     if address is None:
         raise TrainingFailedError(f"{type(store).__name__} has no address that other processes could reach")

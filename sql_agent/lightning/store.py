@@ -151,7 +151,7 @@ class PatientStore(StoreClient):
         await self.update_attempt(attempt.rollout_id, attempt.attempt_id, metadata=metadata)
 
     async def read_comparison(self, rollout_id: str) -> dict[str, Any] | None:
-        """Of the newest attempt; None if nothing was kept."""
+        """What was kept of the newest attempt; None if nothing was."""
         attempt = await self.get_latest_attempt(rollout_id)
         text = (attempt.metadata or {}).get(_COMPARISON) if attempt else None
         return json.loads(text) if text else None

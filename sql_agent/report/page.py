@@ -48,7 +48,7 @@ def render(run: Run) -> str:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Fill placeholders of a template of this folder, those of the style and the script by files."""
+    """Fill the placeholders of a template in this folder; files of this folder fill those of style and script."""
     texts = {**parts, "STYLE": _read("style.css"), "QUESTIONS_SCRIPT": _read("questions.js")}
     head, *pieces = _read(template).split("{{")  # one pass: a placeholder inside an inserted text is not replaced
     for piece in pieces:

@@ -283,7 +283,8 @@ class LocalConfig(SamplingConfig, RewardSettings):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        raise NotImplementedError  # each command knows its own
+        """The environment that is played; the settings of each command name their own."""
+        raise NotImplementedError
 
     @property
     def limits(self) -> AgentConfig:

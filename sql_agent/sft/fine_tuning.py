@@ -244,31 +244,6 @@ def in_bfloat16(cfg: FineTuningConfig, model: Any) -> bool:
     return torch.cuda.is_bf16_supported() if on_gpu else uses_bfloat16(cfg.precision, model.num_parameters())
 
 
-def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
-    """Those of transformers' trainer that the settings and the device decide."""
-    on_gpu = model.device.type == "cuda"
-    return {
-        "output_dir": str(cfg.run_dir / CHECKPOINTS),
-        "num_train_epochs": cfg.num_epochs,
-        "per_device_train_batch_size": cfg.batch_size,
-        "gradient_accumulation_steps": cfg.gradient_accumulation_steps,
-        "learning_rate": cfg.learning_rate,
-        "seed": cfg.seed,
-        "save_strategy": "steps",
-        "save_steps": cfg.save_every,
-        "save_total_limit": KEPT,
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,
-        "max_length": None,  # what is too long was left out; TRL would cut it
-        "use_cpu": not on_gpu,
-        "bf16": in_bfloat16(cfg, model),
-        "gradient_checkpointing": on_gpu,
-        "dataloader_pin_memory": on_gpu,
-        "disable_tqdm": True,
-        "report_to": ["none"],
-    }
-
-
 def fit(
     model: Any,
     train: Callable[[], int],

@@ -153,7 +153,7 @@ def test_a_step_takes_what_is_due_and_then_the_oldest_that_has_ended():
 
 
 def test_a_step_takes_what_the_steps_until_it_is_due_could_not_take_any_more():
-    """Of four that are due at step 5, steps 4 and 5 take two each, although two younger ones have ended."""
+    """Four are due at step 5, so steps 4 and 5 take two each of them, although two younger ones have ended."""
     pool = [*(slot_of(number, due=5, ended=False) for number in range(4)), slot_of(4, due=6), slot_of(5, due=6)]
     assert numbers(slots_to_take(pool, 2, step=4)) == [0, 1]
     pool[2].draws[0][0].settled = True

@@ -120,11 +120,11 @@ class RolloutManager:
             self._waiting = [new_slot(members=members, **slot) for slot in resumed["slots"]]
         left = groups * max(cfg.trainer.steps - step + 1, 1)
         room = max(0, min(groups * (1 + cfg.trainer.max_lag), left) - len(self.source.open))
-        verls = [given]
+        from_verl = [given]
         while len(self._waiting) < room:
             self._batches += 1
             # only the first step of a run with a lag needs more than verl gives
-            self._waiting += verls.pop() if verls else self._drawn(self._batches, groups, members)
+            self._waiting += from_verl.pop() if from_verl else self._drawn(self._batches, groups, members)
             for slot in self._waiting[-groups:]:
                 slot.batch = self._batches
         begun, self._waiting = self._waiting[:room], self._waiting[room:]
