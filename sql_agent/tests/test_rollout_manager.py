@@ -79,7 +79,10 @@ def play(store_url, tmp_path):
                 for prompts.meta_info["global_steps"] in range(1, steps):
                     manager.generate_sequences(prompts)
                 prompts.meta_info["global_steps"] = steps
-                return manager.generate_sequences(prompts), dict(context.step_metrics) | {"open": context.open_groups()}
+                return manager.generate_sequences(prompts), dict(context.step_metrics) | {
+                    "open": context.open_groups(),
+                    "due": [slot.due for slot in manager.source.open],
+                }
             finally:
                 stop.set()
                 if runner:
@@ -352,6 +355,7 @@ def test_with_a_lag_one_batch_more_is_open_and_the_last_step_opens_none(play):
     _, first = play(KNOWN, *settings)
     assert (first["lag/open_groups"], first["open"]["batches"]) == (2.0, 2)
     assert [slot["batch"] for slot in first["open"]["slots"]] == [2, 2]
+    assert first["due"] == [2, 2]  # step 2 is the last that may train what step 1 began
     _, last = play(KNOWN, *settings, steps=2)
     assert (last["lag/open_groups"], last["open"]) == (0.0, {"batches": 2, "slots": []})
 
