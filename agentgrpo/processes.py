@@ -5,7 +5,8 @@ is in a folder with the id in its name. At the end all processes with the id get
 are removed. The command itself does this, or a guard process if the command was killed, or `agentgrpo clean` if both
 were killed. Nothing without the id is touched.
 
-`python -m agentgrpo.processes RUN_ID PID` starts the guard of the run whose command has this PID.
+`python -m agentgrpo.processes RUN_ID PID [detached]` starts the guard of the run whose command has this PID; `detached`
+makes it nobody's child.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -67,17 +69,23 @@ def run_folder(run_id: str) -> Path:
     return PLACES[0] / f"agentgrpo-{run_id}"
 
 
+def hold_folder(run_id: str) -> int:
+    """Make the run's folder for temporary files on this machine and return a lock that this very process holds."""
+    newborn = PLACES[0] / f".agentgrpo-{run_id}"
+    newborn.mkdir(mode=0o700)
+    # unlike flock, such a lock is not inherited: it is released when this very process ends
+    lock = os.open(newborn / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    newborn.rename(run_folder(run_id))  # the folder is locked before it gets its final name
+    return lock
+
+
 @contextmanager
 def own_run() -> Iterator[tuple[str, Path]]:
     """Begin a run: yield its id, which all its processes inherit, and a folder for temporary files. At the end, end all
     of its processes and remove the folder."""
     run_id = uuid.uuid4().hex[:12]
-    folder, newborn = run_folder(run_id), PLACES[0] / f".agentgrpo-{run_id}"
-    newborn.mkdir(mode=0o700)
-    # unlike flock, such a lock is not inherited: it is released when this very process ends
-    lock = os.open(newborn / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
-    fcntl.lockf(lock, fcntl.LOCK_EX)
-    newborn.rename(folder)  # the folder is locked before it gets its final name
+    folder, lock = run_folder(run_id), hold_folder(run_id)
     command = [sys.executable, "-m", "agentgrpo.processes", run_id, str(os.getpid())]
     root = Path(__file__).resolve().parents[1]
     nothing = subprocess.DEVNULL  # a reader of the command's output need not wait for the guard
@@ -240,16 +248,21 @@ def _alive(folder: Path) -> bool:
 
 
 def guard(run_id: str, command: int) -> None:
-    """Wait for SIGTERM, which the command sends after its clean-up and the kernel sends when the command has died; then
-    end and remove what is left."""
+    """Wait for SIGTERM, which the command sends after its clean-up, or for the command's end; then end and remove what
+    is left."""
+    told, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    end_with_parent(parent=command)
-    signal.sigwait({signal.SIGTERM})
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the pipe becomes readable
+    with suppress(ProcessLookupError):  # it has ended already
+        select.select([told, os.pidfd_open(command)], [], [])
     wait_until_gone(run_id, LINGER_S, forks=True)
     end_run(run_id, forks=True)
     remove_folders(run_id)
 
 
 if __name__ == "__main__":
+    if sys.argv[3:] == ["detached"] and os.fork():
+        os._exit(0)
     guard(sys.argv[1], int(sys.argv[2]))

@@ -31,6 +31,8 @@ from agentgrpo.passwords import masked, revealed
 from agentgrpo.run_folder import claim
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
+from sql_agent.cluster.network import LOOPBACK, Network
+from sql_agent.cluster.preflight import look
 from sql_agent.environments.base import Taskset, make_taskset
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.names import TINY_POLICY
@@ -46,6 +48,7 @@ from sql_agent.startup.preflight import (
     require_model,
     use_cpu,
     with_model_here,
+    with_ray,
     with_store,
 )
 from sql_agent.startup.resume import go_on_from
@@ -58,7 +61,9 @@ STOPPED = {
 }
 
 
-def run(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+def run(
+    cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, network: Network, *, cpu: bool, debug: bool
+) -> None:
     """Check everything that is cheap to check, then train."""
     if checkpoint is not None and step_of(checkpoint) >= cfg.trainer.steps:
         print(
@@ -81,7 +86,7 @@ def run(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu:
     check_disk(cfg, weights)
     optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg.optim, cfg.lora, model)})
     cfg = cfg.model_copy(update={"model": model, "optim": optim})
-    train(cfg, environment, checkpoint, cpu=cpu, debug=debug)
+    train(cfg, environment, checkpoint, network, cpu=cpu, debug=debug)
 
 
 def servers_of(cfg: TrainConfig) -> dict[str, Any]:
@@ -98,14 +103,15 @@ def main(argv: list[str] | None = None) -> int:
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
-        cfg = with_store(cfg)
+        cfg = with_ray(with_store(cfg))
         # made before reward functions, so that a user's file that imports agent-lightning gets it without LiteLLM
         environment = make_taskset(cfg.environment)
         require(rewards=cfg, environment=environment)
         if trains:  # a runner gets its tasks from the store
             check_own_tasks(cfg, environment)
-        cpu = use_cpu(cfg.engine, cfg.cluster)
         grpo = cfg.algorithm == "grpo"
+        network = look(cfg) if trains and grpo and not args.dry_run else LOOPBACK
+        cpu = use_cpu(cfg.engine, cfg.cluster)
         if args.dry_run and not grpo:
             selection, split, held_out = choose_tasks(cfg, environment)
             plan = "\n".join(describe_search(cfg, len(selection), split, held_out))
@@ -123,7 +129,8 @@ def main(argv: list[str] | None = None) -> int:
         if trains:  # runners need neither verl nor vLLM
             require(run_dir=cfg.run_dir, **({"on_cpu": cpu} if grpo else {}))
         with claim(cfg.run_dir) if trains else nullcontext():
-            run(cfg, environment, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
+            checkpoint = go_on_from(cfg, cpu=cpu) if trains and grpo else None
+            run(cfg, environment, checkpoint, network, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for words in describe_faults(error, TrainConfig):
             print(masked(f"config: {words}"), file=sys.stderr)

@@ -27,6 +27,7 @@ import aiohttp
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checkout import HOME
 from agentgrpo.processes import tell
+from sql_agent.cluster.network import TOKEN_MODE, Network
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.settings.train import TrainConfig
@@ -71,7 +72,7 @@ class VerlGrpo(agl.Algorithm):
         if self.cfg.llm_proxy:
             context = self.cfg.data.prompt_tokens + self.cfg.data.max_response_tokens
             arguments = ["--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s)]
-            arguments += ["--context-tokens", str(context)]
+            arguments += ["--context-tokens", str(context), "--host", self.order["network"]["host"]]
             proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
             tell(self.driver, self.order | {"store_url": store_url})
@@ -185,10 +186,13 @@ def log_file(cfg: TrainConfig, name: str) -> Path:
     return cfg.run_dir / "logs" / f"{name}.log"
 
 
-def start_driver(cfg: TrainConfig, environment: dict[str, str]) -> subprocess.Popen[str]:
+def start_driver(cfg: TrainConfig, environment: dict[str, str], network: Network) -> subprocess.Popen[str]:
     """Start verl's process; its imports take 13 s (measured) before it needs its order."""
-    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # otherwise Ray writes one to the home folder
-    return spawn("sql_agent.verl_side.driver", log=log_file(cfg, "driver"), environment=environment | token)
+    if network.is_loopback:
+        environment = environment | {
+            "RAY_AUTH_TOKEN": secrets.token_hex(32)
+        }  # otherwise Ray writes one to the home folder
+    return spawn("sql_agent.verl_side.driver", log=log_file(cfg, "driver"), environment=environment | TOKEN_MODE)
 
 
 def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:

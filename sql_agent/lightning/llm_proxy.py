@@ -72,7 +72,7 @@ def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[di
     ]
 
 
-async def serve(store_url: str, port: int, timeout_s: float, context_tokens: int, events: Events) -> None:
+async def serve(store_url: str, host: str, port: int, timeout_s: float, context_tokens: int, events: Events) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     line = await stdin.readline()
@@ -90,9 +90,9 @@ async def serve(store_url: str, port: int, timeout_s: float, context_tokens: int
         model_list=model_list(order["model"], servers, timeout_s),  # type: ignore[arg-type]
         litellm_config={"litellm_settings": {"num_retries": 0, "telemetry": False}},
         launcher_args=PythonServerLauncherArgs(
-            host="127.0.0.1",
-            access_host="127.0.0.1",
-            port=port or free_port(),
+            host=host,
+            access_host=host,
+            port=port or free_port(host),
             launch_mode="thread",
             healthcheck_url="/health/liveliness",
         ),
@@ -102,7 +102,7 @@ async def serve(store_url: str, port: int, timeout_s: float, context_tokens: int
     await proxy.start()
     gc.collect()
     gc.freeze()  # later collections skip LiteLLM's 860,000 objects, which took 0.6 s without answers (measured)
-    events.emit({"url": f"http://127.0.0.1:{proxy.server_launcher_args.port}"})
+    events.emit({"url": f"http://{host}:{proxy.server_launcher_args.port}"})
     await stdin.read()  # returns when the parent process is gone
     await proxy.stop()
 
@@ -111,11 +111,12 @@ def main() -> None:
     events = Events()
     parser = Parser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", required=True, help="address of the agent-lightning store")
-    parser.add_argument("--port", type=port_number, default=0, help="port on loopback; 0 picks a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default loopback)")
+    parser.add_argument("--port", type=port_number, default=0, help="port; 0 picks a free one")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="longest model call")
     parser.add_argument("--context-tokens", type=int, default=UNKNOWN_CONTEXT, help="context length of the policy")
     args = parser.parse_args()
-    asyncio.run(serve(args.store, args.port, args.timeout_s, args.context_tokens, events))
+    asyncio.run(serve(args.store, args.host, args.port, args.timeout_s, args.context_tokens, events))
 
 
 if __name__ == "__main__":

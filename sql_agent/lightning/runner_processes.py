@@ -38,14 +38,18 @@ class LastingRunners(agl.ClientServerExecutionStrategy):
 
     Args:
         logs: folder of `runner-N.log`, which has the N-th runner's output.
+        elsewhere: whether the runners are on the nodes of a Ray cluster (`runner_actors`); this process starts none.
         options: upstream's.
     """
 
-    def __init__(self, *, logs: Path, **options: Any) -> None:
+    def __init__(self, *, logs: Path, elsewhere: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self._logs = logs
+        self._logs, self._elsewhere = logs, elsewhere
 
     def _spawn_runners(self, runner: Any, store: Any, stop_evt: Any, *, ctx: Any) -> list[Any]:
+        if self._elsewhere:
+            return []
+
         def play(number: int) -> None:
             asyncio.run(_until_told(self._execute_runner(runner, number, store, NeverSet())))
 

@@ -162,6 +162,16 @@ class LoraConfig(Settings):
 
 
 class ClusterConfig(Settings):
+    ray_address: Annotated[str | None, FlagName("ray-address")] = None
+    """The Ray cluster to join, HOST:PORT or `auto` (doc/cluster.md). It has to ask for a token (RAY_AUTH_MODE=token).
+    None: RAY_ADDRESS of the environment, and without it a Ray of the run's own on loopback."""
+    nodes: Annotated[int, VerlKey("trainer.nnodes")] = Field(default=1, ge=1)
+    """Nodes of the cluster that train, each with `engine.n_gpus` GPUs, or `workers_per_node` workers on a CPU. They
+    share the run's folder."""
+    interface: str | None = None
+    """Network interface of Gloo and NCCL, of the same name on every node. None: the one that Ray uses."""
+    runner_cpus: float = Field(default=1.0, ge=0)
+    """CPUs that each runner asks of the cluster; runners are spread over all nodes."""
     workers_per_node: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
     """Training workers (FSDP2 ranks) on a CPU, each with a model server beside it; on GPUs `engine.n_gpus`. They share
     the rows of an update evenly, and the cores."""

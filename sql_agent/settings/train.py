@@ -111,9 +111,12 @@ class TrainConfig(Settings):
         longest = self.data.prompt_tokens + self.data.max_response_tokens
         return max(self.optim.micro_batch_tokens or (4096 if cpu else 16384), longest)
 
+    def workers_per_node(self, *, cpu: bool) -> int:
+        return self.cluster.workers_per_node if cpu else self.engine.n_gpus
+
     def workers(self, *, cpu: bool) -> int:
         """Training workers of the run, FSDP's world size."""
-        return self.cluster.workers_per_node if cpu else self.engine.n_gpus
+        return self.cluster.nodes * self.workers_per_node(cpu=cpu)
 
     @property
     def environment(self) -> EnvironmentSettings:
@@ -300,12 +303,14 @@ class TrainConfig(Settings):
                 "server uses that many"
             )
         tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
+        nodes = self.cluster.nodes
         workers = {"engine.n_gpus": n_gpus, "cluster.workers_per_node": self.cluster.workers_per_node}
-        for setting, count in workers.items():
+        for setting, per_node in workers.items():
+            count = nodes * per_node
             if tasks * group % count:  # verl workers/engine_workers.py, `train_mini_batch`
                 name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
                 raise ValueError(
-                    f"{setting} ({count}) has to divide {name} ({tasks}) times rollout.group_size ({group}), "
+                    f"{setting} ({per_node}){f' on each of {nodes} nodes' * (nodes > 1)} has to divide {name} ({tasks}) times rollout.group_size ({group}), "
                     f"{tasks * group} rows: every worker trains on an equal share"
                 )
         return self

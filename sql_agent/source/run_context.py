@@ -43,6 +43,9 @@ class RunContext:
     """The groups that no step has taken yet, which a resumed run plays again; set by the rollout manager. None: a run
     without `trainer.max_lag` has none between two steps."""
 
+    kept: list[Any] = field(default_factory=list)
+    """Handles of Ray actors that live as long as the run."""
+
     @property
     def run_dir(self) -> Path:
         return self.cfg.run_dir

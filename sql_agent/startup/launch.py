@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from agentgrpo.run_folder import begin, start_of
+from sql_agent.cluster.network import Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import protocol_of
@@ -22,7 +24,9 @@ from sql_agent.verl_side.checkpoints import point_verl_at
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
-def train(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+def train(
+    cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, network: Network, *, cpu: bool, debug: bool
+) -> None:
     """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command.
 
     Args:
@@ -35,20 +39,27 @@ def train(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cp
     with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None
         if role != "runner":
-            algorithm = make_algorithm(cfg, environment, checkpoint, run_id, folder / "ray", cpu=cpu)
-        fit(cfg, algorithm, SqlLitAgent(cfg), debug=debug)
+            algorithm = make_algorithm(cfg, environment, checkpoint, run_id, folder / "ray", network, cpu=cpu)
+        fit(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
 def make_algorithm(
-    cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool
+    cfg: TrainConfig,
+    environment: Taskset,
+    checkpoint: Path | None,
+    run_id: str,
+    ray_dir: Path,
+    network: Network,
+    *,
+    cpu: bool,
 ) -> Any:
     from sql_agent.lightning.algorithm import VerlGrpo, start_driver
     from sql_agent.startup.console import Console
 
-    driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
-    order = prepare(cfg, environment, checkpoint, cpu=cpu)
+    driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
+    order = prepare(cfg, environment, checkpoint, network, cpu=cpu)
     assert cfg.model is not None
     facts = {"device": "cpu" if cpu else "gpu", "precision": precision(cfg.engine, cfg.model, cpu=cpu)}
     facts |= {"tasks": order.pop("tasks")}  # by kind
@@ -66,7 +77,9 @@ def make_algorithm(
     return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
 
 
-def prepare(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
+def prepare(
+    cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, network: Network, *, cpu: bool
+) -> dict[str, Any]:
     """Everything that can fail early: model, tasks, parquet, verl's config."""
     from omegaconf import OmegaConf
 
@@ -98,7 +111,7 @@ def prepare(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, 
             refuse_other_tasks(rows, file)
         write_rows(rows, file)
     write_trained_on(data, tasks.trained_on)  # every checkpoint gets a copy
-    overrides = to_verl(with_prompts(cfg, tasks), files, cpu=cpu)
+    overrides = to_verl(with_prompts(cfg, tasks), files, cpu=cpu, network=network)
     overrides["trainer"]["logger"] = usable_trackers(cfg.trainer.loggers, cfg.run_dir)
     if files.chat_template is not None:
         print(
@@ -112,14 +125,22 @@ def prepare(cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, *, 
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),
-        "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
+        "environment": worker_environment(cfg, cpu=cpu, network=network),  # of verl's Ray actors
+        "network": asdict(network),
+        "n_runners": cfg.rollout.n_runners if runs_actors(network) else 0,
+        "runner_cpus": cfg.cluster.runner_cpus,
         "pad_id": tasks.tokenizer.pad_id,
         "max_prompt_tokens": tasks.max_prompt_tokens,
         "tasks": kinds_of(split),
     }
 
 
-def fit(cfg: TrainConfig, algorithm: Any, agent: Any, *, debug: bool) -> None:
+def runs_actors(network: Network) -> bool:
+    """Whether the runners are Ray actors on the nodes of a cluster, which verl's driver starts."""
+    return not network.is_loopback and os.environ.get("AGL_CURRENT_ROLE", "both") == "both"
+
+
+def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network, *, debug: bool) -> None:
     """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
     from agentgrpo.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
@@ -129,12 +150,12 @@ def fit(cfg: TrainConfig, algorithm: Any, agent: Any, *, debug: bool) -> None:
 
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure itself
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
-    port = cfg.store.port or free_port()
+    port = cfg.store.port or free_port(network.host)
     runner = ConcurrentRunner(
         PassiveTracer(),
         concurrency=cfg.rollout.runner_concurrency,
         poll_s=cfg.rollout.poll_s,
-        store_url=cfg.store.address or f"http://127.0.0.1:{port}",
+        store_url=cfg.store.address or f"http://{network.host}:{port}",
     )
     trainer = agl.Trainer(
         algorithm=algorithm,
@@ -146,7 +167,8 @@ def fit(cfg: TrainConfig, algorithm: Any, agent: Any, *, debug: bool) -> None:
         strategy=LastingRunners(
             logs=cfg.run_dir / "logs",
             n_runners=cfg.rollout.n_runners,
-            server_host="127.0.0.1",
+            elsewhere=runs_actors(network),
+            server_host=network.host,
             server_port=port,
             graceful_timeout=5.0,
         ),

@@ -16,6 +16,7 @@ from agentgrpo.checks import Finding, Problem, UsageError, require
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
+from sql_agent.cluster.network import RAY_ADDRESS
 from sql_agent.environments.base import Taskset
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
 from sql_agent.reward_functions.load import load_functions
@@ -206,6 +207,15 @@ def with_store(cfg: TrainConfig) -> TrainConfig:
         return cfg
     print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
     return cfg.model_copy(update={"store": cfg.store.model_copy(update={"address": USUAL_STORE})})
+
+
+def with_ray(cfg: TrainConfig) -> TrainConfig:
+    """Fill in, and print, the Ray cluster of the environment if none was given."""
+    address = os.environ.get(RAY_ADDRESS)
+    if cfg.cluster.ray_address is not None or not address:
+        return cfg
+    print(f"{RAY_ADDRESS} is set: joining the Ray cluster at {address}", file=sys.stderr)
+    return cfg.model_copy(update={"cluster": cfg.cluster.model_copy(update={"ray_address": address})})
 
 
 def find_model(model: Path) -> Path:

@@ -17,6 +17,7 @@ from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.model_size import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
+from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.credit.tables import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
@@ -63,7 +64,7 @@ class Files:
     """Replaces the model's own template, in the sampler and in the tokenizer that is saved with checkpoints."""
 
 
-def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
+def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOOPBACK) -> dict[str, Any]:
     """verl's overrides as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
 
     Raises:
@@ -71,7 +72,8 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
-    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | (LAGGED if cfg.trainer.max_lag else {})
+    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg, network, cpu=cpu)
+    keys |= LAGGED if cfg.trainer.max_lag else {}
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         set_path(tree, key, value)
@@ -95,7 +97,6 @@ FIXED: dict[str, Any] = {
     "data.dataloader_num_workers": 0,
     "data.shuffle": True,
     "reward.num_workers": 0,  # rewards come with the rollouts
-    "ray_kwargs.ray_init.include_dashboard": False,
     f"{MODEL}.use_remove_padding": True,
     # torch's own attention; verl's default is flash_attn, which neither requirements file contains
     f"{MODEL}.override_config.attn_implementation": "sdpa",
@@ -124,7 +125,6 @@ FIXED: dict[str, Any] = {
     # the outermost middleware; vLLM's own --api-key does not protect half of its routes
     f"{VLLM}.middleware": "sql_agent.model_address.request_guard.ModelServerGuard",
     "trainer.use_v1": False,  # the V1 trainer needs TransferQueue, whose pins conflict with those of agentops
-    "trainer.nnodes": 1,
     "trainer.total_epochs": 1_000_000,  # `trainer.steps` ends the run
     "trainer.max_actor_ckpt_to_keep": None,  # sql_agent.verl_side.driver keeps `keep_checkpoints` of them
     "trainer.project_name": "agentgrpo",
@@ -202,7 +202,7 @@ def _run(cfg: TrainConfig, files: Files) -> dict[str, Any]:
 
 def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     """Return the keys that differ between a CPU and a GPU."""
-    dtype, workers = precision(cfg.engine, model, cpu=cpu), cfg.workers(cpu=cpu)
+    dtype, per_node = precision(cfg.engine, model, cpu=cpu), cfg.workers_per_node(cpu=cpu)
     # On a CPU the engine uses autocast, and the residual stream stays float32. FSDP would cast the weights before the
     # forward pass, and the activations with them.
     param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
@@ -210,7 +210,6 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     only_on_a_cpu = {
         f"{REF}.fsdp_config.use_torch_compile": False,
         f"{VLLM}.distributed_executor_backend": "uni",  # saves a process that imports torch and vLLM
-        "ray_kwargs.ray_init.num_gpus": workers,  # verl asks Ray for the resource "GPU" on every platform
     }
     return {
         f"{ACTOR}.fsdp_config.mixed_precision": mixed,
@@ -223,12 +222,23 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
         f"{ROLLOUT}.enforce_eager": cpu,
         f"{ROLLOUT}.free_cache_engine": not cpu,
         f"{ROLLOUT}.enable_sleep_mode": not cpu,
-        # verl asks Ray for three of these a worker (single_controller/ray/base.py)
-        "ray_kwargs.ray_init.num_cpus": max(8, 3 * workers + 2, os.cpu_count() or 1),
         "trainer.device": "cpu" if cpu else "cuda",
-        "trainer.n_gpus_per_node": workers,
-        "trainer.balance_batch": not cpu or workers > 1,
+        "trainer.n_gpus_per_node": per_node,
+        "trainer.balance_batch": not cpu or cfg.workers(cpu=cpu) > 1,
         **(only_on_a_cpu if cpu else {}),
+    }
+
+
+def _ray(cfg: TrainConfig, network: Network, *, cpu: bool) -> dict[str, Any]:
+    # a cluster that is there already has its own resources, and Ray refuses to be told them
+    if not network.is_loopback:
+        return {"ray_kwargs.ray_init.address": network.ray_address, "ray_kwargs.ray_init.num_cpus": None}
+    # verl asks Ray for three CPUs a worker (single_controller/ray/base.py), and for the resource "GPU" on every platform
+    workers = cfg.workers(cpu=cpu)
+    return {
+        "ray_kwargs.ray_init.include_dashboard": False,
+        "ray_kwargs.ray_init.num_cpus": max(8, 3 * workers + 2, os.cpu_count() or 1),
+        **({"ray_kwargs.ray_init.num_gpus": workers} if cpu else {}),
     }
 
 
@@ -273,7 +283,7 @@ def compose(overrides: dict[str, Any]) -> Any:
     return OmegaConf.merge(base, overrides)
 
 
-def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
+def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBACK) -> dict[str, str]:
     """Of the verl driver and of every Ray actor that it starts."""
     root = Path(__file__).resolve().parents[2]
     env = {
@@ -284,18 +294,15 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: Ray and the model servers stay on loopback
         "RAY_enable_metrics_collection": "0",  # its port answers everybody, and no option asks for a token there
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "TOKENIZERS_PARALLELISM": "false",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
+        **network.environment(),
         CONTEXT_TOKENS: str(cfg.data.prompt_tokens + cfg.data.max_response_tokens),
         LOSS: cfg.loss.model_dump_json(),
     }
     if cpu:
-        workers = cfg.workers(cpu=True)
-        threads = cfg.engine.train_threads or max(1, (os.cpu_count() or 1) // workers)
+        workers = cfg.workers_per_node(cpu=True)
         env |= {
             "VERL_PLATFORM": "cpu",
             # hides GPUs; Ray gives no more of them than it names, and verl takes one a worker
@@ -309,7 +316,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
             # Ray sets OMP_NUM_THREADS=1 if it is unset; a training worker raises its own count to train_threads.
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
-            "AGENTGRPO_TRAIN_THREADS": str(threads),
+            **({"AGENTGRPO_TRAIN_THREADS": str(threads)} if (threads := cfg.engine.train_threads) else {}),
             "AGENTGRPO_PRECISION": precision(cfg.engine, cfg.model, cpu=True) if cfg.model else "float32",
         }
     return env

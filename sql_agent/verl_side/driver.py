@@ -24,6 +24,9 @@ from typing import Any
 
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
+from sql_agent.cluster.join import join
+from sql_agent.cluster.network import Network
+from sql_agent.lightning.runner_actors import start_runners
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import NEWEST, OPEN_GROUPS, RunContext, enter
 from sql_agent.trained_on import FILE as TRAINED_ON
@@ -80,15 +83,22 @@ def main() -> None:
     patches.change(debug_metrics, compare_newest)
 
     verl_config = OmegaConf.create(order["verl"])
-    events.emit({"event": "phase", "name": "starting Ray"})
+    events.emit(
+        {"event": "phase", "name": "starting Ray" if order["network"]["ray_address"] is None else "joining Ray"}
+    )
     runtime_env = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(verl_config)))
     assert isinstance(runtime_env, dict)
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
-    ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
-    assert isinstance(ray_init, dict)
     patches.change(node, _leave_out_processes)
     patches.require("driver")
-    ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
+    network = Network(**order["network"])
+    if network.is_loopback:
+        ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
+        ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type,dict-item]
+    else:
+        context.kept = join(network, runtime_env)
+        if order["n_runners"]:
+            context.kept += start_runners(order)
     signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
     events.emit({"event": "phase", "name": "loading the policy"})
     code = 1

@@ -12,8 +12,10 @@ from types import ModuleType
 
 from agentgrpo.import_hook import after_import
 from sql_agent import upstream_patches as patches
+from sql_agent.cluster.network import settle
 from sql_agent.verl_side.plugin import credit
 
+settle()
 _CPU = os.environ.get("VERL_PLATFORM") == "cpu"
 
 credit.register()

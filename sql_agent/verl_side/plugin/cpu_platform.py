@@ -132,16 +132,18 @@ def _reference_stays(module: types.ModuleType) -> None:
 def _join_gloo(module: types.ModuleType) -> None:
     # Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice. Only
     # training workers call this, so it also sets their number of threads (Ray starts them with one). torch's rendezvous
-    # server would listen on every interface and let everybody read and write, so the workers of this machine meet in a
-    # file of the run's folder, which nobody else can open. A single one needs no rendezvous.
+    # server would listen on every interface and let everybody read and write, so workers of one machine meet in a
+    # file of the run's folder, which nobody else can open; those of several need the server. A single one needs no rendezvous.
     upstream = module.init_process_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-        torch.set_num_threads(int(os.environ.get("AGENTGRPO_TRAIN_THREADS", "1")))
+        here = int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))
+        given = os.environ.get("AGENTGRPO_TRAIN_THREADS")  # unset: the node's cores, shared among its workers
+        torch.set_num_threads(int(given) if given else max(1, (os.cpu_count() or 1) // here))
         workers, run_id = kwargs.get("world_size"), os.environ.get(RUN_ID)
         if workers == 1:
             kwargs |= {"init_method": None, "store": module.HashStore()}
-        elif workers is not None and run_id is not None:
+        elif workers == here and run_id is not None:
             meeting = run_folder(run_id) / f"workers-{os.environ['MASTER_PORT']}"
             kwargs |= {"init_method": None, "store": module.FileStore(str(meeting), workers)}
         upstream("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)

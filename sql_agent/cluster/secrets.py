@@ -1,0 +1,54 @@
+"""Hands the environment of the command, secrets among it, to the run's actors on all nodes.
+
+Ray writes `runtime_env.env_vars` in clear into a log on every node, which every user of that node can read. So a named
+actor keeps the environment, and whoever needs it asks; Ray lets nobody in without the cluster's token.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from agentgrpo.processes import RUN_ID
+from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
+
+NAME = "secrets"
+ANSWER_S = 60.0
+# What belongs to one node or one process.
+_THEIR_OWN = ("RAY_", "CUDA_VISIBLE_DEVICES", "TMPDIR", "PYTHONPATH", "LD_PRELOAD")
+
+
+class Secrets:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def environment(self) -> dict[str, str]:
+        return self._environment
+
+
+def keep() -> Any:
+    """Start the actor on this node, which is the driver's, and return its handle; it ends with the driver."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_THEIR_OWN)}
+    actor: Any = ray.remote(Secrets)
+    return actor.options(name=NAME, num_cpus=0, scheduling_strategy=here).remote(environment)
+
+
+def take() -> None:
+    """Fill this actor's environment from that of the command; of other variables, the node's own values stay.
+
+    Raises:
+        ValueError: the run has ended; Ray finds no such actor.
+        ray.exceptions.GetTimeoutError: the driver's node does not answer.
+    """
+    import ray
+
+    given = ray.get(ray.get_actor(NAME).environment.remote(), timeout=ANSWER_S)
+    for name, value in given.items():
+        if name in (RUN_ID, RUN_TOKEN, STORE_TOKEN):
+            os.environ[name] = value
+        else:
+            os.environ.setdefault(name, value)

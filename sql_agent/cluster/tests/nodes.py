@@ -1,0 +1,152 @@
+"""Two "machines" on this one: nodes with their own network, mounts, pids, IPC and host name, joined by a cable.
+
+The file system is shared, but for /tmp, /dev/shm, Ray's and the user's caches, and folders that a test names. The nodes
+reach each other and nothing else. Making them needs root, `ip` and `nsenter`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+RAY = Path(sys.executable).with_name("ray")
+OWN = ("/tmp", "/dev/shm", "/root/.ray", "/root/.cache")
+START_S = 60.0
+# The first process of a node: it makes the node's own folders, says so, and reaps what is left behind.
+FIRST = """
+set -e
+name=$1 hosts=$2 ready=$3; shift 3
+hostname "$name"
+mount --bind "$hosts" /etc/hosts
+for place in "$@"; do mkdir -p "$place"; mount -t tmpfs -o mode=1777,size=8g tmpfs "$place"; done
+touch "$ready"
+trap 'exit 0' TERM
+while :; do sleep 3600 & wait $!; done
+"""
+
+
+def can_be_made() -> bool:
+    """Whether this user may make nodes here."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
+        return False
+    return subprocess.run(["unshare", "-n", "-m", "-p", "-f", "true"], capture_output=True).returncode == 0
+
+
+class Node:
+    def __init__(self, number: int, folder: Path, own: Sequence[str]) -> None:
+        self.number, self.name, self.address = number, f"node{number}", f"10.77.0.{number}"
+        self.space = f"ag{os.getpid()}n{number}"
+        ready = folder / f"ready{number}"
+        command = ["ip", "netns", "exec", self.space, "unshare", "-m", "-u", "-p", "-i", "-f", "--mount-proc"]
+        command += ["--kill-child", "--propagation", "private", "bash", "-c", FIRST, "-", self.name]
+        with (folder / f"log{number}").open("w") as log:
+            self._unshare = subprocess.Popen(
+                [*command, str(folder / "hosts"), str(ready), *OWN, *own],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_S
+        while not ready.exists():
+            if time.monotonic() > deadline or self._unshare.poll() is not None:
+                raise RuntimeError((folder / f"log{number}").read_text())
+            time.sleep(0.05)
+        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children").read_text()
+        self.first = int(children.split()[0])
+
+    def command(self, *command: str | Path) -> list[str]:
+        """The command line that runs `command` on this node, in this process's working folder."""
+        # cd inside: a folder that is carried in keeps the mounts of this side
+        enter = ["nsenter", "-t", str(self.first), "-m", "-u", "-n", "-p", "-i", "--"]
+        return [*enter, "bash", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *map(str, command)]
+
+    def run(
+        self, *command: str | Path, timeout_s: float = 120.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        asked = {"timeout": timeout_s, "env": os.environ | environment, "capture_output": True, "text": True}
+        return subprocess.run(self.command(*command), **asked)  # type: ignore[call-overload]
+
+    def cut(self) -> None:
+        """Pull the cable: packets are lost and connections are not closed."""
+        subprocess.run(["ip", "-n", self.space, "link", "set", "eth-ag", "down"], check=True)
+
+    def mend(self) -> None:
+        subprocess.run(["ip", "-n", self.space, "link", "set", "eth-ag", "up"], check=True)
+
+    def kill(self) -> None:
+        """End everything on the node at once."""
+        with suppress(ProcessLookupError):
+            os.kill(self.first, signal.SIGKILL)
+        self._unshare.wait()
+
+    def end(self) -> None:
+        self.kill()
+        subprocess.run(["ip", "netns", "del", self.space], check=True)
+
+
+@contextmanager
+def two_nodes(folder: Path, *, own: Sequence[str] = ()) -> Iterator[tuple[Node, Node]]:
+    """
+    Args:
+        folder: for files of the nodes themselves; both have to see it.
+        own: folders that are empty and private on the second node.
+    """
+    (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.2 node2\n")
+    spaces, ends = [f"ag{os.getpid()}n{number}" for number in (1, 2)], [f"ag{uuid.uuid4().hex[:8]}{n}" for n in (1, 2)]
+    nodes: list[Node] = []
+    try:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "add", space], check=True)
+        subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
+        for number, (space, end) in enumerate(zip(spaces, ends, strict=True), start=1):
+            subprocess.run(["ip", "link", "set", end, "netns", space, "name", "eth-ag"], check=True)
+            for change in (["addr", "add", f"10.77.0.{number}/24", "dev", "eth-ag"], ["link", "set", "eth-ag", "up"]):
+                subprocess.run(["ip", "-n", space, *change], check=True)
+            subprocess.run(["ip", "-n", space, "link", "set", "lo", "up"], check=True)
+        nodes += [Node(1, folder, ()), Node(2, folder, own)]
+        yield nodes[0], nodes[1]
+    finally:
+        for node in nodes:
+            node.kill()
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+PORTS = [
+    f"--{name}-port={port}"
+    for name, port in {
+        "node-manager": 6380,
+        "object-manager": 6381,
+        "runtime-env-agent": 6382,
+        "dashboard-agent-listen": 6383,
+        "dashboard-agent-grpc": 6384,
+        "metrics-export": 6385,
+        "min-worker": 20000,
+        "max-worker": 20099,
+    }.items()
+]
+
+
+def start_ray(
+    head: Node, other: Node | None, *, gpus: tuple[int, int], token: str | None = TOKEN, cpus: int = 8
+) -> None:
+    """Start a raylet on each node, as doc/cluster.md has it."""
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
+    common = [f"--num-cpus={cpus}", "--object-store-memory=300000000", "--disable-usage-stats", *PORTS]
+    places = [(head, ["--head", "--port=6379", "--include-dashboard=false"], gpus[0])]
+    places += [(other, [f"--address={head.address}:6379"], gpus[1])] if other else []
+    for node, where, count in places:
+        options = [*where, f"--node-ip-address={node.address}", f"--num-gpus={count}", *common]
+        done = node.run(RAY, "start", *options, **environment)
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
