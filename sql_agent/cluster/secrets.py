@@ -46,7 +46,7 @@ def take() -> None:
     """
     import ray
 
-    given = ray.get(ray.get_actor(NAME).environment.remote(), timeout=ANSWER_S)
+    given: Any = ray.get(ray.get_actor(NAME).environment.remote(), timeout=ANSWER_S)
     for name, value in given.items():
         if name in (RUN_ID, RUN_TOKEN, STORE_TOKEN):
             os.environ[name] = value

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 import traceback
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sql_agent.cluster.network import settle
-from sql_agent.lightning.runner_processes import NeverSet
+from sql_agent.lightning.runner_processes import DEATHS_WITHIN_S, MOST_DEATHS, RESTART_PAUSE_S, NeverSet
 
 
 class RunnerActor:
@@ -52,15 +56,44 @@ class RunnerActor:
             runner.teardown_worker(self._number)
 
 
-def start_runners(order: dict[str, Any]) -> list[Any]:
-    """Start the actors and let them play; the caller has to keep what this returns."""
+def start_runners(order: dict[str, Any], failed: Callable[[str], None]) -> list[Any]:
+    """Start the actors, let them play, and return their handles, which have to be kept.
+
+    Args:
+        failed: called once, from a thread, with the reason if a runner cannot be started or fails again and again.
+    """
     import ray
 
-    actor, kept = ray.remote(RunnerActor), []
+    actor, runners = ray.remote(RunnerActor), []
     for number in range(order["n_runners"]):
         options = {"name": f"runner-{number}", "num_cpus": order["runner_cpus"], "scheduling_strategy": "SPREAD"}
-        runner = actor.options(max_restarts=-1, max_task_retries=-1, **options).remote(  # type: ignore[attr-defined]
-            order["config"], order["store_url"], number
+        runners.append(
+            actor.options(max_restarts=-1, max_task_retries=-1, **options).remote(  # type: ignore[attr-defined]
+                order["config"], order["store_url"], number
+            )
         )
-        kept += [runner, runner.play.remote()]
-    return kept
+    threading.Thread(target=_follow, args=(runners, failed), daemon=True, name="runners").start()
+    return runners
+
+
+def _follow(runners: list[Any], failed: Callable[[str], None]) -> None:
+    """Let each runner play until it ends in order, and again after an error, as `runner_processes.keep_going` does."""
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    playing = {runner.play.remote(): number for number, runner in enumerate(runners)}
+    deaths = [deque[float](maxlen=MOST_DEATHS) for _ in runners]
+    while playing:
+        (done, *_), _ = ray.wait(list(playing))
+        number = playing.pop(done)
+        try:
+            ray.get(done)
+        except RayActorError as error:  # Ray restarts an actor unless its constructor raises
+            return failed(f"runner {number} cannot be started: {str(error).strip().splitlines()[-1]}")
+        except RayTaskError as error:
+            deaths[number].append(time.monotonic())
+            if len(deaths[number]) == MOST_DEATHS and time.monotonic() - deaths[number][0] < DEATHS_WITHIN_S:
+                cause = str(error).strip().splitlines()[-1]
+                return failed(f"runner {number} failed {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: {cause}")
+            time.sleep(RESTART_PAUSE_S)
+            playing[runners[number].play.remote()] = number

@@ -310,8 +310,9 @@ class TrainConfig(Settings):
             if tasks * group % count:  # verl workers/engine_workers.py, `train_mini_batch`
                 name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
                 raise ValueError(
-                    f"{setting} ({per_node}){f' on each of {nodes} nodes' * (nodes > 1)} has to divide {name} ({tasks}) times rollout.group_size ({group}), "
-                    f"{tasks * group} rows: every worker trains on an equal share"
+                    f"{f'cluster.nodes ({nodes}) times ' * (nodes > 1)}{setting} ({per_node}) has to divide {name} "
+                    f"({tasks}) times rollout.group_size ({group}), {tasks * group} rows: every worker trains on an "
+                    "equal share"
                 )
         return self
 

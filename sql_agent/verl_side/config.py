@@ -233,7 +233,7 @@ def _ray(cfg: TrainConfig, network: Network, *, cpu: bool) -> dict[str, Any]:
     # a cluster that is there already has its own resources, and Ray refuses to be told them
     if not network.is_loopback:
         return {"ray_kwargs.ray_init.address": network.ray_address, "ray_kwargs.ray_init.num_cpus": None}
-    # verl asks Ray for three CPUs a worker (single_controller/ray/base.py), and for the resource "GPU" on every platform
+    # verl asks Ray for three CPUs a worker (single_controller/ray/base.py), and for "GPU" on every platform
     workers = cfg.workers(cpu=cpu)
     return {
         "ray_kwargs.ray_init.include_dashboard": False,

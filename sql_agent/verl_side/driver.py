@@ -21,11 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.cluster.join import join
 from sql_agent.cluster.network import Network
+from sql_agent.cluster.watch import NodeWatch
 from sql_agent.lightning.runner_actors import start_runners
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import NEWEST, OPEN_GROUPS, RunContext, enter
@@ -59,6 +61,8 @@ def main() -> None:
     cfg = load_config(Path(order["config"]), [f"data.max_prompt_tokens={order['max_prompt_tokens']}"])
 
     def publish(servers: dict[str, Any]) -> str | None:
+        if watch:
+            watch.trains({str(urlsplit(url).hostname) for url in servers["backends"]})
         events.emit({"event": "servers", **servers})
         return json.loads(sys.stdin.readline())["proxy_url"]
 
@@ -83,33 +87,42 @@ def main() -> None:
     patches.change(debug_metrics, compare_newest)
 
     verl_config = OmegaConf.create(order["verl"])
-    events.emit(
-        {"event": "phase", "name": "starting Ray" if order["network"]["ray_address"] is None else "joining Ray"}
-    )
-    runtime_env = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(verl_config)))
+    network = Network(**order["network"])
+    events.emit({"event": "phase", "name": "starting Ray" if network.is_loopback else "joining Ray"})
+    runtime_env: Any = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(verl_config)))
     assert isinstance(runtime_env, dict)
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
     patches.change(node, _leave_out_processes)
     patches.require("driver")
-    network = Network(**order["network"])
-    if network.is_loopback:
-        ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
-        ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type,dict-item]
-    else:
-        context.kept = join(network, runtime_env)
-        if order["n_runners"]:
-            context.kept += start_runners(order)
-    signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
-    events.emit({"event": "phase", "name": "loading the policy"})
-    code = 1
+    watch, code = None, 1
+    failing = threading.Lock()
+
+    def fail(error: str) -> None:
+        if failing.acquire(blocking=False):  # what was noticed first is said
+            events.emit({"event": "failed", "error": error})
+
+    def give_up(error: str) -> None:
+        fail(error)
+        _exit(1)
+
     try:
+        if network.is_loopback:
+            ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
+            assert isinstance(ray_init, dict)
+            ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
+        else:
+            context.kept = join(network, runtime_env)
+            watch = NodeWatch(ray.nodes, give_up, lambda text: events.emit({"event": "phase", "name": text}))
+            context.kept += start_runners(order, give_up)
+        signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
+        events.emit({"event": "phase", "name": "loading the policy"})
         TaskRunner.__ray_metadata__.modified_class().run(verl_config)  # type: ignore[attr-defined]
         events.emit({"event": "finished"})
         code = 0
     except KeyboardInterrupt:
         code = 130
     except Exception as error:  # the outermost code of the process: the command says what verl raised
-        events.emit({"event": "failed", "error": last_line(error)})
+        fail((watch.fatal() if watch else None) or last_line(error))
         with contextlib.suppress(OSError):  # the error may be that the log's disk is full
             traceback.print_exc()
     ray.shutdown()

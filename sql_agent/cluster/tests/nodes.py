@@ -1,11 +1,13 @@
 """Two "machines" on this one: nodes with their own network, mounts, pids, IPC and host name, joined by a cable.
 
-The file system is shared, but for /tmp, /dev/shm, Ray's and the user's caches, and folders that a test names. The nodes
-reach each other and nothing else. Making them needs root, `ip` and `nsenter`.
+The file system is shared, but for /tmp, /dev/shm, Ray's and the user's caches, and folders that a test names; the
+checkout and the test's own folder are shared wherever they are. The nodes reach each other and nothing else. Making
+them needs root, `ip` and `nsenter`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -20,16 +22,25 @@ from pathlib import Path
 RAY = Path(sys.executable).with_name("ray")
 OWN = ("/tmp", "/dev/shm", "/root/.ray", "/root/.cache")
 START_S = 60.0
+ROOT = Path(__file__).parents[3]
 # The first process of a node: it makes the node's own folders, says so, and reaps what is left behind.
 FIRST = """
-set -e
-name=$1 hosts=$2 ready=$3; shift 3
-hostname "$name"
-mount --bind "$hosts" /etc/hosts
-for place in "$@"; do mkdir -p "$place"; mount -t tmpfs -o mode=1777,size=8g tmpfs "$place"; done
-touch "$ready"
-trap 'exit 0' TERM
-while :; do sleep 3600 & wait $!; done
+import json, os, socket, subprocess, sys
+
+order = json.loads(sys.argv[1])
+kept = {path: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in order["shared"]}
+socket.sethostname(order["name"])
+mount = lambda *arguments: subprocess.run(["mount", *arguments], check=True, pass_fds=tuple(kept.values()))
+mount("--bind", order["hosts"], "/etc/hosts")
+for place in order["own"]:
+    os.makedirs(place, exist_ok=True)
+    mount("-t", "tmpfs", "-o", "mode=1777,size=8g", "tmpfs", place)
+for path, descriptor in kept.items():
+    if not os.path.isdir(path):
+        os.makedirs(path)
+        mount("--no-canonicalize", "--bind", f"/proc/self/fd/{descriptor}", path)  # the name leads elsewhere now
+open(order["ready"], "w").close()
+os.execlp("bash", "bash", "-c", "while :; do sleep 3600 & wait $!; done")
 """
 
 
@@ -46,13 +57,12 @@ class Node:
         self.space = f"ag{os.getpid()}n{number}"
         ready = folder / f"ready{number}"
         command = ["ip", "netns", "exec", self.space, "unshare", "-m", "-u", "-p", "-i", "-f", "--mount-proc"]
-        command += ["--kill-child", "--propagation", "private", "bash", "-c", FIRST, "-", self.name]
+        command += ["--kill-child", "--propagation", "private", sys.executable, "-c", FIRST]
+        order = {"name": self.name, "hosts": str(folder / "hosts"), "ready": str(ready), "own": [*OWN, *own]}
+        order["shared"] = [str(ROOT), str(folder), sys.prefix]
         with (folder / f"log{number}").open("w") as log:
             self._unshare = subprocess.Popen(
-                [*command, str(folder / "hosts"), str(ready), *OWN, *own],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                [*command, json.dumps(order)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         deadline = time.monotonic() + START_S
         while not ready.exists():
@@ -139,14 +149,25 @@ PORTS = [
 def start_ray(
     head: Node, other: Node | None, *, gpus: tuple[int, int], token: str | None = TOKEN, cpus: int = 8
 ) -> None:
-    """Start a raylet on each node, as doc/cluster.md has it."""
+    """Start Ray's head on a node, and let another join it, as doc/cluster.md has it."""
+    start_head(head, gpus[0], token, cpus)
+    if other:
+        join_ray(other, head, gpus[1], token, cpus)
+
+
+def start_head(head: Node, gpus: int, token: str | None = TOKEN, cpus: int = 8) -> None:
+    _start(head, ["--head", "--port=6379", "--include-dashboard=false"], gpus, token, cpus)
+
+
+def join_ray(node: Node, head: Node, gpus: int, token: str | None = TOKEN, cpus: int = 8) -> None:
+    _start(node, [f"--address={head.address}:6379"], gpus, token, cpus)
+
+
+def _start(node: Node, where: list[str], gpus: int, token: str | None, cpus: int) -> None:
     environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
-    common = [f"--num-cpus={cpus}", "--object-store-memory=300000000", "--disable-usage-stats", *PORTS]
-    places = [(head, ["--head", "--port=6379", "--include-dashboard=false"], gpus[0])]
-    places += [(other, [f"--address={head.address}:6379"], gpus[1])] if other else []
-    for node, where, count in places:
-        options = [*where, f"--node-ip-address={node.address}", f"--num-gpus={count}", *common]
-        done = node.run(RAY, "start", *options, **environment)
-        if done.returncode:
-            raise RuntimeError(done.stdout + done.stderr)
+    options = [*where, f"--node-ip-address={node.address}", f"--num-gpus={gpus}", f"--num-cpus={cpus}"]
+    options += ["--object-store-memory=300000000", "--disable-usage-stats", *PORTS]
+    done = node.run(RAY, "start", *options, **environment)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)

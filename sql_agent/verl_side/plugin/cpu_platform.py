@@ -132,8 +132,8 @@ def _reference_stays(module: types.ModuleType) -> None:
 def _join_gloo(module: types.ModuleType) -> None:
     # Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice. Only
     # training workers call this, so it also sets their number of threads (Ray starts them with one). torch's rendezvous
-    # server would listen on every interface and let everybody read and write, so workers of one machine meet in a
-    # file of the run's folder, which nobody else can open; those of several need the server. A single one needs no rendezvous.
+    # server listens on every interface and lets everybody read and write, so workers of one machine meet in a file of
+    # the run's folder, which nobody else can open; those of several need the server. A single one needs no rendezvous.
     upstream = module.init_process_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,85 @@
+"""The whole chain on two nodes that share a file system and a cable, and what happens when one of them dies.
+
+Each node trains with one worker (FSDP2 over gloo) beside one vLLM; the command is on the first, runners are on both.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentgrpo.checkpoints import checkpoints, fault_of
+from sql_agent.cluster.tests.nodes import RAY, ROOT, TOKEN, can_be_made, join_ray, start_ray, two_nodes
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not can_be_made(), reason="nodes with their own network need root, ip, nsenter and unshare"),
+]
+LOST = "node node2 (10.77.0.2), which trains, has left the cluster; bring it back, and give the same command again"
+
+
+def train(head, run_dir: Path, model: Path, *settings: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sql_agent.train_sql_agent", "--ci-fast", "--resume", "auto", "--device", "cpu"]
+    command += ["--llm-proxy", "--model", str(model), "--run-dir", str(run_dir), "--ray-address", "auto"]
+    asked = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "JUDGE_API_KEY": "sk-of-the-judge"}
+    return subprocess.Popen(head.command(*command, "--set", *settings), env=environment, **asked)
+
+
+def steps(run_dir: Path) -> list[int]:
+    file = run_dir / "metrics.jsonl"
+    return [json.loads(line)["train_step"] for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def until(condition, command: subprocess.Popen[str], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline or command.poll() is not None:
+            command.kill()
+            pytest.fail("\n".join(command.communicate()))
+        time.sleep(0.2)
+
+
+def left_behind(node) -> list[str]:
+    listed = node.run(
+        "sh", "-c", "ls -d /tmp/*agentgrpo-* /tmp/ckpt_* /dev/shm/*; pgrep -af AGENTGRPO; pgrep -a mariadbd"
+    )
+    return listed.stdout.split()
+
+
+def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(small_policy, tmp_path):
+    run_dir, settings = tmp_path / "run", ["cluster.nodes=2", "loss.entropy_coef=0.01"]
+    with two_nodes(tmp_path) as (head, other):
+        start_ray(head, other, gpus=(1, 1))
+        command = train(head, run_dir, small_policy, *settings, "trainer.steps=40")
+        until(lambda: 2 in steps(run_dir), command, 600)
+        assert other.run("pkill", "-KILL", "raylet").returncode == 0
+        out, err = command.communicate(timeout=60)
+        assert command.returncode == 1
+        assert LOST in err, out + err
+        done = max(steps(run_dir))
+        assert left_behind(head) == left_behind(other) == []
+
+        assert other.run(RAY, "stop", "--force").returncode == 0
+        join_ray(other, head, gpus=1)
+        command = train(head, run_dir, small_policy, *settings, f"trainer.steps={done + 1}")
+        out, err = command.communicate(timeout=600)
+        assert command.returncode == 0, out + err
+        assert f"going on from {run_dir}/checkpoints/global_step_{done}" in out
+        assert steps(run_dir) == list(range(1, done + 2))
+        newest = max(checkpoints(run_dir / "checkpoints"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
+        assert fault_of(newest) is None
+        assert {path.name for path in (newest / "actor").glob("model_*")} == {
+            "model_world_size_2_rank_0.pt",
+            "model_world_size_2_rank_1.pt",
+        }
+        assert len({path.name.split(".")[1] for path in (run_dir / "logs").glob("runner-*.log")}) == 2, "one a node"
+        assert left_behind(head) == left_behind(other) == []
+        for node in (head, other):
+            found = node.run("grep", "-rlE", 'sk-of-the-judge|AGENTGRPO_TOKEN=|AGENTGRPO_TOKEN":', "/tmp/ray")
+            assert found.stdout == "", "Ray wrote a secret"
