@@ -1,7 +1,8 @@
-"""Reads from the kernel which number formats this CPU computes fast. Imports no torch."""
+"""Reads from the kernel how many cores this CPU has and which number formats it computes fast. Imports no torch."""
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,11 @@ def bfloat16_pays() -> bool:
     # With AVX-512 BF16 or AMX autocast trains about twice as fast as float32; other CPUs emulate bfloat16, which is
     # slower.
     return any(flag in cpu_flags() for flag in BFLOAT16_FLAGS)
+
+
+def share_of_cores(workers: int) -> int:
+    """The cores of this machine for each of its training workers."""
+    return max(1, (os.cpu_count() or 1) // workers)
 
 
 def uses_bfloat16(precision: Literal["auto", "float32", "bfloat16"], parameters: int) -> bool:

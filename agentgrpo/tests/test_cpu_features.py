@@ -1,13 +1,21 @@
+import os
+
 import pytest
 
 from agentgrpo import cpu_features
-from agentgrpo.cpu_features import bfloat16_pays, parse_flags, uses_bfloat16
+from agentgrpo.cpu_features import bfloat16_pays, parse_flags, share_of_cores, uses_bfloat16
 
 
 def test_flags_are_read_from_every_processor_of_cpuinfo():
     cpuinfo = "processor\t: 0\nflags\t\t: fpu avx2\nbugs\t\t: amx_bf16\n\nprocessor\t: 1\nflags\t\t: fpu avx512f\n"
     assert parse_flags(cpuinfo) == {"fpu", "avx2", "avx512f"}
     assert parse_flags("processor\t: 0\nFeatures\t: fp asimd\n") == {"fp", "asimd"}
+
+
+@pytest.mark.parametrize(("cores", "workers", "share"), [(8, 1, 8), (8, 2, 4), (2, 4, 1), (8, 3, 2)])
+def test_training_workers_share_the_cores(monkeypatch, cores, workers, share):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert share_of_cores(workers) == share
 
 
 @pytest.mark.parametrize(

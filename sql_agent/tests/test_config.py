@@ -89,7 +89,7 @@ def test_keys_of_verls_own_are_merged_last_into_what_the_settings_say():
         ("verl.algorithm.rollout_correction.rollout_rs=token_k1", "may be set is .*rollout_correction.rollout_is "),
         ("verl.actor_rollout_ref.actor.use_prefix_grouper=true", "is not known to work here"),
         ("verl.actor_rollout_ref.rollout.top_k=20", "verl.actor_rollout_ref.rollout.top_k is not known to work here"),
-        ("verl.trainer.nnodes=2", "verl.trainer.nnodes is not known to work here"),
+        ("verl.trainer.nnodes=2", "verl.trainer.nnodes is the setting cluster.nodes here"),
         ("verl.algorithm=null", "verl.algorithm is not known to work here"),
         ("verl.actor_rollout_ref.rollout.val_kwargs.temperature=1", "is not known to work here"),
         ("verl.actor_rollout_ref.rollout.engine_kwargs.vllm=null", "may be set is .*engine_kwargs.vllm.NAME "),
@@ -366,12 +366,10 @@ def test_a_run_on_a_cpu_counts_one_gpu_for_ray_where_the_shell_hides_all(monkeyp
     assert NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() == ["-1"]
 
 
-@pytest.mark.parametrize(("cores", "workers", "threads"), [(8, 1, "8"), (8, 2, "4"), (2, 4, "1"), (8, 3, "2")])
-def test_workers_share_the_cores_and_each_is_a_gpu_of_ray(monkeypatch, cores, workers, threads):
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_each_worker_is_a_gpu_of_ray(workers):
     cfg = load_config(None, [f"cluster.workers_per_node={workers}", "data.train_batch_size=12"])
     environment, keys = worker_environment(cfg, cpu=True), to_verl(cfg, FILES, cpu=True)
-    assert environment["AGENTGRPO_TRAIN_THREADS"] == threads
     assert environment["CUDA_VISIBLE_DEVICES"].split(",") == ["-1"] * workers
     assert keys["trainer"]["n_gpus_per_node"] == keys["ray_kwargs"]["ray_init"]["num_gpus"] == workers
     assert keys["ray_kwargs"]["ray_init"]["num_cpus"] >= 3 * workers

@@ -14,6 +14,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+from agentgrpo.cpu_features import share_of_cores
 from agentgrpo.processes import RUN_ID, run_folder
 
 
@@ -139,7 +140,7 @@ def _join_gloo(module: types.ModuleType) -> None:
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         here = int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))
         given = os.environ.get("AGENTGRPO_TRAIN_THREADS")  # unset: the node's cores, shared among its workers
-        torch.set_num_threads(int(given) if given else max(1, (os.cpu_count() or 1) // here))
+        torch.set_num_threads(int(given) if given else share_of_cores(here))
         workers, run_id = kwargs.get("world_size"), os.environ.get(RUN_ID)
         if workers == 1:
             kwargs |= {"init_method": None, "store": module.HashStore()}
