@@ -31,7 +31,7 @@ from agentgrpo.passwords import masked, revealed
 from agentgrpo.run_folder import claim
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
-from sql_agent.cluster.network import LOOPBACK, Network
+from sql_agent.cluster.network import Network
 from sql_agent.cluster.preflight import look
 from sql_agent.environments.base import Taskset, make_taskset
 from sql_agent.model_address.request_guard import give_token
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         if trains:  # a runner gets its tasks from the store
             check_own_tasks(cfg, environment)
         grpo = cfg.algorithm == "grpo"
-        network = look(cfg) if trains and grpo and not args.dry_run else LOOPBACK
+        network = look(cfg) if trains and grpo and not args.dry_run else Network(cfg.cluster.ray_address)
         cpu = use_cpu(cfg.engine, cfg.cluster)
         if args.dry_run and not grpo:
             selection, split, held_out = choose_tasks(cfg, environment)
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
             cfg = with_model_here(cfg, environment)
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
             chosen, tasks = planned(cfg, environment)
-            overrides = to_verl(chosen, files, cpu=cpu)
+            overrides = to_verl(chosen, files, cpu=cpu, network=network)
             compose(overrides)
             plan = "\n".join([*tasks, *describe_plan(chosen, cpu=cpu)])
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")

@@ -212,7 +212,7 @@ def with_store(cfg: TrainConfig) -> TrainConfig:
 def with_ray(cfg: TrainConfig) -> TrainConfig:
     """Fill in, and print, the Ray cluster of the environment if none was given."""
     address = os.environ.get(RAY_ADDRESS)
-    if cfg.cluster.ray_address is not None or not address:
+    if cfg.cluster.ray_address is not None or not address or cfg.algorithm != "grpo":
         return cfg
     print(f"{RAY_ADDRESS} is set: joining the Ray cluster at {address}", file=sys.stderr)
     return cfg.model_copy(update={"cluster": cfg.cluster.model_copy(update={"ray_address": address})})
