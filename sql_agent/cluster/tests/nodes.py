@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,7 +45,7 @@ os.execlp("bash", "bash", "-c", "while :; do sleep 3600 & wait $!; done")
 
 def can_be_made() -> bool:
     """Whether this user may make nodes here."""
-    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "setpriv", "unshare"))):
         return False
     return subprocess.run(["unshare", "-n", "-m", "-p", "-f", "true"], capture_output=True).returncode == 0
 
@@ -54,9 +53,9 @@ def can_be_made() -> bool:
 class Node:
     def __init__(self, number: int, folder: Path, own: Sequence[str]) -> None:
         self.number, self.name, self.address = number, f"node{number}", f"10.77.0.{number}"
-        self.space = f"ag{os.getpid()}n{number}"
         ready = folder / f"ready{number}"
-        command = ["ip", "netns", "exec", self.space, "unshare", "-m", "-u", "-p", "-i", "-f", "--mount-proc"]
+        # the node ends with this process, even if that is killed
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", *"-n -m -u -p -i -f --mount-proc".split()]
         command += ["--kill-child", "--propagation", "private", sys.executable, "-c", FIRST]
         order = {"name": self.name, "hosts": str(folder / "hosts"), "ready": str(ready), "own": [*OWN, *own]}
         order["shared"] = [str(ROOT), str(folder), sys.prefix]
@@ -84,22 +83,22 @@ class Node:
         asked = {"timeout": timeout_s, "env": os.environ | environment, "capture_output": True, "text": True}
         return subprocess.run(self.command(*command), **asked)  # type: ignore[call-overload]
 
+    def ip(self, *arguments: str) -> None:
+        """Run `ip` in the node's network."""
+        subprocess.run(["nsenter", "-t", str(self.first), "-n", "ip", *arguments], check=True)
+
     def cut(self) -> None:
         """Pull the cable: packets are lost and connections are not closed."""
-        subprocess.run(["ip", "-n", self.space, "link", "set", "eth-ag", "down"], check=True)
+        self.ip("link", "set", "eth-ag", "down")
 
     def mend(self) -> None:
-        subprocess.run(["ip", "-n", self.space, "link", "set", "eth-ag", "up"], check=True)
+        self.ip("link", "set", "eth-ag", "up")
 
     def kill(self) -> None:
         """End everything on the node at once."""
         with suppress(ProcessLookupError):
             os.kill(self.first, signal.SIGKILL)
         self._unshare.wait()
-
-    def end(self) -> None:
-        self.kill()
-        subprocess.run(["ip", "netns", "del", self.space], check=True)
 
 
 @contextmanager
@@ -110,24 +109,19 @@ def two_nodes(folder: Path, *, own: Sequence[str] = ()) -> Iterator[tuple[Node, 
         own: folders that are empty and private on the second node.
     """
     (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.2 node2\n")
-    spaces, ends = [f"ag{os.getpid()}n{number}" for number in (1, 2)], [f"ag{uuid.uuid4().hex[:8]}{n}" for n in (1, 2)]
     nodes: list[Node] = []
     try:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "add", space], check=True)
-        subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
-        for number, (space, end) in enumerate(zip(spaces, ends, strict=True), start=1):
-            subprocess.run(["ip", "link", "set", end, "netns", space, "name", "eth-ag"], check=True)
-            for change in (["addr", "add", f"10.77.0.{number}/24", "dev", "eth-ag"], ["link", "set", "eth-ag", "up"]):
-                subprocess.run(["ip", "-n", space, *change], check=True)
-            subprocess.run(["ip", "-n", space, "link", "set", "lo", "up"], check=True)
         nodes += [Node(1, folder, ()), Node(2, folder, own)]
-        yield nodes[0], nodes[1]
+        head, other = nodes
+        head.ip(*"link add eth-ag type veth peer name eth-ag netns".split(), str(other.first))
+        for node in nodes:
+            node.ip("addr", "add", f"{node.address}/24", "dev", "eth-ag")
+            node.ip("link", "set", "eth-ag", "up")
+            node.ip("link", "set", "lo", "up")
+        yield head, other
     finally:
         for node in nodes:
             node.kill()
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True)
 
 
 TOKEN = "0123456789abcdef0123456789abcdef"
