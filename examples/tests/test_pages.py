@@ -16,6 +16,7 @@ FOLDERS = sorted(
 
 def test_the_examples_are_those_that_are_promised():
     assert FOLDERS == [
+        "cluster",
         "gsm8k",
         "langgraph_agent",
         "medical",
@@ -31,7 +32,7 @@ def test_the_examples_are_those_that_are_promised():
 def test_a_page_is_short_and_names_the_file_to_read_and_the_minutes(folder):
     page = (EXAMPLES / folder / "README.md").read_text()
     assert len(page.splitlines()) <= 40
-    [file] = re.findall(r"([\w./]+\.py)[`)] is the file to read", page)
+    [file] = re.findall(r"([\w./]+\.(?:py|sh))[`)] is the file to read", page)
     assert (EXAMPLES / folder / file).is_file()
     assert re.search(r"(minutes?|seconds) on two cores", page)
 

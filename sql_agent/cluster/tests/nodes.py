@@ -55,7 +55,7 @@ class Node:
         self.number, self.name, self.address = number, f"node{number}", f"10.77.0.{number}"
         ready = folder / f"ready{number}"
         # the node ends with this process, even if that is killed
-        command = ["setpriv", "--pdeathsig", "KILL", "unshare", *"-n -m -u -p -i -f --mount-proc".split()]
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", *["-n", "-m", "-u", "-p", "-i", "-f", "--mount-proc"]]
         command += ["--kill-child", "--propagation", "private", sys.executable, "-c", FIRST]
         order = {"name": self.name, "hosts": str(folder / "hosts"), "ready": str(ready), "own": [*OWN, *own]}
         order["shared"] = [str(ROOT), str(folder), sys.prefix]
@@ -113,7 +113,7 @@ def two_nodes(folder: Path, *, own: Sequence[str] = ()) -> Iterator[tuple[Node, 
     try:
         nodes += [Node(1, folder, ()), Node(2, folder, own)]
         head, other = nodes
-        head.ip(*"link add eth-ag type veth peer name eth-ag netns".split(), str(other.first))
+        head.ip(*["link", "add", "eth-ag", "type", "veth", "peer", "name", "eth-ag", "netns"], str(other.first))
         for node in nodes:
             node.ip("addr", "add", f"{node.address}/24", "dev", "eth-ag")
             node.ip("link", "set", "eth-ag", "up")
