@@ -20,8 +20,9 @@ from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
-from sql_agent.lightning import runner
-from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.lightning import algorithm, runner
+from sql_agent.lightning.heartbeats import TRAINER_WORKER
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.spans import outcome_text, read_turns
 from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
@@ -30,7 +31,7 @@ from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.settings.load import load_config
 from sql_agent.source import outcomes
 from sql_agent.source.datatypes import Rollout
-from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
+from sql_agent.tests.conftest import HangingServer, runner_ahead, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 from sql_agent.tests.records import reported
 
@@ -453,3 +454,35 @@ async def test_it_ends_with_the_trainer_and_with_the_store(monkeypatch):
     finally:
         process.kill()
         process.wait(10)
+
+
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0], ids=["ahead", "behind"])
+async def test_a_runner_whose_clock_is_off_plays_and_ends_with_the_trainer_and_when_it_is_silent(monkeypatch, ahead_s):
+    monkeypatch.setattr(algorithm, "HEARTBEAT_S", 0.3)
+    port = free_port()
+    process = start_store(port)
+    store = PatientStore(f"http://127.0.0.1:{port}")
+    left = []
+    try:
+        with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
+            for last_words in ({"state": "finished"}, None):
+                trainer = asyncio.create_task(algorithm.heartbeat(store, "run"))
+                with runner_ahead(store.server_address, ahead_s) as playing:
+                    ended = await play(store, base_url, TASKS)
+                    assert [reported(spans).reward for _, spans in ended] == [1.0] * len(TASKS)
+                    for rollout, _ in ended:
+                        (attempt,) = await store.query_attempts(rollout.rollout_id)
+                        times = rollout.start_time, attempt.start_time, attempt.last_heartbeat_time, rollout.end_time
+                        assert list(times) == sorted(times) and abs(time.time() - rollout.end_time) < 60
+                    await asyncio.sleep(6)  # three limits
+                    assert playing.poll() is None
+                    trainer.cancel()
+                    if last_words:
+                        await algorithm.tell_store(store, last_words)
+                    _, said = await asyncio.to_thread(playing.communicate, timeout=20)
+                    left.append((playing.returncode, "the trainer has been silent for more than 2 s" in said))
+    finally:
+        await store.close()
+        process.kill()
+        process.wait(10)
+    assert left == [(0, False), (0, True)]
