@@ -87,7 +87,7 @@ RUNNER = """
 import asyncio, sys
 from sql_agent.lightning import heartbeats
 
-heartbeats.TRAINER_GONE_S = 2.0
+heartbeats.TRAINER_GONE_S = 4.0
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
 from sql_agent.settings.load import load_config
@@ -96,16 +96,18 @@ store_url, *settings = sys.argv[1:]
 runner = ConcurrentRunner(PassiveTracer(), concurrency=4, poll_s=0.02, store_url=store_url)
 runner.init(agent=SqlLitAgent(load_config(None, settings)))
 runner.init_worker(0, None)
+print("plays", flush=True)
 asyncio.run(runner.iter())
 """
 
 
 @contextmanager
 def runner_ahead(store_url: str, ahead_s: float, *settings: str) -> Iterator[subprocess.Popen]:
-    """A runner in a process whose clock is so many seconds ahead; a trainer is gone for it after 2 s of silence."""
+    """A runner in a process whose clock is so many seconds ahead; it prints a line before it plays, and 4 s of silence
+    are too long for it."""
     program = clock_ahead(ahead_s) + RUNNER
     process = subprocess.Popen(
-        [sys.executable, "-c", program, store_url, *settings], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, store_url, *settings], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
         yield process
