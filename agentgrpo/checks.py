@@ -74,7 +74,7 @@ CHECKS = (
     Check("run folder", ("run_dir",), _NO_TIME, "agentgrpo.outputs:check_run_dir"),
     Check("rewards", ("rewards", "environment"), "an import", f"{_RUN}:check_judged"),
     Check("upstream code", ("on_cpu",), "0.5 s", "sql_agent.upstream_patches:check_installed"),
-    Check("store", ("store",), "15 s at most", f"{_RUN}:check_store"),
+    Check("store", ("store",), "25 s at most", f"{_RUN}:check_store"),
     Check("reward model", ("scorer",), "a score", "sql_agent.source.scoring:check_scorer"),
     Check("LLM judge", ("judge",), "a score, 60 s at most", "sql_agent.reward_functions.judge:check_judge"),
     Check("episodes", ("episodes", "environment"), "a server's start", f"{_RUN}:check_episodes"),

@@ -28,14 +28,13 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checkout import HOME
 from agentgrpo.processes import tell
 from sql_agent.cluster.network import TOKEN_MODE, Network
-from sql_agent.lightning.runner import TRAINER_WORKER
+from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 5.0
 TICK_S = 1.0
 PROXY_START_S = 120.0
 END_S = 15.0

@@ -26,6 +26,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Environment, Taskset, make_taskset
+from sql_agent.lightning.heartbeats import TRAINER_GONE_S, TRAINER_WORKER, Pulse, look
 from sql_agent.lightning.spans import outcome_span, turn_span
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.request_guard import RUN_TOKEN
@@ -40,10 +41,7 @@ from sql_agent.source.outcomes import Rewarder
 
 logger = logging.getLogger(__name__)
 
-TRAINER_WORKER = "trainer"
-"""The worker name under which the algorithm sends heartbeats to the store; runners watch it."""
 STORE_GONE_S = 30.0
-TRAINER_GONE_S = 60.0
 RETRY_PAUSE_S = 3.0
 """Pause before a rollout goes back into the queue after an infrastructure failure; a server may be restarting."""
 GIVE_BACK_S = 5.0
@@ -285,7 +283,8 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
 
     async def _until_alone(self) -> None:
         """Return when the store has not answered for STORE_GONE_S, or the trainer has finished or is silent."""
-        store, last_answer, trainer_seen = self.get_store(), time.monotonic(), False
+        store, last_answer = self.get_store(), time.monotonic()
+        pulse: Pulse | None = None
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while True:
                 await asyncio.sleep(2.0)
@@ -300,15 +299,11 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                         logger.error("store %s has not answered for %.0f s; ending", self._store_url, STORE_GONE_S)
                         return
                     continue
-                if trainer is None or trainer.last_heartbeat_time is None:
-                    continue  # not there yet
-                silent = time.time() - trainer.last_heartbeat_time > TRAINER_GONE_S
-                running = (trainer.heartbeat_stats or {}).get("state") == "running"
-                trainer_seen |= running and not silent
-                if not trainer_seen:
-                    continue  # this heartbeat belongs to an earlier run
-                if not running:
+                pulse = look(pulse, trainer and trainer.last_heartbeat_time, last_answer)
+                if not pulse.seen:
+                    continue  # the trainer is not there yet
+                if trainer is not None and (trainer.heartbeat_stats or {}).get("state") != "running":
                     return
-                if silent:
+                if pulse.is_silent(last_answer):
                     logger.error("the trainer has been silent for more than %.0f s; ending", TRAINER_GONE_S)
                     return

@@ -29,7 +29,7 @@ ASKED_AGAIN = "agentgrpo.asked_again"
 OUTCOME = "agentgrpo.outcome"
 # The number of a rollout's last span, higher than that of any call.
 OUTCOME_SEQUENCE_ID = 1_000_000_000
-_AS_THEY_ARE = ("scorer_down_s", "ended_at", "one_conversation")
+_AS_THEY_ARE = ("scorer_down_s", "one_conversation")
 
 
 class UntrainableCallError(ValueError):

@@ -49,6 +49,7 @@ class StoreTransport:
         if self._pending:
             for ended in await self.store.wait_for_rollouts(rollout_ids=list(self._pending), timeout=0):
                 rollout = self._pending.pop(ended.rollout_id)
+                rollout.end_seen_at = time.monotonic()
                 self._reading[asyncio.create_task(self._read(ended, rollout))] = rollout
         for task in self._reading:
             if task.done():
@@ -60,7 +61,7 @@ class StoreTransport:
         late = {name: rollout for name, rollout in self._pending.items() if id(rollout) in ending}
         for name, rollout in late.items():  # nothing asks for the ids of late rollouts again
             del self._pending[name]
-            rollout.lost = "step_deadline"
+            rollout.lost, rollout.end_seen_at = "step_deadline", time.monotonic()
         await asyncio.gather(*(task for task, rollout in self._reading.items() if id(rollout) in ending))
         await self._cancel_unfinished(late)
 

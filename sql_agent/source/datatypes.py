@@ -44,8 +44,6 @@ class Rollout:
     """None if no reward model was asked."""
     scorer_down_s: float = 0.0
     """Seconds for which the reward model had given no score, if this rollout got none either; else 0."""
-    ended_at: float = 0.0
-    """Unix time at which it was rewarded; 0 before."""
     one_conversation: bool = True
     """Whether the agent holds one conversation. If so, a prompt that does not continue the turn before is a break, and
     a prompt that comes twice is a retried call. False for an agent with handoffs, sub-agents or parallel calls."""
@@ -60,6 +58,9 @@ class Rollout:
     """For each turn, the train step whose weights it was sampled with, where the model server says so."""
     asked_again: int = 0
     """Calls that new weights ended, and that were asked again."""
+    end_seen_at: float = 0.0
+    """When the trainer saw that it had ended, or gave it up, on the trainer's monotonic clock; 0 before, and where
+    the trainer's own process plays it."""
     settled: bool = False
     """Whether everything above is final."""
     filtered: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 
@@ -76,7 +75,6 @@ class Rewarder:
         # only a rollout whose own request failed has news about the service
         if self._scorer and scorer is not None and scorer.reason == "scorer_unavailable":
             rollout.scorer_down_s = self._scorer.down_s
-        rollout.ended_at = time.time()
 
     async def aclose(self) -> None:
         if self._scorer is not None:

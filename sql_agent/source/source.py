@@ -86,7 +86,7 @@ class Source:
         self.open: list[GroupSlot] = []
         """The groups to train on that no step has taken yet, the oldest first."""
         self.last_end = 0.0
-        """Unix time at which the last rollout of the newest batch was rewarded."""
+        """The latest `end_seen_at` of the newest batch."""
         self._watching: asyncio.Task[None] | None = None
         self._step_begins = asyncio.Event()
 
@@ -112,7 +112,7 @@ class Source:
         chosen = [choose_group(slot, self._estimator) for slot in taken]
         self._credit([group for group in chosen if group[0].temperature is None])
         self._keep(rollouts_of(taken), step=step, validate=validate)
-        self.last_end = max(rollout.ended_at for rollout in rollouts_of(taken))
+        self.last_end = max(rollout.end_seen_at for rollout in rollouts_of(taken))
         if not validate:
             self.open = [slot for slot in pool if slot not in taken]
         if self.open:

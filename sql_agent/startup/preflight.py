@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from agentgrpo.printed_commands import agentgrpo_command, program_command, pytho
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.cluster.network import RAY_ADDRESS
 from sql_agent.environments.base import Taskset
+from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER, look
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig, StoreConfig
@@ -28,6 +29,9 @@ USUAL_STORE = "http://localhost:9999"
 ROLES = ("algorithm", "runner", "both")
 # The values of AGL_MANAGED_STORE that agent-lightning knows (agentlightning/env_var.py).
 UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
+# A run sends its next heartbeat within so many seconds: its pause, and the longest that one takes to arrive.
+NEXT_HEARTBEAT_S = 2 * HEARTBEAT_S
+LOOK_S = 0.2
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
@@ -98,39 +102,39 @@ def check_store(store: StoreConfig) -> Finding | None:
             "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
             "of its own beside it; write AGL_MANAGED_STORE=0 before the command"
         )
-    import psutil
     import requests
 
-    from sql_agent.lightning.runner import TRAINER_GONE_S, TRAINER_WORKER
     from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
     from sql_agent.store_server import BoundedStore
 
     port = store.address.rsplit(":", 1)[-1].strip("/")
-    asked: dict[str, Any] = {"timeout": 5, "headers": authorization(STORE_TOKEN)}
+
+    def ask(path: str) -> requests.Response:
+        return requests.get(f"{store.address}/v1/agl/{path}", timeout=5, headers=authorization(STORE_TOKEN))
+
+    def ask_for_trainer() -> dict[str, Any]:
+        answer = ask(f"workers/{TRAINER_WORKER}")
+        if answer.status_code == 401:
+            raise UsageError(
+                f"the store at {store.address} asks for a token: set {STORE_TOKEN} to what it was started with"
+            )
+        return answer.json() or {} if answer.ok else {}
+
     try:
-        health = requests.get(f"{store.address}/v1/agl/health", **asked)
-        health.raise_for_status()
-        trainer = requests.get(f"{store.address}/v1/agl/workers/{TRAINER_WORKER}", **asked)
+        ask("health").raise_for_status()
+        trainer = ask_for_trainer()
+        taken = role != "runner" and _is_going(trainer, ask_for_trainer)
     except requests.RequestException as error:
         raise UsageError(
             f"no agent-lightning store answers at {store.address} ({type(error).__name__}); "
             f"start one with `{program_command('agl', 'store', '--host', '127.0.0.1', '--port', port)}`"
         ) from None
-    if trainer.status_code == 401:
+    if taken:
         raise UsageError(
-            f"the store at {store.address} asks for a token: set {STORE_TOKEN} to what it was started with"
+            f"the store at {store.address} belongs to run {trainer['heartbeat_stats'].get('run_id')}, which is still "
+            "going; start another store on another port"
         )
-    worker = trainer.json() if trainer.ok else None
-    beat = (worker or {}).get("last_heartbeat_time") or 0.0
-    stats = (worker or {}).get("heartbeat_stats") or {}
-    here = stats.get("host") == socket.gethostname()
-    alive = psutil.pid_exists(stats["pid"]) if here else time.time() - beat < TRAINER_GONE_S
-    if role != "runner" and stats.get("state") == "running" and alive:
-        raise UsageError(
-            f"the store at {store.address} belongs to run {stats.get('run_id')}, which is still going; "
-            "start another store on another port"
-        )
-    statistics = requests.get(f"{store.address}/v1/agl/statistics", **asked)
+    statistics = ask("statistics")
     if role == "runner" or not statistics.ok or statistics.json().get("name") == BoundedStore.__name__:
         return Finding(store.address)
     what = (
@@ -142,6 +146,30 @@ def check_store(store: StoreConfig) -> Finding | None:
         f"been read and answers no page, and no other user if {STORE_TOKEN} is set there and here"
     )
     return Finding(store.address, (Problem(what, remedy, blocks=False),))
+
+
+def _is_going(trainer: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> bool:
+    """Whether the run of a trainer that a store knows is still going.
+
+    On this host its process tells. Elsewhere only its next heartbeat does, which is waited for: the times of heartbeats
+    are those of the store's clock, and that of this machine may show another time.
+    """
+    import psutil
+
+    def stats() -> dict[str, Any]:
+        return trainer.get("heartbeat_stats") or {}
+
+    if stats().get("state") != "running":
+        return False
+    if stats().get("host") == socket.gethostname():
+        return psutil.pid_exists(stats()["pid"])
+    until = time.monotonic() + NEXT_HEARTBEAT_S
+    pulse = look(None, trainer.get("last_heartbeat_time"), time.monotonic())
+    while not pulse.seen and time.monotonic() < until:
+        time.sleep(LOOK_S)
+        trainer = ask()
+        pulse = look(pulse, trainer.get("last_heartbeat_time"), time.monotonic())
+    return pulse.seen and stats().get("state") == "running"
 
 
 def check_episodes(cfg: TrainConfig, environment: Taskset) -> None:

@@ -60,8 +60,15 @@ def wait_for(url: str, process: subprocess.Popen, timeout_s: float = 90.0) -> No
     raise TimeoutError(url)
 
 
-def start_store(port: int) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-m", "sql_agent.store_server", "--port", str(port)])
+def clock_ahead(seconds: float) -> str:
+    """The first line of a program on a machine whose clock is so many seconds ahead of this one's."""
+    return f"import time; now = time.time; time.time = lambda: now() + {seconds}\n"
+
+
+def start_store(port: int, *, ahead_s: float = 0.0) -> subprocess.Popen:
+    program = clock_ahead(ahead_s) + "from sql_agent.store_server import main; main()"
+    command = ["-c", program] if ahead_s else ["-m", "sql_agent.store_server"]
+    process = subprocess.Popen([sys.executable, *command, "--port", str(port)])
     wait_for(f"http://127.0.0.1:{port}/v1/agl/health", process)
     return process
 
@@ -74,6 +81,39 @@ def store_url() -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(20)
+
+
+RUNNER = """
+import asyncio, sys
+from sql_agent.lightning import heartbeats
+
+heartbeats.TRAINER_GONE_S = 4.0
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.lightning.store import PatientStore
+from sql_agent.settings.load import load_config
+
+store_url, *settings = sys.argv[1:]
+runner = ConcurrentRunner(PassiveTracer(), concurrency=4, poll_s=0.02, store_url=store_url)
+runner.init(agent=SqlLitAgent(load_config(None, settings)))
+runner.init_worker(0, None)
+print("plays", flush=True)
+asyncio.run(runner.iter())
+"""
+
+
+@contextmanager
+def runner_ahead(store_url: str, ahead_s: float, *settings: str) -> Iterator[subprocess.Popen]:
+    """A runner in a process whose clock is so many seconds ahead; it prints a line before it plays, and 4 s of silence
+    are too long for it."""
+    program = clock_ahead(ahead_s) + RUNNER
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, store_url, *settings], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from sql_agent.settings.load import load_config
 from sql_agent.source import run_context, stops
 from sql_agent.source.batch import CREDIT
 from sql_agent.source.run_context import RunContext
-from sql_agent.tests.conftest import start_store
+from sql_agent.tests.conftest import runner_ahead, start_store
 
 pytestmark = pytest.mark.slow
 
@@ -188,6 +188,20 @@ def test_without_a_runner_the_step_ends_at_its_deadline(play):
     settings = ["rollout.step_timeout_s=1", "agent.rollout_timeout_s=1", "agent.turn_timeout_s=0.3"]
     with pytest.raises(RuntimeError, match=r"'step_deadline' \(4 times\).*start more runners"):
         play(KNOWN, *settings, "agent.statement_timeout_s=0.3", runner=False)
+
+
+def test_the_seconds_to_the_batch_are_the_trainers_own_whatever_the_runners_clock_says(play, store_url):
+    with runner_ahead(store_url, 600.0, *SETTINGS):
+        _, metrics = play(KNOWN, runner=False)
+    assert 0 < metrics["time/batch_ready_s"] < 2
+    assert metrics["time/batch_ready_s"] < metrics["time/rollout_s"] < 100
+
+
+def test_a_rollout_that_is_given_up_ends_for_the_seconds_to_the_batch_when_it_is_given_up(play):
+    settings = ["rollout.step_timeout_s=2", "agent.rollout_timeout_s=1", "agent.turn_timeout_s=0.3"]
+    lenient = ["agent.statement_timeout_s=0.3", "rollout.max_lost_fraction=1"]
+    _, metrics = play(KNOWN, *settings, *lenient, runner=False)
+    assert metrics["time/batch_ready_s"] < 1 < 2 <= metrics["time/rollout_s"]
 
 
 def test_turns_that_nobody_recorded_are_lost_not_guessed(play):

@@ -20,8 +20,9 @@ from sql_agent.credit.stitch import stitch
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
-from sql_agent.lightning import runner
-from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.lightning import algorithm, heartbeats, runner
+from sql_agent.lightning.heartbeats import TRAINER_WORKER
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.spans import outcome_text, read_turns
 from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
@@ -30,7 +31,7 @@ from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.settings.load import load_config
 from sql_agent.source import outcomes
 from sql_agent.source.datatypes import Rollout
-from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
+from sql_agent.tests.conftest import HangingServer, runner_ahead, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 from sql_agent.tests.records import reported
 
@@ -450,6 +451,54 @@ async def test_it_ends_with_the_trainer_and_with_the_store(monkeypatch):
             started = time.monotonic()
             await asyncio.wait_for(asyncio.shield(task), 30)
             assert time.monotonic() - started > 1.0
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+async def test_runners_whose_clocks_are_off_play_and_end_with_the_trainer(store_url, monkeypatch):
+    monkeypatch.setattr(algorithm, "HEARTBEAT_S", 0.3)
+    store = PatientStore(store_url)
+    trainer = asyncio.create_task(algorithm.heartbeat(store, "run"))
+    with (
+        oracle.serve(oracle.app(oracle.replay(TASKS), latency_s=0.2)) as base_url,
+        runner_ahead(store_url, 600.0) as ahead,
+        runner_ahead(store_url, -600.0) as behind,
+    ):
+        assert {await asyncio.to_thread(each.stdout.readline) for each in (ahead, behind)} == {"plays\n"}
+        ended, players = await play(store, base_url, TASKS * 4), set()
+        for rollout, spans in ended:
+            (attempt,) = await store.query_attempts(rollout.rollout_id)
+            players.add(attempt.worker_id)
+            times = [rollout.start_time, attempt.start_time, attempt.last_heartbeat_time, rollout.end_time]
+            assert (reported(spans).reward, times) == (1.0, sorted(times))
+            assert abs(time.time() - rollout.end_time) < 60  # by the store's clock, which is this one
+        assert len(players) == 2
+        await asyncio.sleep(7)  # more than the limit
+        assert (ahead.poll(), behind.poll()) == (None, None)
+        trainer.cancel()
+        await algorithm.tell_store(store, {"state": "finished"})
+        assert [await asyncio.to_thread(each.wait, 20) for each in (ahead, behind)] == [0, 0]
+    await store.close()
+
+
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0], ids=["ahead", "behind"])
+async def test_it_ends_with_the_trainer_whatever_the_clock_of_the_store_says(monkeypatch, caplog, ahead_s):
+    monkeypatch.setattr(algorithm, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(heartbeats, "TRAINER_GONE_S", 4.0)
+    port = free_port()
+    process = start_store(port, ahead_s=ahead_s)
+    try:
+        for last_words in [{"state": "finished"}, None]:
+            async with running(f"http://127.0.0.1:{port}") as (task, store):
+                trainer = asyncio.create_task(algorithm.heartbeat(store, "run"))
+                await asyncio.sleep(7)  # more than the limit
+                assert not task.done()
+                trainer.cancel()
+                if last_words:
+                    await algorithm.tell_store(store, last_words)
+                await asyncio.wait_for(asyncio.shield(task), 12)
+            assert ("the trainer has been silent" in caplog.text) == (last_words is None)
     finally:
         process.kill()
         process.wait(10)

@@ -10,12 +10,15 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import requests
 
 from agentgrpo.agl_without_litellm import agl
-from agentgrpo.checks import UsageError, require
+from agentgrpo.checks import Finding, UsageError, require
 from agentgrpo.machine import free_port
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from agentgrpo.run_folder import write_start
@@ -25,6 +28,7 @@ from sql_agent.lightning.algorithm import spawn
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
 from sql_agent.settings.load import dump_config, load_config
+from sql_agent.settings.main_job import StoreConfig
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import use_cpu
@@ -257,6 +261,47 @@ def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_path, m
         assert "nowhere is no folder" in error_of(capsys, *arguments)
     finally:
         asyncio.run(say(state="idle"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0], ids=["ahead", "behind"])
+def test_whether_a_run_on_another_host_is_going_is_told_by_its_next_heartbeat(monkeypatch, ahead_s):
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    monkeypatch.setattr(preflight, "NEXT_HEARTBEAT_S", 2.0)
+    port = free_port()
+    store, ended = start_store(port, ahead_s=ahead_s), threading.Event()
+    cfg = StoreConfig(address=f"http://127.0.0.1:{port}")
+
+    def beat(state="running"):
+        told = {"heartbeat_stats": {"state": state, "run_id": "other", "host": "elsewhere", "pid": os.getpid()}}
+        requests.post(f"{cfg.address}/v1/agl/workers/trainer", json=told, timeout=5).raise_for_status()
+
+    def run():
+        while not ended.wait(0.5):
+            beat()
+
+    elsewhere = threading.Thread(target=run)
+    try:
+        beat()
+        elsewhere.start()
+        with pytest.raises(UsageError, match="belongs to run other, which is still going"):
+            preflight.check_store(cfg)
+        ended.set()
+        elsewhere.join()
+        since = time.monotonic()
+        assert preflight.check_store(cfg) == Finding(cfg.address)  # it was killed: nothing comes any more
+        assert 2.0 < time.monotonic() - since < 5.0
+        ending = threading.Timer(0.5, beat, ["finished"])
+        ending.start()
+        assert preflight.check_store(cfg) == Finding(cfg.address)  # it ends while it is waited for
+        ending.join()
+        since = time.monotonic()
+        assert preflight.check_store(cfg) == Finding(cfg.address)
+        assert time.monotonic() - since < 1.0  # a run that has ended, or none, is not waited for
+    finally:
+        ended.set()
+        store.kill()
+        store.wait(10)
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class RolloutManager:
         """Play every row of `prompts` and return verl's batch, rows in the same order."""
         validate = bool(prompts.meta_info.get("validate", False))
         step = int(prompts.meta_info.get("global_steps", 0))
-        started = time.time()
+        started = time.monotonic()
         rows = rows_by_group(prompts)
         slots = slots_of([json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]], rows, validate)
         overlap_s = time.monotonic() - self._handed_over if self.source.open else 0.0
@@ -89,7 +89,7 @@ class RolloutManager:
         groups, metrics = asyncio.run_coroutine_threadsafe(playing, self.loop).result()
         results = in_rows(groups, rows)
         batch = to_batch(results, self.run.pad_id)
-        ready = time.time()
+        ready = time.monotonic()
         last_end = max(started, self.source.last_end)  # with a lag it may have been beside the last update
         metrics |= {"time/rollout_s": ready - started, "time/batch_ready_s": ready - last_end}
         if not validate:
