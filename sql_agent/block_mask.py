@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from sql_agent.shared_prefix import PackedRows, Segment, check_full_causal
 
 
-def block_mask(packed: PackedRows, device: torch.device | str) -> BlockMask:
+def block_mask(packed: PackedRows, device: torch.device | str | int) -> BlockMask:
     """Make the mask under which each token sees the tokens before it in its rows, and itself.
 
     Segments stand in depth-first order, so a token is seen by all that follow it up to where the segments end that

@@ -62,7 +62,7 @@ class LogProbHead:
         3.2 reports the effect on training). On a GPU FSDP gives the weights in the run's precision, and the products
         are in it, as in verl's own fused kernel.
         """
-        weight = self._head.weight
+        weight: Any = self._head.weight
         with torch.autocast(hidden.device.type, enabled=False):
             log_probs, entropies = FusedLinearForPPOFunction.apply(
                 hidden[0].to(weight.dtype).index_select(0, self.rows), weight, self.labels, self.temperature, CHUNK
@@ -170,15 +170,13 @@ class PackedEngine(FSDPEngineWithLMHead):
         return values
 
 
-@EngineRegistry.register(
-    model_type="language_model", backend="fsdp2", device=["cpu", "cuda"], vendor="flex_attention"
-)
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device=["cpu", "cuda"], vendor="flex_attention")
 class FlexEngine(PackedEngine):
     """Computes attention by flex_attention; verl chooses it by the name of the vendor (`engine.shared_prompts`)."""
 
     def _build_module(self) -> torch.nn.Module:
         AttentionInterface.register(NAME, flex_shared_attention)
-        return super()._build_module()
+        return super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _attention_mask(self, packed: PackedRows) -> Any:
         return block_mask(packed, get_device_id())
