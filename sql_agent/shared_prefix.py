@@ -142,13 +142,7 @@ def shared_prefix_attention(
     Raises:
         NotImplementedError: the layer needs something other than full causal attention.
     """
-    longest = max(segment.depth + segment.length for segment in segments)
-    if softcap is not None or (sliding_window is not None and sliding_window < longest):
-        raise NotImplementedError(
-            f"{type(module).__name__} has softcap={softcap} and sliding_window={sliding_window}, and rows have up to "
-            f"{longest} tokens; training on a CPU supports neither a cap nor a shorter window: train on a GPU, or "
-            "lower data.max_prompt_tokens and data.max_response_tokens"
-        )
+    check_full_causal(module, segments, sliding_window, softcap)
     lengths = [segment.length for segment in segments]
     queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
     grouped = query.shape[1] != key.shape[1]
@@ -172,3 +166,20 @@ def shared_prefix_attention(
             )
         )
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+
+
+def check_full_causal(
+    module: torch.nn.Module, segments: tuple[Segment, ...], sliding_window: int | None, softcap: float | None
+) -> None:
+    """Check that a layer's attention is that of packed rows; the arguments are those of `shared_prefix_attention`.
+
+    Raises:
+        NotImplementedError: the layer caps its scores, or has a window that is shorter than a row.
+    """
+    longest = max(segment.depth + segment.length for segment in segments)
+    if softcap is not None or (sliding_window is not None and sliding_window < longest):
+        raise NotImplementedError(
+            f"{type(module).__name__} has softcap={softcap} and sliding_window={sliding_window}, and rows have up to "
+            f"{longest} tokens; rows that are computed together support neither a cap nor a shorter window: train on a "
+            "GPU without shared_prompts, or lower data.max_prompt_tokens and data.max_response_tokens"
+        )

@@ -218,8 +218,7 @@ PATCHES = (
         f"{_PLUGIN}balance:_share",
         "verl.trainer.ppo.ray_trainer",
         ("RayPPOTrainer._balance_batch",),
-        "several workers update the weights as one would",
-        cpu=True,
+        "several workers update the weights as one would, and groups stay together",
     ),
     Patch(
         "driver",
@@ -310,7 +309,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        f"{_PLUGIN}cpu_engine:CpuEngine",
+        f"{_PLUGIN}packed_engine:PackedEngine",
         _ENGINE,
         (
             "FSDPEngine._build_module",
@@ -318,7 +317,14 @@ PATCHES = (
             "FSDPEngine.forward_backward_batch",
             "FSDPEngineWithLMHead.forward_step",
         ),
-        "a CPU computes shared prompts once, and logits only at trained positions",
+        "shared prompts are computed once, and logits only at trained positions",
+    ),
+    Patch(
+        "own",
+        "sql_agent.block_mask",
+        "torch._higher_order_ops.flex_attention",
+        ("flex_attention",),
+        "flex_attention has gradients on a CPU, where torch's function refuses them",
         cpu=True,
     ),
     Patch(

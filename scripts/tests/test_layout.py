@@ -39,7 +39,7 @@ CALLED_BY_FRAMEWORKS = {
         "enqueue_rollout", "rollout_async", "trace_context", "get_last_trace", "_spawn_runners",
         "get_langchain_handler", "get_rollout_results",
     },
-    "verl": {"CpuEngine", "QuietWeightSync", "forward_step"},
+    "verl": {"PackedEngine", "FlexEngine", "QuietWeightSync", "forward_step"},
     "verl's platform": {
         "current_device", "device_count", "set_device", "synchronize", "manual_seed_all", "set_allocator_settings",
         "empty_cache", "get_device_capability", "communication_backend_name", "visible_devices_envvar", "nvtx_range",

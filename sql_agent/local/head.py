@@ -17,6 +17,7 @@ from trl.kernels import ChunkedLogProbFunction
 
 from agentgrpo.checks import UsageError
 from sql_agent.local.packed_model import base_of, packed_states, packs, rows_of
+from sql_agent.settings.groups import SharedPrompts
 from sql_agent.shared_prefix import pack_rows
 
 VOCAB_TILE = 4096
@@ -36,7 +37,14 @@ class Scores:
 
 
 def score_tokens(
-    model: Any, ids: Tensor, attention: Tensor, chosen: Tensor, *, temperature: float = 1.0, metrics: bool = False
+    model: Any,
+    ids: Tensor,
+    attention: Tensor,
+    chosen: Tensor,
+    *,
+    temperature: float = 1.0,
+    metrics: bool = False,
+    shared_prompts: SharedPrompts | None = None,
 ) -> Scores:
     """Score chosen tokens by one forward pass over whole rows; what rows share is computed once if the model `packs`.
 
@@ -47,14 +55,15 @@ def score_tokens(
         chosen: True where a token's log-prob is wanted, shape (B, T); no first token can be.
         temperature: divisor of the logits, above 0.
         metrics: whether entropy and is_top1 are computed; they are empty otherwise.
+        shared_prompts: the setting of that name.
     Raises:
         ValueError: the output layer carries an adapter.
     """
     base = base_of(model)
     head = output_layer(base)
     places = chosen[:, 1:]
-    if len(ids) > 1 and packs(base):
-        hidden = _packed_hidden(base, ids, attention, places)
+    if len(ids) > 1 and packs(base, shared_prompts):
+        hidden = _packed_hidden(base, ids, attention, places, shared_prompts)
     else:
         hidden = base.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
         hidden = hidden[:, :-1][places]
@@ -68,13 +77,15 @@ def score_tokens(
     return Scores(log_probs, entropy.detach() if metrics else none, is_top1 if metrics else none.bool())
 
 
-def _packed_hidden(base: Any, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
+def _packed_hidden(
+    base: Any, ids: Tensor, attention: Tensor, places: Tensor, shared_prompts: SharedPrompts | None
+) -> Tensor:
     """Return the hidden states at `places`, a mask of shape (B, T - 1), row by row, shape (N, D)."""
     packed = pack_rows(rows_of(ids, attention))
-    at = torch.cat([where[row.nonzero().flatten()] for where, row in zip(packed.places, places, strict=True)])
+    at = torch.cat([where[row.nonzero().flatten()] for where, row in zip(packed.places, places.cpu(), strict=True)])
     # Rows may share a place. The gradient of indexing with repeated places is summed by several threads in any order,
     # that of index_select by one.
-    return packed_states(base, packed).index_select(0, at)
+    return packed_states(base, packed, shared_prompts).index_select(0, at.to(base.device))
 
 
 def output_layer(base: Any) -> torch.nn.Linear:

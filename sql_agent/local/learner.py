@@ -67,7 +67,9 @@ class Learner:
         # the losses add up to that of the whole batch
         asked = self._optim.micro_batch_tokens or self._policy.pass_tokens
         most = micro_batch_tokens(asked, self._policy.device.type, ON_CPU_SHARED)
-        parts = micro_batches_of(base_of(self._policy.model), [list(row.ids) for row in rows], most)
+        parts = micro_batches_of(
+            base_of(self._policy.model), [list(row.ids) for row in rows], most, self._policy.shared_prompts
+        )
         total, done = 0.0, LossStats()
         masks = Rows.of(rows, pad_id=self._policy.pad_id).mask
         weights = token_weights(masks, self._settings.aggregation, max_tokens=self._settings.max_tokens)

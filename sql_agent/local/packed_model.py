@@ -1,8 +1,8 @@
 """Computes rows that begin alike as one packed sequence, with a model of transformers in this process.
 
 Questions about one database share rules and schema, and the rollouts of a group their whole prompt. What rows share is
-computed once (`sql_agent.shared_prefix`). Leaves out models with anything but full causal attention, and GPUs, whose
-attention kernels know no packed rows.
+computed once (`sql_agent.shared_prefix`), on a GPU if `shared_prompts` is set. Leaves out models with anything but full
+causal attention.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentgrpo.micro_batches import MOST_ATTENDED, micro_batches
+from sql_agent.block_mask import block_mask, flex_shared_attention
+from sql_agent.settings.groups import SharedPrompts
 from sql_agent.shared_prefix import PackedRows, Segment, shared_beginning, shared_prefix_attention
 
 NAME = "sdpa"
@@ -30,15 +32,21 @@ def attend_plain_or_packed(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: Any,
     *,
     segments: tuple[Segment, ...] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as transformers does, or `shared_prefix_attention` if the call names segments."""
+    """Compute attention as transformers does, or that of packed rows if the call names segments.
+
+    Args:
+        attention_mask: with segments, an empty tensor, or a block mask for flex_attention.
+    """
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
-    return shared_prefix_attention(module, query, key, value, None, segments=segments, **others)
+    if isinstance(attention_mask, torch.Tensor):
+        return shared_prefix_attention(module, query, key, value, None, segments=segments, **others)
+    return flex_shared_attention(module, query, key, value, attention_mask, segments=segments, **others)
 
 
 def base_of(model: Any) -> Any:
@@ -56,16 +64,17 @@ def rows_of(ids: torch.Tensor, attention: torch.Tensor) -> list[list[int]]:
     return [row[:length].tolist() for row, length in zip(ids, attention.sum(-1).tolist(), strict=True)]
 
 
-def packs(base: Any) -> bool:
-    """Return whether rows of a model can be computed as one packed sequence: on a CPU, with full causal attention.
+def packs(base: Any, shared_prompts: SharedPrompts | None = None) -> bool:
+    """Return whether rows of a model can be computed as one packed sequence, which takes full causal attention.
 
     Args:
         base: a causal LM of transformers, without a PEFT model around it.
+        shared_prompts: the setting; None: on a CPU alone. flex_attention cannot drop attention weights.
     """
     config = base.config.get_text_config()
     rotation = getattr(config, "rope_parameters", None) or {}
     return (
-        base.device.type == "cpu"
+        (base.device.type == "cpu" if shared_prompts is None else not getattr(config, "attention_dropout", 0))
         and config.model_type not in OWN_MASKS
         and getattr(config, "is_decoder", None) is not False
         and rotation.get("rope_type") not in BY_LENGTH
@@ -78,7 +87,7 @@ def packs(base: Any) -> bool:
     )
 
 
-def packed_states(base: Any, packed: PackedRows) -> torch.Tensor:
+def packed_states(base: Any, packed: PackedRows, shared_prompts: SharedPrompts | None = None) -> torch.Tensor:
     """Compute the last hidden states of packed rows, shape (L, D).
 
     It extends the attention of this process by packed rows; calls without them stay as they are.
@@ -87,17 +96,20 @@ def packed_states(base: Any, packed: PackedRows) -> torch.Tensor:
         base: a model that `packs`.
     """
     AttentionInterface.register(NAME, attend_plain_or_packed)
-    no_mask = torch.empty(1, 1, 1, 0)  # transformers takes a mask of four dimensions as it is; segments replace it
+    # transformers takes a mask of four dimensions as it is; segments replace an empty one
+    mask = torch.empty(1, 1, 1, 0) if shared_prompts is None else block_mask(packed, base.device)
     return base.base_model(
-        input_ids=packed.input_ids[None],
-        attention_mask=no_mask,
-        position_ids=packed.position_ids[None],
+        input_ids=packed.input_ids[None].to(base.device),
+        attention_mask=mask,
+        position_ids=packed.position_ids[None].to(base.device),
         segments=packed.segments,
         use_cache=False,
     ).last_hidden_state[0]
 
 
-def micro_batches_of(base: Any, rows: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+def micro_batches_of(
+    base: Any, rows: Sequence[list[int]], max_tokens: int, shared_prompts: SharedPrompts | None = None
+) -> list[list[int]]:
     """Return groups of indices with at most `max_tokens` computed tokens each, but at least one index each.
 
     If the model `packs`, rows that begin alike come into one group, and what they share counts once, while the rows
@@ -108,7 +120,7 @@ def micro_batches_of(base: Any, rows: Sequence[list[int]], max_tokens: int) -> l
         base: a causal LM of transformers, without a PEFT model around it.
         rows: the token ids of each row.
     """
-    if not packs(base):
+    if not packs(base, shared_prompts):
         return micro_batches([len(row) for row in rows], max_tokens)
     parts: list[list[int]] = []
     sizes: list[int] = []

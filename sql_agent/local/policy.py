@@ -28,13 +28,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from agentgrpo.checks import UsageError
 from agentgrpo.cpu_features import uses_bfloat16
 from sql_agent.credit.row import Row
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import Scores, output_layer, score_tokens
 from sql_agent.local.model_files import base_name, is_adapter
-from sql_agent.local.packed_model import base_of
-from sql_agent.settings.groups import PrecisionName
+from sql_agent.local.packed_model import base_of, packs
+from sql_agent.settings.groups import PrecisionName, SharedPrompts
 from sql_agent.settings.local import AdapterConfig
 
 REFERENCE = "reference"
@@ -79,6 +80,7 @@ class LocalPolicy:
         reference: a separate frozen model; None: the model as it was loaded (see `reference_log_probs`).
         bfloat16: whether log-probs are computed under bfloat16 autocast; sampling is not.
         pass_tokens: tokens of one pass of an update where the settings name none; None: the device's default.
+        shared_prompts: what computes what rows share once; see the setting.
     Raises:
         ValueError: the adapter is on the output layer.
     """
@@ -91,8 +93,10 @@ class LocalPolicy:
         *,
         bfloat16: bool = False,
         pass_tokens: int | None = None,
+        shared_prompts: SharedPrompts | None = None,
     ) -> None:
         self.pass_tokens = pass_tokens
+        self.shared_prompts: SharedPrompts | None = shared_prompts
         self.model, self.tokenizer, self._reference, self.bfloat16 = model, tokenizer, reference, bfloat16
         base = base_of(model)
         output_layer(base)
@@ -204,7 +208,13 @@ class LocalPolicy:
     def _scores(self, model: Any, rows: Rows, temperature: float, *, metrics: bool = False) -> Scores:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
             return score_tokens(
-                model, rows.ids, rows.attention, rows.mask, temperature=temperature or 1.0, metrics=metrics
+                model,
+                rows.ids,
+                rows.attention,
+                rows.mask,
+                temperature=temperature or 1.0,
+                metrics=metrics,
+                shared_prompts=self.shared_prompts,
             )
 
     @contextmanager
@@ -306,6 +316,7 @@ def load_policy(
     precision: PrecisionName = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
     pass_tokens: int | None = None,
+    shared_prompts: SharedPrompts | None = None,
 ) -> LocalPolicy:
     """Load a policy that is ready to sample and to be trained.
 
@@ -316,13 +327,19 @@ def load_policy(
         reference_path: a separate frozen reference model.
         precision: precision of log-probs and their gradient on a CPU.
         tokenizer: the model's tokenizer, if it has been loaded already.
-        pass_tokens: see `LocalPolicy`.
+        pass_tokens, shared_prompts: see `LocalPolicy`.
     Raises:
-        ValueError: 4-bit without bitsandbytes or without a GPU; an adapter on the output layer.
+        ValueError: 4-bit without bitsandbytes or without a GPU; an adapter on the output layer; shared prompts are
+            asked for, and the model's attention is not that of packed rows.
     """
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     trained = Path(path) if is_adapter(Path(path)) else None
     base = load_model(base_name(trained) if trained else path, device=device, load_in_4bit=load_in_4bit)
+    if shared_prompts and not packs(base, shared_prompts):
+        raise UsageError(
+            f"--shared-prompts {shared_prompts} needs a model with full causal attention without dropout; the model in "
+            f"{path} ({base.config.model_type}) has another one: leave the flag out"
+        )
     if load_in_4bit:
         base = prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
     if trained:
@@ -351,6 +368,7 @@ def load_policy(
         frozen,
         bfloat16=bfloat16,
         pass_tokens=pass_tokens,
+        shared_prompts=shared_prompts,
     )
 
 

@@ -27,7 +27,7 @@ from sql_agent.trained_on import TrainedOn, write_trained_on
 FREE = (
     *("run_dir", "save_dir", "output_dir", "save_every", "training_callback"),
     *("rollout_timeout_s", "learning_rate", "max_grad_norm", "micro_batch_tokens", "device", "gradient_checkpointing"),
-    *("reward_timeout_s", "max_lost_fraction"),
+    *("reward_timeout_s", "max_lost_fraction", "shared_prompts"),
     *(f"reward_model.{name}" for name in ("url", "timeout_s", "give_up_s")),
     *(f"llm_judge.{name}" for name in ("url", "timeout_s", "attempts", "concurrency", "max_calls")),
 )

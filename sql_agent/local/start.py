@@ -144,4 +144,5 @@ def start_policy(
         precision=model.precision,
         tokenizer=tokenizer,
         pass_tokens=pass_tokens,
+        shared_prompts=model.shared_prompts,
     )

@@ -21,6 +21,7 @@ from sql_agent.names import check_name
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
 """Judges of all environments; each environment knows its own."""
 PrecisionName = Literal["auto", "float32", "bfloat16"]
+SharedPrompts = Literal["flex_attention"]
 MAX_RETRIES = 2
 """Retries of one model call, by the OpenAI client, with its exponential backoff."""
 

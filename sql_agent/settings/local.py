@@ -27,6 +27,7 @@ from sql_agent.settings.groups import (
     JudgeConfig,
     PrecisionName,
     RewardModelConfig,
+    SharedPrompts,
     TaskFiles,
 )
 from sql_agent.settings.main_job import RolloutConfig, check_judge_asked
@@ -88,6 +89,9 @@ class ModelConfig(PolicyConfig):
     """Hold the base model in 4 bits (NF4); needs bitsandbytes and a GPU."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of storing them: a third slower, with a fraction of the memory."""
+    shared_prompts: SharedPrompts | None = None
+    """What computes what trajectories of a pass share once. None: torch's own attention on a CPU; nothing on a GPU.
+    flex_attention: torch's flex_attention (experimental: checked on a CPU, where it is slow; a GPU has not run it)."""
 
 
 class LossConfig(Settings):

@@ -12,7 +12,7 @@ from agentgrpo.passwords import BackendSpec
 from agentgrpo.settings import Settings, VerlKey
 from sql_agent.credit.tables import EstimatorName, MainLossName
 from sql_agent.names import FUNCTION, JUDGE, PRESETS, label
-from sql_agent.settings.groups import Judge, JudgeConfig, PrecisionName, address
+from sql_agent.settings.groups import Judge, JudgeConfig, PrecisionName, SharedPrompts, address
 
 
 class RolloutConfig(Settings):
@@ -193,6 +193,11 @@ class EngineConfig(Settings):
     )
     """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
     of the memory. None: on a GPU, not on a CPU."""
+    shared_prompts: SharedPrompts | None = None
+    """What computes prompts and turns that rollouts of a group share once in an update. None: torch's own attention on
+    a CPU, a part at a time; on a GPU nothing does, since it was not measured there, and each rollout is computed in
+    full. flex_attention: torch's flex_attention, the rollouts of a group at once under a block mask (experimental: the
+    numbers were checked on a CPU, where it is slow; a GPU has not run it)."""
     n_gpus: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
     """GPUs of this node; 1 on a CPU (`cluster.workers_per_node`). They share the rows of an update evenly."""
     tensor_parallel_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.tensor_model_parallel_size")] = Field(

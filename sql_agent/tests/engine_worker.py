@@ -1,14 +1,15 @@
 """verl's own actor worker on a CPU, without Ray, against transformers' own forward of each row by itself.
 
-    python -m sql_agent.tests.engine_worker MODEL PORT PRECISION PROMPT RESPONSE GROUPS REPEATS
+    python -m sql_agent.tests.engine_worker MODEL PORT PRECISION PROMPT RESPONSE GROUPS REPEATS SHARED_PROMPTS
 
 Plays no episode: rows of random tokens, `GROUPS` groups of four rollouts, each a prompt of PROMPT tokens that its group
 shares, and a response of RESPONSE tokens of which every third is a tool's; one rollout is lost. The second rollout of a
 group has a second conversation, with a prompt of its own; the third has a branch, which goes on from its first turn.
 
-Answers a line of JSON: the largest difference of log-probs and entropies in nats, the largest relative one of a
-weight's gradient, seconds of CPU time both ways, what is resident at most, in GiB, and how many of REPEATS further
-updates by two threads, from the same weights and rows, give other gradients than the first of them, in any bit.
+Answers a line of JSON: the engine's class, the largest difference of log-probs and entropies in nats, the largest
+relative one of a weight's gradient, seconds of CPU time both ways, what is resident at most, in GiB, and how many of
+REPEATS further updates by two threads, from the same weights and rows, give other gradients than the first of them, in
+any bit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GROUP = 4
 
 
 def main() -> None:
-    model, port, precision, *sizes = sys.argv[1:]
+    model, port, precision, *sizes, shared_prompts = sys.argv[1:]
     prompt, response, groups, repeats = map(int, sizes)
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     import torch
@@ -47,6 +48,7 @@ def main() -> None:
         f"agent.max_tokens={max(response, 16)}",
         "agent.temperature=0.7",
         "engine.gradient_checkpointing=true",
+        f"engine.shared_prompts={shared_prompts}",
     ]
     unused = Path("unused.parquet")
     verl = compose(to_verl(load_config(None, settings), Files(Path(model), unused, unused), cpu=True))
@@ -94,6 +96,7 @@ def main() -> None:
     ).backward()
     apart_s = time.process_time() - started
     answer = {
+        "engine": type(engine).__name__,
         "log_probs": max(
             difference(old.batch["old_log_probs"][i], value[0], rows[i]) for i, value in enumerate(values) if value
         ),

@@ -331,6 +331,15 @@ def test_a_gpu_takes_torchs_attention_and_makes_no_logits_of_a_whole_micro_batch
     assert to_verl(load_config(None), FILES, cpu=True)["actor_rollout_ref"]["model"]["use_fused_kernels"] is False
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_shared_prompts_choose_an_engine_of_ours_which_makes_no_logits_either(cpu):
+    shared, plain = (load_config(None, [f"engine.shared_prompts={name}"]) for name in ("flex_attention", "null"))
+    added = worker_environment(shared, cpu=cpu).items() - worker_environment(plain, cpu=cpu).items()
+    assert added == {("VERL_ENGINE_VENDOR", "flex_attention")}
+    model = to_verl(shared, FILES, cpu=cpu)["actor_rollout_ref"]["model"]
+    assert model == to_verl(plain, FILES, cpu=cpu)["actor_rollout_ref"]["model"] | {"use_fused_kernels": False}
+
+
 def test_each_call_of_an_own_environment_may_take_its_time_after_a_rollouts_deadline():
     """The tool that is open, get_reward, solved, close."""
     assert load_config(None, ["env.type=my.py:Env", "env.call_timeout_s=20"]).ending_s == 80.0

@@ -1,4 +1,4 @@
-"""Micro-batches of a training worker, as the command reads them while the worker goes over them; test_cpu_engine.py
+"""Micro-batches of a training worker, as the command reads them while the worker goes over them; test_packed_engine.py
 reads those of verl's worker.
 """
 

@@ -3,11 +3,16 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from agentgrpo.checks import UsageError
 from sql_agent.local.head import score_tokens
 from sql_agent.local.memory import Pass, largest_pass
 from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs
+from sql_agent.local.policy import load_policy
+from sql_agent.settings.local import AdapterConfig
 from sql_agent.shared_prefix import pack_rows
 
 SHAPE = {
@@ -138,6 +143,27 @@ def test_other_calls_of_a_model_that_has_packed_stay_as_they_were():
     assert states.shape == (4, 16)
     assert torch.equal(model(**padded).logits, before)
     assert model.config.to_dict() == model_of(model_type="llama").config.to_dict()
+
+
+def test_flex_attention_is_for_models_that_drop_no_attention_weight():
+    dropping = model_of(model_type="llama", attention_dropout=0.1)
+    assert (packs(dropping), packs(dropping, "flex_attention")) == (True, False)
+    assert packs(model_of(model_type="llama"), "flex_attention")
+    assert not packs(model_of(model_type="mistral"), "flex_attention")
+
+
+def test_a_model_that_cannot_share_is_refused_where_it_was_asked_to(tmp_path):
+    model_of(model_type="mistral").save_pretrained(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"--shared-prompts flex_attention needs .* \(mistral\) has another one: leave"
+    ):
+        load_policy(
+            tmp_path,
+            adapter=AdapterConfig(),
+            device="cpu",
+            tokenizer=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel())),
+            shared_prompts="flex_attention",
+        )
 
 
 def test_the_model_inside_an_adapter_is_found():

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,3 +168,27 @@ def test_rows_are_shared_by_the_tokens_that_are_computed(responses, group, mini_
     found = shares([10] * len(responses), responses, group=group, mini_batch=mini_batch, workers=2)
     assert sorted(map(set, found), key=min) == expected
     assert len(found[0]) == len(found[1])
+
+
+@pytest.mark.parametrize(("environment", "shares"), [
+    pytest.param({"VERL_PLATFORM": "cpu"}, True, id="a_cpu"),
+    pytest.param({"VERL_ENGINE_VENDOR": "flex_attention"}, True, id="a_gpu_with_shared_prompts"),
+    pytest.param({}, False, id="another_gpu_where_verl_balances"),
+])  # fmt: skip
+def test_rows_are_shared_by_groups_where_a_group_is_computed_together(environment, shares, monkeypatch):
+    from sql_agent.verl_side.plugin.balance import _share, shares_prompts
+
+    class RayPPOTrainer:
+        def _balance_batch(self, batch, metrics, logging_prefix="global_seqlen", keep_minibatch=False):
+            metrics["rows"] = "verl's"
+
+    for name in ("VERL_PLATFORM", "VERL_ENGINE_VENDOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert shares_prompts() is shares
+    _share(SimpleNamespace(RayPPOTrainer=RayPPOTrainer))  # type: ignore[arg-type]
+    metrics: dict[str, str] = {}
+    if not shares:
+        RayPPOTrainer()._balance_batch(None, metrics)
+        assert metrics == {"rows": "verl's"}

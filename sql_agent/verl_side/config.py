@@ -33,6 +33,8 @@ PLUGIN = "sql_agent.verl_side.plugin"
 ESTIMATOR = "credited_rows"
 # The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`.
 LOSS = "AGENTGRPO_LOSS"
+# verl's environment variable for the name under which an engine is registered.
+ENGINE = "VERL_ENGINE_VENDOR"
 MODEL, ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "ref", "rollout"))
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
@@ -218,7 +220,7 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
         f"{ACTOR}.use_torch_compile": not cpu,
         f"{ACTOR}.fsdp_config.use_torch_compile": not cpu,
         # otherwise verl keeps all logits of a micro-batch in memory and takes their log-probs token by token
-        f"{MODEL}.use_fused_kernels": not cpu,
+        f"{MODEL}.use_fused_kernels": not (cpu or cfg.engine.shared_prompts),  # the plugin's engine does the same
         f"{ROLLOUT}.enforce_eager": cpu,
         f"{ROLLOUT}.free_cache_engine": not cpu,
         f"{ROLLOUT}.enable_sleep_mode": not cpu,
@@ -301,6 +303,8 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBA
         CONTEXT_TOKENS: str(cfg.data.prompt_tokens + cfg.data.max_response_tokens),
         LOSS: cfg.loss.model_dump_json(),
     }
+    if cfg.engine.shared_prompts:
+        env[ENGINE] = cfg.engine.shared_prompts
     if cpu:
         workers = cfg.workers_per_node(cpu=True)
         env |= {

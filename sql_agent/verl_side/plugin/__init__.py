@@ -2,7 +2,8 @@
 
 The changes are our estimator and losses (`credit`), exact prompts in vLLM's chat server, merged weights from LoRA runs,
 no update on a mini-batch whose rows are all lost, recurrent states that end with their conversation, reports of
-micro-batches, and with `VERL_PLATFORM=cpu` the CPU platform. Each module names the upstream code that it replaces;
+micro-batches, with `VERL_PLATFORM=cpu` the CPU platform, and there or with `engine.shared_prompts` the engine that
+computes shared prompts once. Each module names the upstream code that it replaces;
 `sql_agent.upstream_patches` lists them all.
 """
 
@@ -14,6 +15,7 @@ from agentgrpo.import_hook import after_import
 from sql_agent import upstream_patches as patches
 from sql_agent.cluster.network import settle
 from sql_agent.verl_side.plugin import credit
+from sql_agent.verl_side.plugin.balance import shares_prompts
 
 settle()
 _CPU = os.environ.get("VERL_PLATFORM") == "cpu"
@@ -33,8 +35,12 @@ after_import("vllm.logger", silence_tool_parsers)
 if _CPU:
     from sql_agent.verl_side.plugin import cpu_platform
 
-    def register_cpu_engine(_: ModuleType) -> None:
-        import sql_agent.verl_side.plugin.cpu_engine  # noqa: F401  its decorator registers it with verl
-
     cpu_platform.install()
-    after_import("verl.workers.engine.fsdp.transformer_impl", register_cpu_engine)
+
+
+def register_engines(_: ModuleType) -> None:
+    import sql_agent.verl_side.plugin.packed_engine  # noqa: F401  its decorators register them with verl
+
+
+if shares_prompts():
+    after_import("verl.workers.engine.fsdp.transformer_impl", register_engines)

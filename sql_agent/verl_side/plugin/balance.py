@@ -1,17 +1,21 @@
-"""Shares the rows of each mini-batch among the training workers of a CPU, by the tokens that they compute.
+"""Shares the rows of each mini-batch among training workers that compute a group together, by the tokens they compute.
 
 verl balances a whole step (trainer/ppo/ray_trainer.py, `_balance_batch`): its mini-batches have other rows than one
-worker's, and it parts the rows of a group, whose prompt the CPU's engine computes once. Here a mini-batch keeps its
+worker's, and it parts the rows of a group, whose prompt `packed_engine` computes once. Here a mini-batch keeps its
 rows, so that the update is one worker's but for the order of sums, and a group is parted only where the workers do not
 divide the mini-batch's tasks.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
+
+from sql_agent.verl_side.config import ENGINE
 
 
 def shares(
@@ -37,7 +41,15 @@ def shares(
     return of_workers
 
 
+def shares_prompts() -> bool:
+    """Whether this process belongs to a run whose training workers compute shared prompts once."""
+    return os.environ.get("VERL_PLATFORM") == "cpu" or ENGINE in os.environ
+
+
 def _share(module: ModuleType) -> None:
+    upstream = module.RayPPOTrainer._balance_batch
+
+    @functools.wraps(upstream)
     def balance_batch(
         self: Any,
         batch: Any,
@@ -45,6 +57,8 @@ def _share(module: ModuleType) -> None:
         logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> None:
+        if not shares_prompts():
+            return upstream(self, batch, metrics, logging_prefix, keep_minibatch)
         attended, group = batch.batch["attention_mask"], self.config.actor_rollout_ref.rollout.n
         responses = attended[:, -batch.batch["responses"].shape[1] :].sum(1).tolist()
         lengths = attended.sum(1).tolist()

@@ -1,11 +1,12 @@
-"""Adapts verl's FSDP engine to a CPU: it computes shared prompts once, and logits only at trained positions.
+"""Makes verl's FSDP engine compute shared prompts once, and logits only at trained positions.
 
 verl computes every row of a micro-batch in full, and the logits of every token: eight rollouts of 750 tokens at a
 vocabulary of 49,152 are 1.2 GB of float32 logits before the first copy. Here the rows of a group are packed
 (`shared_prefix`), and the output layer gets only the positions whose next token the policy sampled. It returns their
-log-probs and entropies, a chunk of logits at a time. The rest (FSDP2, loss, optimiser, checkpoints) is verl's. Source
-of the two methods that are overridden: verl workers/engine/fsdp/transformer_impl.py, `forward_backward_batch` and
-`forward_step` of `FSDPEngineWithLMHead`.
+log-probs and entropies, a chunk of logits at a time. The rest (FSDP2, loss, optimiser, checkpoints) is verl's. A CPU
+has it always, and computes attention a segment at a time; with `engine.shared_prompts` a GPU has it too, or a CPU
+computes attention as a GPU then does. Source of the two methods that are overridden: verl
+workers/engine/fsdp/transformer_impl.py, `forward_backward_batch` and `forward_step` of `FSDPEngineWithLMHead`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import AttentionInterface
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id, get_device_name
 from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine.base import EngineRegistry
@@ -26,7 +29,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import detach_tree
 
 from agentgrpo.micro_batches import return_freed_memory
+from sql_agent.block_mask import block_mask, flex_shared_attention
 from sql_agent.shared_prefix import PackedRows, pack_chains
+from sql_agent.verl_side.plugin.packed_attention import NAME
 
 # Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152.
 CHUNK = 256
@@ -53,34 +58,37 @@ class LogProbHead:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn hidden states (1, U, D) into the log-prob of the label and the entropy in nats, shape (1, K, 2).
 
-        It always computes in float32: at a logit of 20, bfloat16 is off by up to 0.06 nats (arXiv:2506.13585 sec. 3.2
-        reports the effect on training).
+        A CPU always computes in float32: at a logit of 20, bfloat16 is off by up to 0.06 nats (arXiv:2506.13585 sec.
+        3.2 reports the effect on training). On a GPU FSDP gives the weights in the run's precision, and the products
+        are in it, as in verl's own fused kernel.
         """
-        with torch.autocast("cpu", enabled=False):
+        weight: Any = self._head.weight
+        with torch.autocast(hidden.device.type, enabled=False):
             log_probs, entropies = FusedLinearForPPOFunction.apply(
-                hidden[0].float().index_select(0, self.rows), self._head.weight, self.labels, self.temperature, CHUNK
+                hidden[0].to(weight.dtype).index_select(0, self.rows), weight, self.labels, self.temperature, CHUNK
             )
-        return torch.stack([log_probs[None], entropies[None]], -1)  # FSDP would warn of a view
+        # FSDP would warn of a view
+        return torch.stack([log_probs[None], entropies[None].to(log_probs.dtype)], -1)
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
-class CpuEngine(FSDPEngineWithLMHead):
+class PackedEngine(FSDPEngineWithLMHead):
     def _build_module(self) -> torch.nn.Module:
         module: Any = super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
         config = module.config.get_text_config()
         if recurrent := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
             raise NotImplementedError(
                 f"{config.model_type} has layers of kind {', '.join(sorted(recurrent))}, which carry a state from "
-                "token to token: rows packed side by side would run into one another. Train it on a GPU, or take "
-                "another model"
+                "token to token: rows packed side by side would run into one another. Train it on a GPU without "
+                "engine.shared_prompts, or take another model"
             )
         changed = [name for name in UNSUPPORTED if getattr(config, name, None) not in (None, 1, 1.0)]
         head = module.get_output_embeddings()
         if changed or getattr(head, "bias", None) is not None:
             what = f"sets {', '.join(changed)}" if changed else "has a bias in its output layer"
             raise NotImplementedError(
-                f"{module.config.model_type} {what}; training on a CPU does not support that: take another model, or "
-                "train this one on a GPU"
+                f"{module.config.model_type} {what}; training on a CPU, or with engine.shared_prompts, does not "
+                "support that: take another model, or train this one on a GPU without the setting"
             )
         self._log_prob_head = LogProbHead(head)
         head.forward = self._log_prob_head
@@ -91,7 +99,8 @@ class CpuEngine(FSDPEngineWithLMHead):
         module = super()._build_lora_module(module)  # pyright: ignore[reportAttributeAccessIssue]
         if module.get_base_model().get_output_embeddings() is not head:
             raise NotImplementedError(
-                "an adapter on the output layer cannot be trained on a CPU; leave lm_head out of lora.target_modules"
+                "an adapter on the output layer cannot be trained on a CPU or with engine.shared_prompts; leave "
+                "lm_head out of lora.target_modules"
             )
         return module
 
@@ -117,18 +126,23 @@ class CpuEngine(FSDPEngineWithLMHead):
 
     def forward_step(self, micro_batch: Any, loss_function: Callable | None, forward_only: bool) -> Any:
         return_freed_memory()  # the previous micro-batch's
-        packed = pack_chains(_chains(micro_batch))
-        at, labels, places = trained_positions(micro_batch, packed)
+        packed = pack_chains(_chains(micro_batch))  # on the CPU, where verl's batch is
+        positions = trained_positions(micro_batch, packed)
+        micro_batch = micro_batch.to(get_device_id())
+        at, labels, places = (each.to(get_device_id()) for each in positions)
         head = self._log_prob_head
         # Each hidden state is kept once, although rows that share a sampled turn share its positions. The gradient of
         # indexing with repeated positions is summed by several threads in any order, that of index_select by one.
         kept_at, head.rows = at.unique(return_inverse=True)
         head.labels, head.temperature = labels, _temperature(micro_batch["temperature"])
-        with torch.autocast("cpu", torch.bfloat16, enabled=os.environ.get("AGENTGRPO_PRECISION") == "bfloat16"):
+        dtype = self._autocast_dtype  # pyright: ignore[reportAttributeAccessIssue]
+        if os.environ.get("AGENTGRPO_PRECISION") == "bfloat16":  # a CPU, whose weights FSDP leaves in float32
+            dtype = torch.bfloat16
+        with torch.autocast(get_device_name(), dtype, enabled=dtype != torch.float32):
             kept = self.module(  # pyright: ignore[reportAttributeAccessIssue]
-                input_ids=packed.input_ids[None],
-                attention_mask=None,
-                position_ids=packed.position_ids[None],
+                input_ids=packed.input_ids[None].to(get_device_id()),
+                attention_mask=self._attention_mask(packed),
+                position_ids=packed.position_ids[None].to(get_device_id()),
                 segments=packed.segments,
                 logits_to_keep=kept_at,
                 use_cache=False,
@@ -144,6 +158,9 @@ class CpuEngine(FSDPEngineWithLMHead):
             metrics = over_all_tokens(metrics, workers * len(labels) / micro_batch["batch_num_tokens"])
         return loss, {"model_output": detach_tree(output), "loss": loss.detach().item(), "metrics": metrics}
 
+    def _attention_mask(self, packed: PackedRows) -> Any:
+        return None  # the segments take its place
+
     def _of_workers(self, value: int) -> list[int]:
         """The values of all training workers."""
         group = self.get_data_parallel_group()  # pyright: ignore[reportAttributeAccessIssue]
@@ -151,6 +168,18 @@ class CpuEngine(FSDPEngineWithLMHead):
         if len(values) > 1:
             dist.all_gather_object(values, value, group=group)
         return values
+
+
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device=["cpu", "cuda"], vendor="flex_attention")
+class FlexEngine(PackedEngine):
+    """Computes attention by flex_attention; verl chooses it by the name of the vendor (`engine.shared_prompts`)."""
+
+    def _build_module(self) -> torch.nn.Module:
+        AttentionInterface.register(NAME, flex_shared_attention)
+        return super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _attention_mask(self, packed: PackedRows) -> Any:
+        return block_mask(packed, get_device_id())
 
 
 def over_all_tokens(metrics: dict[str, Any], share: float) -> dict[str, Any]:
