@@ -59,6 +59,11 @@ class ModelShape:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.linear_parameters + self.layers * (biases + norms) + embeddings + self.hidden
 
+    def shared_by(self, gpus: int) -> bool:
+        """Whether vLLM can share one model server among so many (`sql_agent.model_check.check_tensor_parallel`)."""
+        keys = not max(self.kv_heads, gpus) % min(self.kv_heads, gpus)
+        return keys and not (self.heads % gpus or self.intermediate % gpus)
+
     def adapted(self, adapter: AdapterConfig) -> list[str]:
         """The linear layers that get an adapter."""
         wanted = adapter.target_modules
