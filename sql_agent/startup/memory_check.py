@@ -18,7 +18,7 @@ from sql_agent.model_check import read_json
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.machine import available_memory_gib
-from sql_agent.startup.run_memory import GIB, OFFLOAD, cpu_need, describe_need, need_of, offloaded, phases
+from sql_agent.startup.run_memory import BUCKET, GIB, OFFLOAD, cpu_need, describe_need, need_of, offloaded, phases
 
 MOST_GPUS = 64
 """More of them are not proposed."""
@@ -129,6 +129,7 @@ def settings_that_fit(cfg: TrainConfig, shape: ModelShape, card: Card) -> list[s
 def _changes(cfg: TrainConfig, shape: ModelShape) -> Iterator[tuple[str, Any]]:
     if cfg.engine.gradient_checkpointing is False:
         yield "engine.gradient_checkpointing", True
+    yield f"verl.{BUCKET}", 512
     longest = cfg.data.prompt_tokens + cfg.data.max_response_tokens
     if cfg.micro_batch_tokens(cpu=False) > longest:
         yield "optim.micro_batch_tokens", longest

@@ -22,8 +22,8 @@ FLOAT32 = 4
 # Contexts of both processes, CUDA graphs, NCCL and what torch's allocator holds back: an H100 held 10.0 GiB where
 # vLLM's share was 8.0 and the trainer's tensors were smaller than 0.1 (doc/benchmarks.md).
 PROCESSES = 2 * GIB
-# The buffer in which verl sends weights (rollout.checkpoint_engine.update_weights_bucket_megabytes).
-BUCKET = 2 * GIB
+# The buffer in which verl sends weights, MiB by default; a larger weight is sent by itself.
+BUCKET, BUCKET_MIB = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes", 2048
 # verl takes log-probs of so many positions at a time (utils/experimental/torch_functional.py), and its backward pass
 # holds 22 bytes of each logit: one copy in bfloat16, five in float32.
 POSITIONS, BYTES_OF_A_LOGIT = 512, 22
@@ -126,23 +126,28 @@ def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
     """
     share = need.sampler if total is None else int(cfg.engine.gpu_memory_utilization * total)
     awake = cfg.trainer.max_lag > 0  # vLLM keeps its memory during the update
-    offload = offloaded(cfg)
+    offload, bucket = offloaded(cfg), int(_given(cfg, BUCKET) or BUCKET_MIB) * 2**20
     resting = (0 if offload["optimizer_offload"] else need.moments) + (0 if offload["param_offload"] else need.weights)
     # the adapter is merged into weights that are on the GPU; without one each weight is sent from where it lies
     sending = resting + (need.weights if offload["param_offload"] and cfg.lora.rank else 0)
     return {
         "rollouts": share + resting + PROCESSES,
-        "weight sync": (share if awake else need.served) + sending + BUCKET + need.largest + PROCESSES,
+        "weight sync": (share if awake else need.served) + sending + bucket + need.largest + PROCESSES,
         "the update": (share if awake else 0) + need.update + PROCESSES,
     }
 
 
 def offloaded(cfg: TrainConfig) -> dict[str, bool]:
     """What the trainer keeps in the host's memory while it is not updating."""
+    return {name: bool(_given(cfg, f"{OFFLOAD}.{name}")) for name in ("param_offload", "optimizer_offload")}
+
+
+def _given(cfg: TrainConfig, key: str) -> Any:
+    """The value of verl's key in the settings, None if it is not given."""
     found: Any = cfg.verl
-    for name in OFFLOAD.split("."):
+    for name in key.split("."):
         found = found.get(name, {})
-    return {name: bool(found.get(name)) for name in ("param_offload", "optimizer_offload")}
+    return found if found != {} else None
 
 
 def describe_need(cfg: TrainConfig, need: Need, total: int | None) -> str:

@@ -8,7 +8,7 @@ from sql_agent.commands import doctor
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.load import load_config
 from sql_agent.startup.memory_check import Card, cards_here, check_run_memory, fault_of, settings_that_fit
-from sql_agent.startup.run_memory import BUCKET, GIB, PROCESSES, Need, cpu_need, need_of, phases
+from sql_agent.startup.run_memory import GIB, PROCESSES, Need, cpu_need, need_of, phases
 from sql_agent.train_sql_agent import main
 
 SHAPE = ModelShape(
@@ -81,6 +81,7 @@ def test_each_part_is_counted(settings, expected):
     assert need(*settings) == expected
 
 
+BUCKET = 2 * GIB
 TEN = Need(10, 20, 30, 1, 2, 3, 4, 5, 6, 7)
 """Its update takes 66, its sampler 18."""
 OFFLOAD = "verl.actor_rollout_ref.actor.fsdp_config"
@@ -103,6 +104,12 @@ OFFLOAD = "verl.actor_rollout_ref.actor.fsdp_config"
             1000,
             {"rollouts": 500, "weight sync": 9 + BUCKET, "the update": 66},
             id="offload",
+        ),
+        pytest.param(
+            ["verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512"],
+            1000,
+            {"rollouts": 540, "weight sync": 49 + BUCKET // 4, "the update": 66},
+            id="a_smaller_bucket",
         ),
         pytest.param(
             [f"{OFFLOAD}.param_offload=true", "lora.rank=8"],
