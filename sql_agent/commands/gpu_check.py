@@ -95,7 +95,7 @@ def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
         Stage(
             "a train step",
             trained(every, *two),
-            400,
+            500,
             lambda _: _taken(every, [1]),
             kill_at=lambda: _is_sealed(every, 1),
             also=every / "logs" / "driver.log",
@@ -103,11 +103,11 @@ def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
         Stage(
             "resume after SIGKILL",
             trained(every, *two),
-            400,
+            500,
             lambda _: _taken(every, [1, 2]),
             also=every / "logs" / "driver.log",
         ),
-        Stage("LoRA", trained(lora, *one), 400, lambda _: _taken(lora, [1]), also=lora / "logs" / "driver.log"),
+        Stage("LoRA", trained(lora, *one), 500, lambda _: _taken(lora, [1]), also=lora / "logs" / "driver.log"),
     ]
 
 
