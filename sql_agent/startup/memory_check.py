@@ -75,7 +75,8 @@ def _check_cpu(cfg: TrainConfig, needed: int, available: int) -> Finding:
         return Finding(found)
     fewer = f"cluster.workers_per_node={workers - 1}" if workers > 1 else "engine.gradient_checkpointing=true"
     remedy = f"end other programs, or lower it with --set {fewer}"
-    return Finding(found, (Problem("Ray ends a worker where no memory is left", remedy, blocks=False),))
+    what = f"the run may take {_gib(needed)}, {_gib(available)} are available, and Ray ends a worker where none is left"
+    return Finding(found, (Problem(what, remedy, blocks=False),))
 
 
 def shape_here(cfg: TrainConfig) -> ModelShape | str:

@@ -238,6 +238,15 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would(size, setting
         assert fault_of(load_config(None, [*settings, *fitting]), QWEN[size], card(gib)) is None
 
 
+def test_what_another_program_has_taken_of_a_card_is_not_there():
+    cfg, half_taken = load_config(None, ["lora.rank=16"]), Card(40 * GIB, 20 * GIB)
+    # vLLM's half of the card, 6.0 of weights and moments, 2 beside them
+    assert fault_of(cfg, QWEN["1.5B"], half_taken) == (
+        "the run needs 28.0 GiB of each GPU in rollouts, and 20.0 GiB of 40.0 GiB are free"
+    )
+    assert settings_that_fit(cfg, QWEN["1.5B"], half_taken) == ["engine.gpu_memory_utilization=0.3"]
+
+
 def test_the_check_says_what_is_needed_and_names_what_it_cannot_estimate(tmp_path):
     config = {"model_type": "gpt2"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -283,6 +292,7 @@ def test_doctor_knows_the_workers_of_a_cpu(capsys, monkeypatch, random_policy_fo
     doctor.main(command)
     said = capsys.readouterr().out
     assert "2 training workers, each with a vLLM, may take 8." in said
+    assert "7.0 GiB are available, and Ray ends a worker where none is left" in said
     assert "-> end other programs, or lower it with --set cluster.workers_per_node=1" in said
     doctor.main([*command[:2], "--set", "engine.n_gpus=2"])
     assert "-> use --set engine.n_gpus=1 cluster.workers_per_node=2" in capsys.readouterr().out
