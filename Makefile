@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pretrained test check clean
+.PHONY: help setup demo demo-pretrained gpu-check test check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,9 @@ demo: setup  ## train a small agent on a CPU and report (about seven minutes aft
 
 demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAgentBench, hours on two cores: DBBENCH_DATA=FOLDER make demo-pretrained
 	@bash scripts/demo.sh --pretrained
+
+gpu-check:  ## what works on this machine's GPU, ten minutes, one page to send back; WHEELS=FOLDER installs without a network
+	@bash scripts/gpu_check.sh
 
 test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras

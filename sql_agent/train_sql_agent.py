@@ -43,8 +43,10 @@ from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
 from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, planned
 from sql_agent.startup.preflight import (
+    cards_of,
     check_own_tasks,
     find_model,
+    planned_on_cpu,
     require_model,
     use_cpu,
     with_model_here,
@@ -53,7 +55,7 @@ from sql_agent.startup.preflight import (
 )
 from sql_agent.startup.resume import go_on_from
 from sql_agent.tiny_policy.make import make_if_default
-from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl
+from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl, validate
 
 STOPPED = {
     "grpo": "the same command goes on from the newest checkpoint, if there is one yet",
@@ -81,6 +83,8 @@ def run(
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY)
     require_model(cfg, model, environment)
+    if os.environ.get("AGL_CURRENT_ROLE") != "runner":
+        require(memory_of=cfg.model_copy(update={"model": model}), cards=cards_of(cpu=cpu))
     weights = count_weights(model)
     print(describe_learning_rate(cfg.optim, cfg.lora, weights))
     check_disk(cfg, weights)
@@ -111,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             check_own_tasks(cfg, environment)
         grpo = cfg.algorithm == "grpo"
         network = look(cfg) if trains and grpo and not args.dry_run else Network(cfg.cluster.ray_address)
-        cpu = use_cpu(cfg.engine, cfg.cluster)
+        cpu = (planned_on_cpu if args.dry_run else use_cpu)(cfg.engine, cfg.cluster)
         if args.dry_run and not grpo:
             selection, split, held_out = choose_tasks(cfg, environment)
             plan = "\n".join(describe_search(cfg, len(selection), split, held_out))
@@ -122,8 +126,10 @@ def main(argv: list[str] | None = None) -> int:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
             chosen, tasks = planned(cfg, environment)
             overrides = to_verl(chosen, files, cpu=cpu, network=network)
-            compose(overrides)
-            plan = "\n".join([*tasks, *describe_plan(chosen, cpu=cpu)])
+            composed = compose(overrides)
+            if not cpu:
+                validate(composed)
+            plan = "\n".join([*tasks, *describe_plan(chosen, cards=cards_of(cpu=cpu))])
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
         if trains:  # runners need neither verl nor vLLM

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.parts.report import Row
-from sql_agent.local.memory import Demand, Estimate, give_back_freed_memory, shape_of
+from sql_agent.local.memory import Demand, Estimate, give_back_freed_memory
+from sql_agent.model_shape import shape_of
 from sql_agent.settings.local import AdapterConfig, LossConfig, OptimConfig
 
 # Names are approximate numbers of parameters. The output layer is tied to the embedding. 135M is SmolLM2's shape.

@@ -10,7 +10,8 @@ from bench.parts.children import ROOT
 from bench.parts.local_memory import SIZES, config_of
 from bench.parts.local_tokens import per_turn
 from sql_agent.credit.row import Row
-from sql_agent.local.memory import Estimate, shape_of
+from sql_agent.local.memory import Estimate
+from sql_agent.model_shape import shape_of
 
 
 def test_a_rollout_is_cut_into_one_sample_per_turn():

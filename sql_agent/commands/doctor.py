@@ -1,15 +1,17 @@
 """Can a run start on this machine? `agentgrpo doctor [--model MODEL] [--database PATH]`
 
 Each check prints one line; after a problem comes the line that mends it. The exit status is 0 if a run can start (there
-may be warnings) and 1 if it cannot. The command takes a second, and works where packages are broken. It does not check
-disk space, GPU drivers and whether a model fits into memory. The checks are in the table `agentgrpo.checks.CHECKS`.
+may be warnings) and 1 if it cannot. The command takes a second, and works where packages are broken. With a model, and
+the run's settings where they are not the defaults (`--config`, `--set`), it says what memory the run takes. It does not
+check disk space and GPU drivers. The checks are in the table `agentgrpo.checks.CHECKS`.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from agentgrpo.checks import Finding, examine, show
+from agentgrpo.checks import Finding, Problem, examine, show
 from agentgrpo.flags import Parser
 from agentgrpo.machine import port_number
 from agentgrpo.outputs import named_path
@@ -59,7 +61,19 @@ def main(argv: list[str] | None = None) -> int:
         metavar="N",
         help="with --model, --database and tasks: the longest first prompt; default: what the model's context leaves",
     )
+    parser.add_argument("--config", type=named_path, help="with --model: settings of the run, as in training")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="likewise, e.g. --set cluster.workers_per_node=2",
+    )
     args = parser.parse_args(argv)
+    if (args.config or args.overrides) and not args.model:
+        parser.error("--config and --set need --model, the model whose memory they change")
     if args.val_file and not args.train_file:
         parser.error("--val-file needs --train-file, the tasks to train on")
     if args.max_prompt_tokens is not None and args.max_prompt_tokens < 1:
@@ -72,6 +86,8 @@ def look(args: argparse.Namespace) -> list[tuple[str, Finding]]:
     port = STORE_PORT if args.port is None else args.port
     model = {"model": args.model, "protocol": args.protocol} if args.model else {}
     found = examine(**this_machine(), port=port, port_asked=args.port is not None, **model)
+    if args.model and not any(each.blocks for name, each in found if name in ("packages", "model")):
+        found += look_at_memory(args.model, args.config, args.overrides)
     files = [file for file in (args.train_file, args.val_file) if file is not None]
     if args.database and args.env in (None, "text2sql"):
         splits = args.train_file is not None and args.val_file is None
@@ -86,3 +102,19 @@ def look(args: argparse.Namespace) -> list[tuple[str, Finding]]:
         rest = {"protocol": args.protocol, "database": args.database, "agent": args.agent}
         found += examine(env=env, tasks_of=rest, train_file=args.train_file, val_file=args.val_file)
     return found
+
+
+def look_at_memory(model: Path, config: Path | None, overrides: list[str]) -> list[tuple[str, Finding]]:
+    """What memory a run with these settings takes, on the GPUs if there are any, else on the CPU."""
+    from agentgrpo.hub import model_folder
+    from sql_agent.settings.load import load_config
+    from sql_agent.startup.preflight import cards_of, use_cpu
+
+    try:
+        cfg = load_config(config, overrides)
+        cpu = use_cpu(cfg.engine, cfg.cluster)
+    except ValueError as error:
+        what, _, remedy = str(error).partition("; ")
+        return [("settings", Finding(" ".join(overrides), (Problem(what, remedy or "doc/training.md has them"),)))]
+    cfg = cfg.model_copy(update={"model": model_folder(model, fetch=False)})
+    return examine(memory_of=cfg, cards=cards_of(cpu=cpu))

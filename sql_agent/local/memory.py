@@ -1,8 +1,8 @@
 """Estimates the memory that local training needs, from a model's config.json, before anything is loaded.
 
-The formulas are for models built like Llama and Qwen (`KNOWN_TYPES`). They count what autograd keeps of each layer with
-a LoRA adapter, the KV cache, and a tile of logits; libraries such as accelerate only estimate weights. Leaves out
-CUDA's own memory (about 0.5 GB), fragmentation, and models of other kinds. doc/benchmarks.md has the estimate's error.
+The formulas are for the models that `sql_agent.model_shape` knows. They count what autograd keeps of each layer with a
+LoRA adapter, the KV cache, and a tile of logits; libraries such as accelerate only estimate weights. Leaves out CUDA's
+own memory (about 0.5 GB), fragmentation, and models of other kinds. doc/benchmarks.md has the estimate's error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.hub import model_folder
@@ -19,12 +19,12 @@ from agentgrpo.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_to
 from dbbench_adapter.protocols import Message
 from sql_agent.local.model_files import base_folder
 from sql_agent.model_check import read_json
+from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.groups import AgentConfig, PrecisionName
 from sql_agent.settings.local import AdapterConfig, ModelConfig, OptimConfig
 
 Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
 """autocast: weights in float32, matrix products of the update in bfloat16, on a CPU that supports it."""
-KNOWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 NF4_BYTES = 0.516
 """Bytes of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
 VOCAB_TILE, PLACE_TILE = 4096, 4096
@@ -53,62 +53,6 @@ def give_back_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """The dimensions of a model, from its config.json."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    positions: int
-    tied: bool
-    """Whether the output layer is the embedding."""
-    biases: tuple[str, ...] = ()
-    """Linear layers with a bias."""
-    head_norms: bool = False
-    """Whether queries and keys are normalised, as in Qwen3."""
-
-    @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """The number of inputs and outputs of each linear layer in one transformer layer."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (self.hidden, queries),
-            "k_proj": (self.hidden, keys),
-            "v_proj": (self.hidden, keys),
-            "o_proj": (queries, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
-        }
-
-    @property
-    def linear_parameters(self) -> int:
-        """The number of parameters that 4-bit loading quantises: the matrices of all layers."""
-        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
-
-    @property
-    def parameters(self) -> int:
-        biases = sum(self.linears[name][1] for name in self.biases)
-        norms = 2 * self.hidden + 2 * self.head_dim * self.head_norms
-        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.linear_parameters + self.layers * (biases + norms) + embeddings + self.hidden
-
-    def adapted(self, adapter: AdapterConfig) -> list[str]:
-        """The linear layers that get an adapter."""
-        wanted = adapter.target_modules
-        if isinstance(wanted, str):
-            wanted = tuple(self.linears) if wanted == "all-linear" else (wanted,)
-        return [name for name in self.linears if any(name.endswith(one) for one in wanted)]
-
-    def adapter_parameters(self, adapter: AdapterConfig) -> int:
-        return self.layers * adapter.rank * sum(sum(self.linears[name]) for name in self.adapted(adapter))
-
-
 def read_shape(path: str) -> ModelShape:
     """Read the dimensions of a model.
 
@@ -118,37 +62,6 @@ def read_shape(path: str) -> ModelShape:
         ValueError: there is no config.json, or the model is of another kind.
     """
     return shape_of(read_json(base_folder(model_folder(path, fetch=False)) / "config.json"))
-
-
-def shape_of(config: dict[str, Any]) -> ModelShape:
-    """The dimensions that a config names.
-
-    Args:
-        config: the contents of config.json.
-    Raises:
-        ValueError: the model is of another kind.
-    """
-    kind = config.get("model_type")
-    if kind not in KNOWN_TYPES:
-        raise ValueError(f"models of type {kind!r} are not known here, only {', '.join(KNOWN_TYPES)}")
-    attention = ("q_proj", "k_proj", "v_proj")
-    biases = attention if kind == "qwen2" else (*attention, "o_proj") if config.get("attention_bias") else ()
-    if config.get("mlp_bias"):
-        biases = (*biases, "gate_proj", "up_proj", "down_proj")
-    heads = config["num_attention_heads"]
-    return ModelShape(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocab=config["vocab_size"],
-        positions=config["max_position_embeddings"],
-        tied=bool(config.get("tie_word_embeddings")),
-        biases=biases,
-        head_norms=kind == "qwen3",
-    )
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import STATE
-from sql_agent.local.memory import shape_of, training_holds
+from sql_agent.local.memory import training_holds
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
+from sql_agent.model_shape import shape_of
 from sql_agent.prompts.fit import fit_tasks
 from sql_agent.prompts.limit import choose_limit
 from sql_agent.settings.groups import DataConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgrpo.checks import UsageError, require
@@ -20,12 +20,11 @@ from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
 from sql_agent.settings.main_job import LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
+from sql_agent.startup.memory_check import Card, check_run_memory
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.time_left import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
-# Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32.
-TRAINED_BYTES = 16
 # Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments.
 SAVED_BYTES = 12
 # Characters of a token in a trajectory's line, about.
@@ -109,7 +108,12 @@ def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[s
     return with_prompts(cfg, tasks), tasks.describe() + tasks.describe_prompts()
 
 
-def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
+def describe_plan(cfg: TrainConfig, *, cards: Sequence[Card] | None) -> list[str]:
+    """
+    Args:
+        cards: as `check_run_memory` takes them; None: the run is on a CPU.
+    """
+    cpu = cards is None
     lines: list[str] = []
     weights = count_weights(cfg.model) if cfg.model is not None else None
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
@@ -127,6 +131,8 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     lines.append("time: not known before a step was measured; the run says it after the first one")
     if weights is not None:
         lines += [describe_learning_rate(cfg.optim, cfg.lora, weights), *_sizes(cfg.lora, weights)]
+        memory = check_run_memory(cfg, cards)
+        lines += [f"memory: {memory.found}", *(f"warning: {problem}" for problem in memory.problems)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
         check_disk(cfg, weights, lines.append)
     lines.append(
@@ -142,10 +148,7 @@ def _times(count: int) -> str:
 def _sizes(lora: LoraConfig, weights: int) -> list[str]:
     if lora.rank:
         return [f"the policy: {weights:,} weights; an adapter of rank {lora.rank} is trained"]
-    return [
-        f"the policy: {weights:,} weights, all trained; in training {TRAINED_BYTES * weights / 2**30:.2f} GiB with "
-        "gradients and AdamW's moments, activations and vLLM beside it"
-    ]
+    return [f"the policy: {weights:,} weights, all trained"]
 
 
 def describe_learning_rate(optim: OptimConfig, lora: LoraConfig, weights: int | None) -> str:

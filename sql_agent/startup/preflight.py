@@ -23,6 +23,7 @@ from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
+from sql_agent.startup.memory_check import Card, cards_here
 
 # The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address.
 USUAL_STORE = "http://localhost:9999"
@@ -217,6 +218,16 @@ def use_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
             f"use --device cpu, or one worker a GPU: --set engine.n_gpus={cluster.workers_per_node}"
         )
     return not gpus
+
+
+def planned_on_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
+    """As `use_cpu`, for a dry run: GPUs that are asked for by name need not be here."""
+    return engine.device != "gpu" and use_cpu(engine, cluster)
+
+
+def cards_of(*, cpu: bool) -> list[Card] | None:
+    """The GPUs of a run, as `check_run_memory` takes them."""
+    return None if cpu else cards_here() if count_gpus() else []
 
 
 def count_gpus() -> int:

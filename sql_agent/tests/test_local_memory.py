@@ -13,14 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sql_agent.local.memory import (
     Demand,
     Estimate,
-    ModelShape,
     Workload,
     available_bytes,
     choose_pass,
     read_shape,
-    shape_of,
     warning_of,
 )
+from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.settings.local import AdapterConfig, ModelConfig, OptimConfig
 

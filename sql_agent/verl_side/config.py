@@ -6,7 +6,9 @@ which takes ten seconds, and refuses a key that they do not have.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 from dataclasses import dataclass
 from operator import attrgetter
@@ -285,6 +287,26 @@ def compose(overrides: dict[str, Any]) -> Any:
     return OmegaConf.merge(base, overrides)
 
 
+def validate(config: Any) -> None:
+    """verl's own checks of what `compose` gives, those that its trainer and its workers make as they start.
+
+    They import verl, which takes ten seconds, and look at no GPU.
+
+    Raises:
+        ValueError: verl refuses a setting; the message is verl's.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):  # verl prints that all is well
+        from hydra.errors import InstantiationException
+        from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+        kl = bool(config.actor_rollout_ref.actor.use_kl_loss)
+        try:
+            validate_config(config, use_reference_policy=kl, use_critic=False)
+            omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        except (AssertionError, InstantiationException, ValueError) as error:
+            raise ValueError(f"verl refuses these settings: {error}") from error
+
+
 def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBACK) -> dict[str, str]:
     """Of the verl driver and of every Ray actor that it starts."""
     root = Path(__file__).resolve().parents[2]
@@ -323,6 +345,10 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBA
             **({"AGENTGRPO_TRAIN_THREADS": str(threads)} if (threads := cfg.engine.train_threads) else {}),
             "AGENTGRPO_PRECISION": precision(cfg.engine, cfg.model, cpu=True) if cfg.model else "float32",
         }
+    else:
+        # flashinfer's sampler is compiled at its first use, by a compiler that a GPU machine need not have; nothing is
+        # lost, since it is for top-p and top-k, and a policy is sampled whole
+        env["VLLM_USE_FLASHINFER_SAMPLER"] = os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return env
 
 

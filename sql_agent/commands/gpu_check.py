@@ -1,0 +1,188 @@
+"""What works on this machine's GPU? `agentgrpo gpu-check [--model MODEL]`, about ten minutes.
+
+It imports the packages, tries attention and vLLM, trains two steps of a small model with a SIGKILL between them and one
+step with LoRA, compares the probabilities of sampler and trainer, and the memory with its estimate, and writes one
+page. A stage that fails, or takes longer than its limit, does not stop the next one. The exit status is 0 if all
+passed, 1 if not, and 2 if there is no GPU. `--device cpu` does the same on a CPU, which tries the check itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentgrpo.checkpoints import checkpoints, fault_of
+from agentgrpo.flags import Parser
+from agentgrpo.machine import git_commit
+from agentgrpo.outputs import named_path
+from agentgrpo.processes import wait_until_gone
+from sql_agent.gpu_check.page import write_page
+from sql_agent.gpu_check.stages import Result, Stage, run
+from sql_agent.names import TINY_POLICY
+from sql_agent.settings.load import load_config
+from sql_agent.startup.machine import available_memory_gib, check_installed, installed_versions
+from sql_agent.startup.memory_check import cards_here, check_run_memory
+from sql_agent.startup.preflight import cards_of, count_gpus
+from sql_agent.verl_side.config import worker_environment
+
+# A policy that solves nothing would have groups without spread, so nothing is played again, and entropy is trained.
+SETTINGS = (
+    "data.generate=32",
+    "data.train_batch_size=4",
+    "data.max_response_tokens=512",
+    "agent.max_tokens=128",
+    "rollout.redraws=0",
+    "loss.entropy_coef=0.01",
+    "engine.gpu_memory_utilization=0.3",
+    "trainer.val_before_train=false",
+    "trainer.val_every=0",
+    "trainer.save_every=1",
+)
+GONE_S = 30.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="agentgrpo gpu-check", description="What works on this machine's GPU?")
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu tries the check itself")
+    parser.add_argument("--model", type=named_path, default=TINY_POLICY, help="folder; default: the small policy")
+    parser.add_argument("--run-dir", type=named_path, help="new folder for page, logs and runs")
+    args = parser.parse_args(argv)
+    if args.device == "gpu" and not count_gpus():
+        print("error: nvidia-smi finds no GPU here; run this on a machine with one", file=sys.stderr)
+        return 2
+    folder = args.run_dir or Path("runs") / time.strftime("gpu-check-%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    results, used = [], _used if args.device == "gpu" else None
+    for stage in stages_of(args.device, args.model, folder):
+        print(f"{stage.name} (at most {stage.limit_s:.0f} s) ...", flush=True)
+        log = folder / f"{stage.name.replace(' ', '-')}.log"
+        results.append(run(stage, log, environment_of(args.device), used))
+        print(f"  {results[-1].state} after {results[-1].seconds:.0f} s {results[-1].why}", flush=True)
+        if stage.kill_at is not None:
+            _wait_for_the_killed(folder / "all-weights")
+    page = folder / "gpu-check.md"
+    page.write_text(page_of(args.device, args.model, folder, results))
+    print(f"the page: {page}")
+    return int(any(result.state != "ok" for result in results))
+
+
+def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
+    """The stages in order; limits are about twice what an H100, or two busy CPU cores, took."""
+    probe = [sys.executable, "-m", "sql_agent.gpu_check.probes"]
+    arguments = [device, str(model)]
+    every, lora = folder / "all-weights", folder / "lora"
+    policy = [sys.executable, "-m", "agentgrpo", "tiny-policy", "--output", str(model)]
+
+    def trained(run_dir: Path, *flags: str) -> list[str]:
+        where = ["--device", device, "--model", str(model), "--run-dir", str(run_dir)]
+        return [sys.executable, "-m", "agentgrpo", "train", *where, *flags]
+
+    two, one = ("--set", *SETTINGS, "trainer.steps=2"), ("--lora", "--set", *SETTINGS, "trainer.steps=1")
+    make = [Stage("small policy", policy, 300, lambda _: {})] if model == TINY_POLICY else []
+    return [
+        Stage("imports", [*probe, "imports", *arguments], 180, _found),
+        Stage("attention", [*probe, "attention", *arguments], 120, _found),
+        *make,
+        Stage("vLLM", [*probe, "vllm", *arguments], 240, _found),
+        Stage(
+            "a train step",
+            trained(every, *two),
+            500,
+            lambda _: _taken(every, [1]),
+            kill_at=lambda: _is_sealed(every, 1),
+            also=every / "logs" / "driver.log",
+        ),
+        Stage(
+            "resume after SIGKILL",
+            trained(every, *two),
+            500,
+            lambda _: _taken(every, [1, 2]),
+            also=every / "logs" / "driver.log",
+        ),
+        Stage("LoRA", trained(lora, *one), 500, lambda _: _taken(lora, [1]), also=lora / "logs" / "driver.log"),
+    ]
+
+
+def environment_of(device: str) -> dict[str, str]:
+    """The probes' environment, which is that of a run's own processes."""
+    return worker_environment(load_config(None, []), cpu=device == "cpu")
+
+
+def _found(output: str) -> dict[str, Any]:
+    """What a probe prints at its end; libraries may print something as the process ends."""
+    return json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
+
+
+def _is_sealed(run_dir: Path, step: int) -> bool:
+    found = [each for each in checkpoints(run_dir / "checkpoints") if each.name.endswith(f"_{step}")]
+    return bool(found) and fault_of(found[0], hashes=False) is None
+
+
+def _wait_for_the_killed(run_dir: Path) -> None:
+    """The guard of a killed run ends what the run had started."""
+    if (run_dir / "run.json").is_file():
+        wait_until_gone(json.loads((run_dir / "run.json").read_text())["run_id"], GONE_S, forks=True)
+
+
+def metrics_of(run_dir: Path) -> dict[int, dict[str, float]]:
+    file = run_dir / "metrics.jsonl"
+    rows = map(json.loads, file.read_text().splitlines()) if file.is_file() else ()
+    return {row["train_step"]: row for row in rows}
+
+
+def _taken(run_dir: Path, steps: list[int]) -> dict[str, Any]:
+    found = metrics_of(run_dir)
+    if sorted(found) != steps:
+        raise ValueError(f"the steps of metrics.jsonl are {sorted(found)}, expected {steps}")
+    last = found[steps[-1]]
+    if last["engine/alarm"]:
+        raise ValueError(f"sampler and trainer differ: engine/probs_diff_mean is {last['engine/probs_diff_mean']:.2g}")
+    return {
+        "steps": ", ".join(map(str, steps)),
+        "mean difference of probabilities": f"{last['engine/probs_diff_mean']:.1e}",
+    }
+
+
+def _used() -> int:
+    return max((card.total - card.free for card in cards_here()), default=0)
+
+
+def page_of(device: str, model: Path, folder: Path, results: Sequence[Result]) -> str:
+    runs = {"all weights": "all-weights", "LoRA": "lora"}
+    steps = {
+        f"{name}, step {step}": metrics
+        for name, run_dir in runs.items()
+        for step, metrics in metrics_of(folder / run_dir).items()
+    }
+    estimates = []
+    for name, more in (("all weights", []), ("LoRA", ["lora.rank=16"])):
+        cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
+        estimates.append(f"- {name}: {check_run_memory(cfg, cards_of(cpu=device == 'cpu')).found}")
+    title = f"GPU check, {time.strftime('%Y-%m-%d')}, commit {git_commit()}, --device {device}, model {model.name}"
+    return write_page(title, machine_of(device), results, steps, "\n".join(estimates))
+
+
+def machine_of(device: str) -> dict[str, str]:
+    packages = check_installed(installed_versions())
+    wrong = "; ".join(problem.what for problem in packages.problems)
+    found = {
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}, Python {platform.python_version()}",
+        "CPU": f"{os.cpu_count()} cores, {available_memory_gib():.1f} GiB of memory available",
+        "/dev/shm": f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB free",
+        "compilers": ", ".join(filter(shutil.which, ("gcc", "nvcc", "ninja"))) or "none",
+        "packages": f"{packages.found}{': ' if wrong else ''}{wrong}",
+    }
+    if device == "gpu":
+        names = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
+        found["GPUs"] = (
+            subprocess.run(names, capture_output=True, text=True, timeout=30).stdout.strip().replace("\n", "; ")
+        )
+    return found

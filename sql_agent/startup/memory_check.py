@@ -1,0 +1,180 @@
+"""Refuses a run that does not fit into the memory of its GPUs before anything loads, with the settings that would fit.
+
+On a CPU, which can swap, it warns. The sums are those of `run_memory`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from math import floor
+from typing import Any, NamedTuple
+
+from agentgrpo.checks import Finding, Problem
+from agentgrpo.settings import merged, set_path
+from sql_agent.model_check import read_json
+from sql_agent.model_shape import ModelShape, shape_of
+from sql_agent.settings.train import TrainConfig
+from sql_agent.startup.machine import available_memory_gib
+from sql_agent.startup.run_memory import BUCKET, GIB, OFFLOAD, cpu_need, describe_need, need_of, offloaded, phases
+
+MOST_GPUS = 64
+"""More of them are not proposed."""
+MOST_SHARE = 0.9
+"""vLLM's own default; the rest of a card is for what it does not count."""
+Changes = list[tuple[str, Any]]
+"""Settings and their new values."""
+
+
+class Card(NamedTuple):
+    """Bytes of a GPU."""
+
+    total: int
+    free: int
+
+
+def cards_here() -> list[Card]:
+    """The GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
+    command += [f"--id={visible}"] if visible else []
+    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    numbers = [re.findall(r"\d+", line) for line in said.splitlines()]  # a part of a GPU (MIG) has none
+    return [Card(*(int(number) * 2**20 for number in pair)) for pair in numbers if len(pair) == 2]
+
+
+def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
+    """
+    Args:
+        cards: the GPUs that can be used; empty: none was looked at (a dry run elsewhere); None: the run is on a CPU.
+    """
+    shape = shape_here(cfg)
+    if isinstance(shape, str):
+        return Finding(f"not estimated ({shape}), a trained weight takes 16 bytes with its gradient and moments")
+    if cards is None:
+        return _check_cpu(cfg, cpu_need(cfg, shape), round(available_memory_gib() * GIB))
+    if not cards:
+        return Finding(f"{describe_need(cfg, need_of(cfg, shape, cpu=False), None)}; no GPU was looked at")
+    card = min(cards, key=lambda each: each.free)
+    found = describe_need(cfg, need_of(cfg, shape, cpu=False), card.total)
+    fault = fault_of(cfg, shape, card)
+    if fault is None:
+        return Finding(f"{found}; {_gib(card.free)} of {_gib(card.total)} are free")
+    settings = settings_that_fit(cfg, shape, card)
+    remedy = f"it would fit with --set {' '.join(settings)}" if settings else "take a smaller model, or larger GPUs"
+    return Finding(found, (Problem(fault, remedy),))
+
+
+def _check_cpu(cfg: TrainConfig, needed: int, available: int) -> Finding:
+    workers = cfg.workers(cpu=True)
+    each = f"{workers} training workers, each with a vLLM," if workers > 1 else "a training worker and its vLLM"
+    found = f"{each} may take {_gib(needed)}; {_gib(available)} are available"
+    if needed <= available:
+        return Finding(found)
+    fewer = f"cluster.workers_per_node={workers - 1}" if workers > 1 else "engine.gradient_checkpointing=true"
+    remedy = f"end other programs, or lower it with --set {fewer}"
+    what = f"the run may take {_gib(needed)}, {_gib(available)} are available, and Ray ends a worker where none is left"
+    return Finding(found, (Problem(what, remedy, blocks=False),))
+
+
+def shape_here(cfg: TrainConfig) -> ModelShape | str:
+    """The shape of the run's model, or why nobody knows it."""
+    if cfg.model is None or not cfg.model.is_dir():
+        return "the model is not on this machine"
+    try:
+        return shape_of(read_json(cfg.model / "config.json"))
+    except ValueError as fault:
+        return str(fault)
+    except KeyError as fault:
+        return f"{cfg.model / 'config.json'} has no {fault.args[0]}"
+
+
+def fault_of(cfg: TrainConfig, shape: ModelShape, card: Card) -> str | None:
+    """What does not fit on the card; None if everything does."""
+    need = need_of(cfg, shape, cpu=False)
+    share = int(cfg.engine.gpu_memory_utilization * card.total)
+    if share < need.sampler:
+        return (
+            f"vLLM needs {_gib(need.sampler)} of each GPU, and engine.gpu_memory_utilization="
+            f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}"
+        )
+    phase, most = max(phases(cfg, need, card.total).items(), key=lambda item: item[1])
+    if most <= card.free:
+        return None
+    return f"the run needs {_gib(most)} of each GPU in {phase}, and {_gib(card.free)} of {_gib(card.total)} are free"
+
+
+def settings_that_fit(cfg: TrainConfig, shape: ModelShape, card: Card) -> list[str] | None:
+    """Changes, as `--set` takes them, with which the run fits on such cards; None if none are enough.
+
+    They are tried one on top of the other, what costs least first, and those that turn out not to be needed are left
+    out.
+    """
+    tried: Changes = []
+    for change in (None, *_changes(cfg, shape)):
+        tried += [change] if change else []
+        if not _fits(cfg, tried, shape, card):
+            continue
+        for each in tuple(tried):
+            without = [other for other in tried if other is not each]
+            tried = without if _fits(cfg, without, shape, card) else tried
+        share = _with_share(_changed(cfg, tried), shape, card).engine.gpu_memory_utilization
+        if share != cfg.engine.gpu_memory_utilization:
+            tried = [("engine.gpu_memory_utilization", share), *tried]
+        return [f"{name}={str(value).lower()}" for name, value in tried]
+    return None
+
+
+def _changes(cfg: TrainConfig, shape: ModelShape) -> Iterator[tuple[str, Any]]:
+    if cfg.engine.gradient_checkpointing is False:
+        yield "engine.gradient_checkpointing", True
+    yield f"verl.{BUCKET}", 512
+    longest = cfg.data.prompt_tokens + cfg.data.max_response_tokens
+    if cfg.micro_batch_tokens(cpu=False) > longest:
+        yield "optim.micro_batch_tokens", longest
+    for name, given in offloaded(cfg).items():
+        if not given:
+            yield f"verl.{OFFLOAD}.{name}", True
+    if not cfg.lora.rank:
+        yield "lora.rank", 16
+    rows = (cfg.optim.mini_batch_size or cfg.data.train_batch_size) * cfg.rollout.group_size
+    gpus = 2 * cfg.engine.n_gpus
+    while gpus <= MOST_GPUS and rows % gpus == 0:
+        yield "engine.n_gpus", gpus
+        if shape.shared_by(gpus):
+            yield "engine.tensor_parallel_size", gpus
+        gpus *= 2
+
+
+def _fits(cfg: TrainConfig, changes: Changes, shape: ModelShape, card: Card) -> bool:
+    return fault_of(_with_share(_changed(cfg, changes), shape, card), shape, card) is None
+
+
+def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
+    tree = cfg.model_dump()
+    for name, value in changes:
+        one: dict[str, Any] = {}
+        set_path(one, name, value)
+        tree = merged(tree, one)
+    if tree["engine"]["n_gpus"] % tree["engine"]["tensor_parallel_size"]:
+        return cfg  # these changes belong to one another
+    return TrainConfig.model_validate(tree)
+
+
+def _with_share(cfg: TrainConfig, shape: ModelShape, card: Card) -> TrainConfig:
+    """vLLM's share of the card as it is set where that fits, else the largest that does, in whole percent."""
+    if fault_of(cfg, shape, card) is None:
+        return cfg
+    need = need_of(cfg, shape, cpu=False)
+    beside = phases(cfg, need, 0)  # without a share
+    rest = card.free - (max(beside.values()) if cfg.trainer.max_lag else beside["rollouts"])
+    share = min(MOST_SHARE, floor(100 * rest / card.total) / 100)
+    if share * card.total < need.sampler:
+        return cfg
+    return cfg.model_copy(update={"engine": cfg.engine.model_copy(update={"gpu_memory_utilization": share})})
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

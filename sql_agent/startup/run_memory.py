@@ -1,0 +1,172 @@
+"""Estimates the memory of a run of the main job before anything loads: of each GPU, or of a CPU's workers together.
+
+The trainer is verl's FSDP2 (weights, gradients and AdamW's moments in float32, shared by the GPUs), the sampler is a
+vLLM on the same GPUs. They take turns: while rollouts are played vLLM has its share of the card, while the policy is
+updated it has given it back, and during weight sync both hold their weights. So three sums are made, and the largest
+counts. Only models that `sql_agent.model_shape` knows; fragmentation is left out. How far the estimate was from what an
+H100 showed is in doc/gpu.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agentgrpo.cpu_features import uses_bfloat16
+from sql_agent.model_shape import ModelShape
+from sql_agent.settings.local import AdapterConfig
+from sql_agent.settings.train import TrainConfig
+
+GIB = 2**30
+FLOAT32 = 4
+# Contexts of both processes, CUDA graphs, NCCL and what torch's allocator holds back: an H100 held 10.0 GiB where
+# vLLM's share was 8.0 and the trainer's tensors were smaller than 0.1 (doc/benchmarks.md).
+PROCESSES = 2 * GIB
+# The buffer in which verl sends weights, MiB by default; a larger weight is sent by itself.
+BUCKET, BUCKET_MIB = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes", 2048
+# verl takes log-probs of so many positions at a time (utils/experimental/torch_functional.py), and its backward pass
+# holds 22 bytes of each logit: one copy in bfloat16, five in float32.
+POSITIONS, BYTES_OF_A_LOGIT = 512, 22
+# A one-step run of the small policy on one CPU worker took 6 GiB, a second worker and its vLLM 2.5 GiB more; a GiB of
+# each is vLLM's KV cache (doc/training.md#several-training-workers).
+CPU_BASE, CPU_WORKER = 5 * GIB, 3 * GIB // 2
+OFFLOAD = "actor_rollout_ref.actor.fsdp_config"
+"""verl's keys `param_offload` and `optimizer_offload` are below it."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on one GPU (on a CPU: of one worker and its vLLM), by purpose."""
+
+    weights: int
+    """The trainer's share, float32; with LoRA the frozen ones too."""
+    gradients: int
+    moments: int
+    gathered: int
+    """Weights of the layers that are computed, and their gradients before they are shared out."""
+    activations: int
+    logits: int
+    largest: int
+    """The largest weight, whole, on its way to the sampler."""
+    served: int
+    """The sampler's weights."""
+    reading: int
+    """The sampler's activations while it reads prompts, and logits."""
+    row: int
+    """KV cache of one longest row, without which vLLM does not start."""
+
+    @property
+    def update(self) -> int:
+        return self.weights + self.gradients + self.moments + self.gathered + self.activations + self.logits
+
+    @property
+    def sampler(self) -> int:
+        return self.served + self.reading + self.row
+
+
+def need_of(cfg: TrainConfig, shape: ModelShape, *, cpu: bool) -> Need:
+    """The need of one of the run's workers and of its part of a model server."""
+    workers, tp = cfg.workers(cpu=cpu), 1 if cpu else cfg.engine.tensor_parallel_size
+    half = uses_bfloat16(cfg.engine.precision, shape.parameters) if cpu else cfg.engine.precision != "float32"
+    act = 2 if half else 4
+    adapter = AdapterConfig(rank=cfg.lora.rank, target_modules=cfg.lora.target_modules) if cfg.lora.rank else None
+    added = shape.adapter_parameters(adapter) if adapter else 0
+    trained = added or shape.parameters
+    embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    layer = (shape.parameters - embeddings) // shape.layers
+    # A CPU computes in autocast on float32 weights. FSDP2 gathers a layer and the next one, and keeps the root's.
+    gathered = (FLOAT32 if cpu else act) * (embeddings + 2 * layer)
+    if not adapter:
+        gathered += (FLOAT32 + act) * max(embeddings, layer)
+    context = cfg.data.prompt_tokens + cfg.data.max_response_tokens
+    keys = shape.head_dim * max(1, shape.kv_heads // tp)
+    batched = max(4096, context)
+    return Need(
+        weights=FLOAT32 * (shape.parameters + added) // workers,
+        gradients=FLOAT32 * trained // workers,
+        moments=2 * FLOAT32 * trained // workers,
+        gathered=gathered,
+        activations=_activations(cfg, shape, act, cpu=cpu),
+        logits=POSITIONS * BYTES_OF_A_LOGIT * shape.vocab + 2 * act * shape.vocab * shape.hidden,
+        largest=FLOAT32 * max(shape.vocab, shape.intermediate) * shape.hidden,
+        served=act * shape.parameters // tp,
+        reading=batched * act * (4 * shape.intermediate // tp + 3 * shape.hidden)
+        + 3 * FLOAT32 * cfg.engine.max_num_seqs * shape.vocab,
+        row=2 * act * keys * shape.layers * context,
+    )
+
+
+def _activations(cfg: TrainConfig, shape: ModelShape, act: int, *, cpu: bool) -> int:
+    """What autograd keeps of a full micro-batch, and what the layer that is being computed needs beside it.
+
+    Each norm keeps its input in float32 and normalised; each linear layer its input; attention queries, keys and values
+    (repeated for each query head) and its output; the feed-forward part its gate, its activation and its product.
+    """
+    tokens = cfg.micro_batch_tokens(cpu=cpu)
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    kept = 8 * shape.hidden + act * (4 * shape.hidden + 4 * queries + 4 * shape.intermediate)
+    if shape.head_norms:
+        kept += (FLOAT32 + act) * (queries + keys)
+    # On a GPU several rows share a pass under a mask, which torch's attention turns into numbers in each layer; a CPU's
+    # attention (`sql_agent.shared_prefix`) needs none.
+    mask = 0 if cpu else act * tokens**2
+    working = tokens * act * (4 * shape.intermediate + 3 * shape.hidden) + (0 if cpu else tokens**2 + mask)
+    checkpointing = cfg.engine.gradient_checkpointing
+    if (not cpu) if checkpointing is None else checkpointing:
+        residual = FLOAT32 if cpu else act
+        return shape.layers * tokens * shape.hidden * residual + tokens * kept + mask + working
+    return shape.layers * (tokens * kept + mask) + working
+
+
+def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
+    """Bytes on one GPU while rollouts are played, while weights are sent, and in the update.
+
+    Args:
+        total: of the card, of which vLLM takes its share; None: it takes what it needs at least.
+    """
+    share = need.sampler if total is None else int(cfg.engine.gpu_memory_utilization * total)
+    awake = cfg.trainer.max_lag > 0  # vLLM keeps its memory during the update
+    offload, bucket = offloaded(cfg), int(_given(cfg, BUCKET) or BUCKET_MIB) * 2**20
+    resting = (0 if offload["optimizer_offload"] else need.moments) + (0 if offload["param_offload"] else need.weights)
+    # the adapter is merged into weights that are on the GPU; without one each weight is sent from where it lies
+    sending = resting + (need.weights if offload["param_offload"] and cfg.lora.rank else 0)
+    return {
+        "rollouts": share + resting + PROCESSES,
+        "weight sync": (share if awake else need.served) + sending + bucket + need.largest + PROCESSES,
+        "the update": (share if awake else 0) + need.update + PROCESSES,
+    }
+
+
+def offloaded(cfg: TrainConfig) -> dict[str, bool]:
+    """What the trainer keeps in the host's memory while it is not updating."""
+    return {name: bool(_given(cfg, f"{OFFLOAD}.{name}")) for name in ("param_offload", "optimizer_offload")}
+
+
+def _given(cfg: TrainConfig, key: str) -> Any:
+    """The value of verl's key in the settings, None if it is not given."""
+    found: Any = cfg.verl
+    for name in key.split("."):
+        found = found.get(name, {})
+    return found if found != {} else None
+
+
+def describe_need(cfg: TrainConfig, need: Need, total: int | None) -> str:
+    """In GiB; `total` as in `phases`."""
+    sums = ", ".join(f"{_gib(size)} in {phase}" for phase, size in phases(cfg, need, total).items())
+    return (
+        f"GiB of each GPU: {sums}; the trainer: weights {_gib(need.weights)}, gradients {_gib(need.gradients)}, "
+        f"moments {_gib(need.moments)}, gathered layers {_gib(need.gathered)}, activations {_gib(need.activations)}, "
+        f"logits {_gib(need.logits)}; vLLM at least: weights {_gib(need.served)}, reading prompts "
+        f"{_gib(need.reading)}, KV cache of one row {_gib(need.row)}"
+    )
+
+
+def cpu_need(cfg: TrainConfig, shape: ModelShape) -> int:
+    """Bytes of all workers of a CPU, their model servers, and the processes of the run."""
+    workers, need = cfg.workers(cpu=True), need_of(cfg, shape, cpu=True)
+    tensors = workers * (need.update + need.served + cfg.engine.kv_cache_gib * GIB)
+    return CPU_BASE + (workers - 1) * CPU_WORKER + tensors
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"

@@ -1,0 +1,115 @@
+"""The check of a GPU machine: its stages end within their limits, its page is whole, and on a CPU all of it runs."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sql_agent.commands.gpu_check import main, metrics_of
+from sql_agent.gpu_check.page import write_page
+from sql_agent.gpu_check.stages import Result, Stage, run
+
+ROOT = Path(__file__).parents[2]
+
+
+def stage(script: str, limit_s: float = 60.0, **more) -> Stage:
+    return Stage("try", ["bash", "-c", script], limit_s, lambda output: {"said": output.strip()}, **more)
+
+
+def test_a_stage_says_what_it_found_and_gets_the_environment(tmp_path):
+    found = run(stage("sleep 2; echo $WORD"), tmp_path / "log", {"WORD": "hello"}, lambda: 5)
+    assert (found.state, found.found, found.peak) == ("ok", {"said": "hello"}, 5)
+
+
+def test_a_stage_that_fails_is_shown_with_the_ends_of_its_logs(tmp_path):
+    (tmp_path / "driver.log").write_text("verl's last word\n")
+    script = "for i in $(seq 50); do echo line $i; done; exit 3"
+    found = run(stage(script, also=tmp_path / "driver.log"), tmp_path / "log", {}, None)
+    assert (found.state, found.why, found.peak) == ("failed", "exit status 3", None)
+    lines = "\n".join(f"line {i}" for i in range(21, 51))
+    assert found.tail == f"log:\n{lines}\ndriver.log:\nverl's last word"
+
+
+def test_a_stage_beyond_its_limit_is_ended_with_what_it_started(tmp_path):
+    found = run(stage(f"echo begun; sleep 100 & echo $! > {tmp_path}/pid; wait", 2.0), tmp_path / "log", {}, None)
+    assert (found.state, found.why) == ("too long", "it had not ended after 2 s, its limit")
+    assert found.tail == "log:\nbegun"
+    assert found.seconds < 20
+    child = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_stage_is_killed_when_it_has_what_it_wants(tmp_path):
+    began = time.monotonic()
+    killed = stage(f"touch {tmp_path}/there; sleep 100", kill_at=(tmp_path / "there").exists)
+    assert run(killed, tmp_path / "log", {}, None).state == "ok"
+    assert time.monotonic() - began < 20
+    ended = run(stage("true", kill_at=lambda: False), tmp_path / "log", {}, None)
+    assert (ended.state, ended.why) == ("failed", "it ended (exit status 0) before it could be killed")
+
+
+def test_what_a_stage_leaves_behind_has_to_be_readable(tmp_path):
+    def read(output):
+        raise ValueError("no steps")
+
+    found = run(Stage("try", ["true"], 60, read), tmp_path / "log", {}, None)
+    assert (found.state, found.why) == ("failed", "what it left behind cannot be read: ValueError('no steps')")
+
+
+def test_the_page_is_whole():
+    results = [
+        Result("imports", "ok", 12.4, {"torch": "2.11.0", "vllm": "0.24.0"}, peak=3 * 2**30),
+        Result("vLLM", "failed", 3.0, why="exit status 1", tail="vLLM.log:\n```\nno memory | none"),
+    ]
+    metrics = {"time/update_s": 0.25, "engine/probs_diff_mean": 0.000412345, "something/else": 1.0}
+    steps = {"LoRA, step 1": metrics, "LoRA, step 2": {"time/update_s": 12.0}}
+    assert write_page("GPU check", {"CPU": "2 cores"}, results, steps, "- LoRA: 4 GiB") == (
+        "# GPU check\n\n1 of 2 stages passed.\n\n## Machine\n\n"
+        "| what | found |\n| --- | --- |\n| CPU | 2 cores |\n\n"
+        "## Stages\n\n| stage | result | seconds | found |\n| --- | --- | --- | --- |\n"
+        "| imports | ok | 12 | torch 2.11.0; vllm 0.24.0; of a GPU 3.0 GiB were taken at most |\n"
+        "| vLLM | failed | 3 | exit status 1 |\n\n"
+        "## Train steps\n\n| what | LoRA, step 1 | LoRA, step 2 |\n| --- | --- | --- |\n| update, s | 0.25 | 12 |\n"
+        "| probability of a sampled token, sampler against trainer: mean difference | 0.0004123 |  |\n\n"
+        "## Memory, estimated before the run\n\n- LoRA: 4 GiB\n\n"
+        "## vLLM: failed\n\nexit status 1\n\n````text\nvLLM.log:\n```\nno memory | none\n````\n"
+    )
+
+
+REFUSED = "error: nvidia-smi finds no GPU here; run this on a machine with one\n"
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
+def test_without_a_gpu_it_is_refused_in_a_sentence_before_anything_is_installed(capsys, tmp_path):
+    assert main(["--run-dir", str(tmp_path / "check")]) == 2
+    assert capsys.readouterr().err == REFUSED
+    assert not (tmp_path / "check").exists()
+    script = tmp_path / "clone" / "scripts" / "gpu_check.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "gpu_check.sh", script)
+    done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, REFUSED)
+    assert not (tmp_path / "clone" / ".venv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_stage_passes_on_a_cpu(small_policy, tmp_path):
+    folder = tmp_path / "check"
+    command = [sys.executable, "-m", "agentgrpo", "gpu-check", "--device", "cpu", "--model", str(small_policy)]
+    done = subprocess.run([*command, "--run-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=1400)
+    page = (folder / "gpu-check.md").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + page
+    assert "6 of 6 stages passed." in page
+    for words in ("| imports | ok |", "| vLLM | ok |", "sampled 2048 tokens", "| resume after SIGKILL | ok |"):
+        assert words in page
+    assert "- LoRA: a training worker and its vLLM may take 6." in page
+    every = metrics_of(folder / "all-weights")
+    assert [step["train_step"] for step in every.values()] == [1, 2]
+    assert every[2]["engine/probs_diff_max"] < 1e-3
+    row = next(line for line in page.splitlines() if line.startswith("| ... largest difference |"))
+    assert len(row.strip("| ").split(" | ")) == 4  # of the two steps and of the one with LoRA

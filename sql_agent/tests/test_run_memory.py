@@ -1,0 +1,298 @@
+"""The memory of a run: each part worked out by hand, two sums that an H100 showed, and the settings that would fit."""
+
+import json
+
+import pytest
+
+from sql_agent.commands import doctor
+from sql_agent.model_shape import ModelShape, shape_of
+from sql_agent.settings.load import load_config
+from sql_agent.startup.memory_check import Card, cards_here, check_run_memory, fault_of, settings_that_fit
+from sql_agent.startup.run_memory import GIB, PROCESSES, Need, cpu_need, need_of, phases
+from sql_agent.train_sql_agent import main
+
+SHAPE = ModelShape(
+    hidden=4, intermediate=8, layers=2, heads=2, kv_heads=1, head_dim=2, vocab=10, positions=1000, tied=True
+)
+LENGTHS = ["data.max_prompt_tokens=100", "data.max_response_tokens=28", "agent.max_tokens=16"]
+SMALL = [*LENGTHS, "optim.micro_batch_tokens=128", "engine.max_num_seqs=1", "engine.precision=bfloat16"]
+NEED = Need(
+    # a layer's matrices: 16 + 8 + 8 + 16 + 3 x 32 = 144, its norms 8; 10 x 4 embeddings, a last norm of 4: 348 weights
+    weights=4 * 348,
+    gradients=4 * 348,
+    moments=8 * 348,
+    # embeddings and two layers in bfloat16; the gradient of a layer in bfloat16 and float32
+    gathered=2 * (40 + 2 * 154) + 6 * 154,
+    # inputs of two layers; kept of one: 8 bytes x 4 in the norms, 2 x (16 + 16 + 32) besides; a mask of numbers
+    # kept, and one of bits and one of numbers with 44 numbers a token in work
+    activations=2 * 128 * 4 * 2 + 128 * (32 + 128) + 2 * 128**2 + (128 * 2 * 44 + 128**2 + 2 * 128**2),
+    logits=512 * 22 * 10 + 4 * 40,
+    largest=4 * 10 * 4,
+    served=2 * 348,
+    reading=4096 * 2 * 44 + 12 * 10,
+    row=2 * 2 * 2 * 2 * 128,
+)
+
+
+def need(*settings, shape=SHAPE, cpu=False) -> Need:
+    return need_of(load_config(None, [*SMALL, *settings]), shape, cpu=cpu)
+
+
+def changed(**parts) -> Need:
+    return Need(**(vars(NEED) | parts))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        pytest.param([], NEED, id="one_gpu"),
+        pytest.param(
+            ["engine.n_gpus=2", "engine.tensor_parallel_size=2"],
+            # one key-value head is held by both
+            changed(weights=696, gradients=696, moments=1392, served=348, reading=4096 * 2 * (16 + 12) + 120),
+            id="two_gpus_share_trainer_and_server",
+        ),
+        pytest.param(
+            ["lora.rank=2"],
+            # rank x (inputs + outputs): 2 x (8 + 6 + 6 + 8 + 12 + 12 + 12) in each of two layers: 256 weights
+            changed(weights=4 * (348 + 256), gradients=4 * 256, moments=8 * 256, gathered=2 * (40 + 2 * 154)),
+            id="an_adapter_has_gradients_and_moments_alone",
+        ),
+        pytest.param(
+            ["engine.gradient_checkpointing=false"],
+            changed(activations=2 * (128 * 160 + 2 * 128**2) + (128 * 2 * 44 + 3 * 128**2)),
+            id="everything_is_kept",
+        ),
+        pytest.param(
+            ["engine.precision=float32"],
+            changed(
+                gathered=4 * (40 + 2 * 154) + 8 * 154,
+                activations=2 * 128 * 4 * 4 + 128 * (32 + 256) + 4 * 128**2 + (128 * 4 * 44 + 5 * 128**2),
+                logits=512 * 22 * 10 + 8 * 40,
+                served=4 * 348,
+                reading=4096 * 4 * 44 + 12 * 10,
+                row=2 * 4 * 2 * 2 * 128,
+            ),
+            id="float32",
+        ),
+    ],
+)
+def test_each_part_is_counted(settings, expected):
+    assert need(*settings) == expected
+
+
+BUCKET = 2 * GIB
+TEN = Need(10, 20, 30, 1, 2, 3, 4, 5, 6, 7)
+"""Its update takes 66, its sampler 18."""
+OFFLOAD = "verl.actor_rollout_ref.actor.fsdp_config"
+
+
+@pytest.mark.parametrize(
+    ("settings", "total", "expected"),
+    [
+        # half of the card, weights and moments; the sampler's weights and the trainer's, a bucket, the largest weight
+        pytest.param([], 1000, {"rollouts": 540, "weight sync": 5 + 40 + BUCKET + 4, "the update": 66}, id="by_turns"),
+        pytest.param([], None, {"rollouts": 58, "weight sync": 49 + BUCKET, "the update": 66}, id="card_not_known"),
+        pytest.param(
+            ["trainer.max_lag=1", "llm_proxy=true"],
+            1000,
+            {"rollouts": 540, "weight sync": 544 + BUCKET, "the update": 566},
+            id="a_lag_keeps_the_sampler",
+        ),
+        pytest.param(
+            [f"{OFFLOAD}.param_offload=true", f"{OFFLOAD}.optimizer_offload=true"],
+            1000,
+            {"rollouts": 500, "weight sync": 9 + BUCKET, "the update": 66},
+            id="offload",
+        ),
+        pytest.param(
+            ["verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512"],
+            1000,
+            {"rollouts": 540, "weight sync": 49 + BUCKET // 4, "the update": 66},
+            id="a_smaller_bucket",
+        ),
+        pytest.param(
+            [f"{OFFLOAD}.param_offload=true", "lora.rank=8"],
+            1000,
+            {"rollouts": 530, "weight sync": 49 + BUCKET, "the update": 66},
+            id="an_adapter_is_merged_on_the_gpu",
+        ),
+    ],
+)
+def test_trainer_and_sampler_are_added_up_phase_by_phase(settings, total, expected):
+    found = phases(load_config(None, settings), TEN, total)
+    assert {phase: size - PROCESSES for phase, size in found.items()} == expected
+
+
+def test_a_cpus_workers_hold_their_shares_and_a_server_each():
+    settings = ["cluster.workers_per_node=2", "engine.precision=float32", "engine.kv_cache_gib=2"]
+    cfg = load_config(None, [*SMALL, *settings])
+    # half of weights, gradients and moments; whole layers in float32, nothing recomputed and no mask
+    one = 16 * 348 // 2 + 4 * (40 + 2 * 154) + 8 * 154 + (2 * 128 * 288 + 128 * 4 * 44) + 512 * 22 * 10 + 8 * 40
+    assert need_of(cfg, SHAPE, cpu=True).update == one
+    assert cpu_need(cfg, SHAPE) == int(6.5 * GIB) + 2 * (one + 4 * 348 + 2 * GIB)
+
+
+# Measured ------------------------------------------------------------------------------------------------------------
+
+SMOLLM2 = shape_of({
+    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+})  # fmt: skip
+TINY = shape_of({
+    "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "vocab_size": 1020,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+})  # fmt: skip
+
+
+def test_the_two_sums_that_an_h100_showed_are_met():
+    """The trainer's most allocated bytes of both runs of doc/benchmarks.md#one-gpu; the second was in weight sync."""
+    kept = load_config(None, ["engine.gradient_checkpointing=false", "data.max_response_tokens=768"])
+    assert need_of(kept, SMOLLM2, cpu=False).update == pytest.approx(29.5 * GIB, rel=0.15)
+    small = load_config(None, ["data.max_response_tokens=512"])
+    expected = need_of(small, TINY, cpu=False)
+    assert expected.weights + expected.moments + BUCKET + expected.largest == pytest.approx(2.1 * GIB, rel=0.15)
+    assert expected.update < BUCKET
+
+
+# Published -----------------------------------------------------------------------------------------------------------
+
+
+def qwen(hidden, intermediate, layers, heads, keys, vocab, tied):
+    return shape_of({
+        "model_type": "qwen2", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": keys, "vocab_size": vocab, "tie_word_embeddings": tied,
+        "max_position_embeddings": 32768,
+    })  # fmt: skip
+
+
+QWEN = {
+    "0.5B": qwen(896, 4864, 24, 14, 2, 151936, True),
+    "1.5B": qwen(1536, 8960, 28, 12, 2, 151936, True),
+    "3B": qwen(2048, 11008, 36, 16, 2, 151936, True),
+    "7B": qwen(3584, 18944, 28, 28, 4, 152064, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "weights", "without_embeddings"),
+    [("0.5B", 0.49, 0.36), ("1.5B", 1.54, 1.31), ("3B", 3.09, 2.77), ("7B", 7.61, 6.53)],
+)
+def test_sizes_are_those_of_the_model_cards_of_qwen_2_5(size, weights, without_embeddings):
+    shape = QWEN[size]
+    embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    assert shape.parameters / 1e9 == pytest.approx(weights, abs=0.006)
+    assert (shape.parameters - embeddings) / 1e9 == pytest.approx(without_embeddings, abs=0.006)
+
+
+# What would fit ------------------------------------------------------------------------------------------------------
+
+
+def card(gib) -> Card:
+    return Card(int(gib * GIB), int((gib - 0.5) * GIB))
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "gib", "words", "fitting"),
+    [
+        pytest.param("1.5B", ["lora.rank=16"], 24, None, None, id="it_fits"),
+        pytest.param(
+            "3B",
+            ["lora.rank=16"],
+            24,
+            "the run needs 25.8 GiB of each GPU in rollouts, and 23.5 GiB of 24.0 GiB are free",
+            ["engine.gpu_memory_utilization=0.4", "optim.micro_batch_tokens=1792"],
+            id="a_smaller_pass_and_share",
+        ),
+        pytest.param(
+            "7B",
+            ["lora.rank=16", "engine.gpu_memory_utilization=0.1"],
+            80,
+            "vLLM needs 15.0 GiB of each GPU, and engine.gpu_memory_utilization=0.1 gives it 8.0 GiB of 80.0 GiB",
+            ["engine.gpu_memory_utilization=0.6"],
+            id="a_larger_share",
+        ),
+        pytest.param("7B", [], 80, "in the update", ["lora.rank=16"], id="an_adapter"),
+        pytest.param(
+            "7B",
+            ["lora.rank=16"],
+            24,
+            "vLLM needs 15.0 GiB",
+            ["optim.micro_batch_tokens=1792", "engine.tensor_parallel_size=2", "engine.n_gpus=4"],
+            id="more_gpus",
+        ),
+        pytest.param("7B", ["lora.rank=16"], 4, "vLLM needs 15.0 GiB", None, id="nothing_helps"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_settings_that_would(size, settings, gib, words, fitting):
+    cfg = load_config(None, settings)
+    fault = fault_of(cfg, QWEN[size], card(gib))
+    if words is None:
+        assert fault is None
+        return
+    assert fault is not None
+    assert words in fault
+    assert settings_that_fit(cfg, QWEN[size], card(gib)) == fitting
+    if fitting:
+        assert fault_of(load_config(None, [*settings, *fitting]), QWEN[size], card(gib)) is None
+
+
+def test_what_another_program_has_taken_of_a_card_is_not_there():
+    cfg, half_taken = load_config(None, ["lora.rank=16"]), Card(40 * GIB, 20 * GIB)
+    # vLLM's half of the card, 6.0 of weights and moments, 2 beside them
+    assert fault_of(cfg, QWEN["1.5B"], half_taken) == (
+        "the run needs 28.0 GiB of each GPU in rollouts, and 20.0 GiB of 40.0 GiB are free"
+    )
+    assert settings_that_fit(cfg, QWEN["1.5B"], half_taken) == ["engine.gpu_memory_utilization=0.3"]
+
+
+def test_the_check_says_what_is_needed_and_names_what_it_cannot_estimate(tmp_path):
+    config = {"model_type": "gpt2"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cfg = load_config(None, [f"model={tmp_path}"])
+    assert check_run_memory(cfg, []).found.startswith("not estimated (models of type 'gpt2' are not known here, only ")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    assert "config.json has no num_attention_heads" in check_run_memory(cfg, []).found
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """An nvidia-smi that lists one GPU of 2 GiB, half of which is taken."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: small" || echo "2048, 1024"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_run_is_refused_before_anything_loads(driver, capsys, tmp_path, random_policy_folder):
+    assert cards_here() == [Card(2 * GIB, GIB)]
+    assert main(["--model", str(random_policy_folder), "--run-dir", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == (
+        "error: the run needs 4.0 GiB of each GPU in weight sync, and 1.0 GiB of 2.0 GiB are free; take a "
+        "smaller model, or larger GPUs\n"
+    )
+
+
+def test_a_dry_run_for_gpus_needs_none_and_has_verls_own_checks(capsys, tmp_path, random_policy_folder):
+    where = ["--model", str(random_policy_folder), "--run-dir", str(tmp_path)]
+    assert main([*where, "--device", "gpu", "--dry-run", "--set", "engine.n_gpus=8"]) == 0
+    said = capsys.readouterr().out
+    (memory,) = [line for line in said.splitlines() if line.startswith("memory: ")]
+    assert memory.startswith("memory: GiB of each GPU: 2.")
+    assert memory.endswith("; no GPU was looked at")
+    assert '"n_gpus_per_node": 8' in said
+
+
+def test_doctor_knows_the_workers_of_a_cpu(capsys, monkeypatch, random_policy_folder):
+    monkeypatch.setattr("sql_agent.startup.memory_check.available_memory_gib", lambda: 7.0)
+    command = ["--model", str(random_policy_folder), "--set", "cluster.workers_per_node=2", "engine.precision=float32"]
+    doctor.main(command)
+    said = capsys.readouterr().out
+    assert "2 training workers, each with a vLLM, may take 8." in said
+    assert "7.0 GiB are available, and Ray ends a worker where none is left" in said
+    assert "-> end other programs, or lower it with --set cluster.workers_per_node=1" in said
+    doctor.main([*command[:2], "--set", "engine.n_gpus=2"])
+    assert "-> use --set engine.n_gpus=1 cluster.workers_per_node=2" in capsys.readouterr().out
