@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_offline()
     from sql_agent.dpo.run import train
 
-    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.run_dir)
+    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg)
 
 
 def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":

@@ -22,7 +22,7 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.names import weights_of
-from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.flags import add_flags, in_words_of, read_flags
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
@@ -101,7 +101,8 @@ def read(parser: Parser, config: type[Config], args: argparse.Namespace) -> tupl
 
 def start(cfg: Config, run: Callable[[], None]) -> None:
     """Check what a run needs, then `run` it; the command ends with one line if that fails."""
-    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
+    resume = f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"
+    with failures_in_words(resume, in_words_of(type(cfg))):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             require(policy=path)

@@ -49,4 +49,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     from sql_agent.tiny_policy.make import make_if_default
 
     make_if_default(cfg.model_path)
-    return run_command(lambda: prepare(cfg, resume=resume), train, cfg.run_dir)
+    return run_command(lambda: prepare(cfg, resume=resume), train, cfg)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
+from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import Settings
@@ -135,6 +136,16 @@ def check_environment(name: str, database: Path | str | None, call_timeout_s: fl
         EnvConfig(type=name, database=database, call_timeout_s=call_timeout_s)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+def check_skills(skills: Iterable[str]) -> None:
+    """Raises ValueError: one of the skills is unknown."""
+    from dbbench_adapter.sql_skills import SKILLS  # imports a parser of SQL
+
+    for skill in skills:
+        if skill not in SKILLS:
+            meant = did_you_mean(skill, SKILLS) or f"; known: {', '.join(SKILLS)}"
+            raise ValueError(f"unknown skill {skill!r}{meant}")
 
 
 FLAGS_OF = {"judge": ("dbbench", "text2sql"), "backend": ("dbbench",), "protocol": ("dbbench",)}
@@ -348,6 +359,7 @@ class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
 
     @model_validator(mode="after")
     def _generates_what_has_skills(self) -> Self:
+        check_skills(self.skills)
         if self.skills and self.train_file:
             raise ValueError("--skills is for generated tasks; leave it or --train-file out")
         if self.val_file and not self.train_file:
@@ -373,7 +385,7 @@ class BatchGrpoConfig(LocalConfig):
 
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:
-        check_top_p(self.top_p, "--top-p", "--temperature")
+        check_top_p(self.top_p)
         return self
 
 

@@ -182,6 +182,20 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
             "stop_after_episodes (10) is no multiple of training.grad_accum (8); take 16",
             id="half_an_update",
         ),
+        pytest.param(
+            {
+                "it": "import: a.yaml\ntraining: {grad_accum: 3}\n",
+                "a": "import: b.yaml\nseed: 1\n",
+                "b": "language_model: {model_path: m}\ntraining_callback: {stop_after_episodes: 10, save_every: 2}\n",
+            },
+            "DIR/b.yaml, DIR/it.yaml: training_callback.stop_after_episodes (10) is no multiple of training.grad_accum",
+            id="settings_of_two_files",
+        ),
+        pytest.param(
+            {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "task: {judge: text, reward: judge}\n"},
+            "DIR/a.yaml: task.reward names judge, and no LLM is given; add task.llm_judge.url, task.llm_judge.model",
+            id="a_rule_of_every_command",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_file_and_key(files, said, tmp_path):
@@ -190,6 +204,20 @@ def test_what_does_not_fit_is_named_with_its_file_and_key(files, said, tmp_path)
 
 def test_a_missing_experiment_points_to_those_that_are_shipped(tmp_path):
     assert "sql_agent/configs has the ones that are shipped" in refused(tmp_path / "none.yaml")
+
+
+def test_a_fault_between_settings_is_laid_to_those_that_it_names(tmp_path):
+    file = write(tmp_path, it="import: a.yaml\nlanguage_model: {model_path: m}\n", a="task: {judge: text}\n")
+    assert refused(file, "task.reward=judge").startswith("--set task.reward=judge: task.reward names judge, and no LLM")
+    assert refused(file, "task.reward_model.timeout_s=200").startswith(
+        "--set task.reward_model.timeout_s=200: task.reward_model.timeout_s (200) is longer than "
+        "task.reward_model.give_up_s (120); "
+    )
+    assert refused(file, "task.skills={selct: 1, insert: 1}", "task.llm_judge.url=http://h:1/v1").splitlines() == [
+        "--set task.llm_judge.url=http://h:1/v1: an LLM as judge needs an address, a model and a rubric; missing: "
+        "task.llm_judge.model, task.llm_judge.rubric",
+        "--set task.skills={selct: 1, insert: 1}: task.skills: unknown skill 'selct'; did you mean select?",
+    ]
 
 
 @pytest.mark.parametrize(

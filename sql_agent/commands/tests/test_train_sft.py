@@ -601,7 +601,7 @@ def test_a_run_of_all_weights_goes_on_from_a_checkpoint_as_if_it_had_not_ended(
         (["--dataset", "dbbench", "--env", "mine.py:Shop"], "give --dataset or --env, not both"),
         (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP"),
         (["--env", "shop"], "unknown environment 'shop'"),
-        (["--env", "mine.py:Shop", "--database", "a.sqlite"], "env.database belongs to env.type=text2sql"),
+        (["--env", "mine.py:Shop", "--database", "a.sqlite"], "--database belongs to --env text2sql"),
     ],
 )
 def test_a_source_that_cannot_be_meant_is_refused(capsys, flags, words):
