@@ -75,8 +75,8 @@ class OptimConfig(Settings):
 
 class PolicyConfig(Settings):
     model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
-    """A Hugging Face chat model, or an adapter on one: a folder, or its id on the hub, ORG/NAME. The small policy of
-    the default is made first if it is not there."""
+    """A Hugging Face chat model, or an adapter on one, which a training command trains further: a folder, or its id on
+    the hub, ORG/NAME. The small policy of the default is made first if it is not there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
     precision: PrecisionName = "auto"
@@ -246,6 +246,18 @@ class RewardSettings(Settings):
         check_judge_asked(self.rollout, self.llm_judge)
         return self
 
+    @model_validator(mode="after")
+    def _services_are_named(self) -> Self:
+        services = {
+            "reward_model": (self.reward_model, "a reward model; add --reward-model-url"),
+            "judge": (self.llm_judge, "an LLM as judge; add --judge-url, --judge-model and --judge-rubric"),
+        }
+        for group, (given, needed) in services.items():
+            if given.url is None and given != type(given)():
+                name = next(name for name, value in type(given)() if getattr(given, name) != value)
+                raise ValueError(f"{group}.{name} has no effect without {needed}, or leave it out")
+        return self
+
     @field_validator("reward")
     @classmethod
     def _known_rewards(cls, reward: Any) -> Any:
@@ -316,6 +328,15 @@ class DbBenchTrainingConfig(LocalConfig, DbBenchConfig):
         return EnvironmentSettings("dbbench", self.protocol, self.judge, self.backend)
 
 
+def check_measured(cfg: GreedyGrpoConfig | BatchGrpoConfig) -> None:
+    """Raises ValueError: evaluations are asked for, and no tasks for them."""
+    if cfg.eval_every and not cfg.eval_tasks:
+        raise ValueError(
+            f"--eval-every {cfg.eval_every} measures on held-out tasks, and --eval-tasks is 0; give their number, or "
+            "leave --eval-every out"
+        )
+
+
 def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
     """Check that there is something to measure on if the run measures.
 
@@ -364,6 +385,7 @@ class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
             raise ValueError("--skills is for generated tasks; leave it or --train-file out")
         if self.val_file and not self.train_file:
             raise ValueError("--val-file goes with --train-file; generated tasks have their own held-out ones")
+        check_measured(self)
         check_held_out(self)
         return self
 
@@ -386,6 +408,11 @@ class BatchGrpoConfig(LocalConfig):
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:
         check_top_p(self.top_p)
+        return self
+
+    @model_validator(mode="after")
+    def _has_what_it_measures(self) -> Self:
+        check_measured(self)
         return self
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -224,10 +224,8 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
             )
         imported = _read(target, importing)
         leaves = _merge(leaves, {_spelt((*place, *path)): said for path, said in imported.items()})
-    for key, value in mapping.items():
-        inner = _spelt((*place, str(key)))
-        if key in ("import", "overwrite"):
-            continue
+    own_keys = {key: value for key, value in mapping.items() if key not in ("import", "overwrite")}
+    for inner, value in _named_once(own_keys, place, str(file)):
         own = _resolved(value, inner, file, importing) if isinstance(value, dict) else {inner: (value, str(file))}
         leaves = _merge(leaves, own)
     overwrite = mapping.get("overwrite", {})
@@ -252,9 +250,23 @@ def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
     if not isinstance(value, dict):
         return {place: (value, said)}
     found: Leaves = {}
-    for key, inner in value.items():
-        found |= _leaves(inner, _spelt((*place, str(key))), said)
+    for inner, each in _named_once(value, place, said):
+        found |= _leaves(each, inner, said)
     return found
+
+
+def _named_once(mapping: Mapping[Any, Any], place: tuple[str, ...], said: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path of each entry, with its value.
+
+    Raises:
+        ValueError: two entries name one setting.
+    """
+    keys: dict[tuple[str, ...], Any] = {}
+    for key, value in mapping.items():
+        path = _spelt((*place, str(key)))
+        if (other := keys.setdefault(path, key)) != key:
+            raise ValueError(f"{said}: {other} and {key} are names of one setting; keep one of them")
+        yield path, value
 
 
 def _merge(under: Leaves, over: Leaves) -> Leaves:

@@ -185,6 +185,10 @@ FLAGS_OF = {
         "--held-out-fraction",
         {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
     ),
+    "max_prompt_tokens": (
+        "--max-prompt-tokens",
+        {"dbbench": "--dataset dbbench", "gsm8k": "--dataset gsm8k", "environment": "--env or --database"},
+    ),
 }
 """Settings that only some sources have: the flag of each, and how those sources are given."""
 

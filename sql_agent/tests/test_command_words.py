@@ -2,6 +2,7 @@
 
 import pytest
 
+from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands import greedy_grpo, gsm8k, local, sft
 from sql_agent.settings.flags import in_words_of
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
@@ -66,6 +67,9 @@ def test_a_command_without_a_setting_keeps_the_main_jobs_name():
 # What cannot be meant ------------------------------------------------------------------------------------------------
 
 
+NOT_MEASURED = (
+    "--eval-every 2 measures on held-out tasks, and --eval-tasks is 0; give their number, or leave --eval-every out"
+)
 PARSERS = {"local": local.parse, "greedy-grpo": greedy_grpo.parse_args, "gsm8k": gsm8k.main, "sft": sft.parse}
 
 
@@ -81,6 +85,29 @@ def refusal(capsys, command, *words):
         ("greedy-grpo", ["--skills", "selct"], "unknown skill 'selct'; did you mean select?"),
         ("gsm8k", ["--reward", "judge"],
          "--reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"),
+        ("local", ["--eval-tasks", "0", "--eval-every", "2"],
+         NOT_MEASURED),
+        ("gsm8k", ["--eval-every", "2"],
+         NOT_MEASURED),
+        ("greedy-grpo", ["--eval-every", "2"],
+         NOT_MEASURED),
+        ("local", ["--reward-model-weight", "0.1"],
+         "--reward-model-weight has no effect without a reward model; add --reward-model-url, or leave it out"),
+        ("gsm8k", ["--judge-max-calls", "5"],
+         "--judge-max-calls has no effect without an LLM as judge; add --judge-url, --judge-model and --judge-rubric, "
+         "or leave it out"),
+        ("greedy-grpo", ["--beta", "0.04", "--kl-coef=0"],
+         "--beta and --kl-coef are names of one flag; give one of them"),
+        ("sft", ["--lora-rank", "0", "--lora-dropout", "0.1"],
+         "--lora-dropout is for an adapter, and --lora-rank 0 trains all weights; leave one of them out"),
+        ("gsm8k", ["--train-file", "x.jsonl"], "unrecognized arguments: --train-file; did you mean --dataset?"),
+        ("greedy-grpo", ["--env", "gsm8k"], "unrecognized arguments: --env; did you mean "
+         f"`{agentgrpo_command('local', '--env')}`?"),
+        ("gsm8k", ["--database=a.sqlite"],
+         "unrecognized arguments: --database; did you mean "
+         f"`{agentgrpo_command('local', '--database')}`?"),
+        ("local", ["--agent", "a.py:a"], "unrecognized arguments: --agent; did you mean "
+         f"`{agentgrpo_command('train', '--agent')}`?"),
         ("local", ["--reward-model-timeout-s", "200", "--reward-model-url", "http://h:1"],
          "--reward-model-timeout-s (200) is longer than --reward-model-give-up-s (120); a score has to be late before "
          "the service counts as gone: lower the first, or raise the second"),

@@ -91,7 +91,8 @@ def test_a_flags_name_in_an_imported_part_is_the_same_setting_and_another_groups
         it="language_model: {model_path: m, import: part.yaml, adapter: {r: 8}}\nagent: {max_tokens: 32}\n",
         part="adapter: {rank: 4, alpha: 2}\n",
     )
-    cfg = load_experiment(file, ["task.llm_judge.max_tokens=64"])
+    judge = ["task.reward=judge", "task.llm_judge={url: http://h:1/v1, model: m, rubric: r}"]
+    cfg = load_experiment(file, [*judge, "task.llm_judge.max_tokens=64"])
     adapter = cfg.language_model.adapter
     assert (adapter.rank, adapter.alpha, cfg.agent.max_tokens, cfg.task.llm_judge.max_tokens) == (8, 2, 32, 64)
 
@@ -190,6 +191,16 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
             },
             "DIR/b.yaml, DIR/it.yaml: training_callback.stop_after_episodes (10) is no multiple of training.grad_accum",
             id="settings_of_two_files",
+        ),
+        pytest.param(
+            {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "agent: {max_turns: 5, max_rounds: 3}\n"},
+            "DIR/a.yaml: max_turns and max_rounds are names of one setting; keep one of them",
+            id="two_names_of_one_setting",
+        ),
+        pytest.param(
+            {"it": "language_model: {model_path: m}\noverwrite: {agent: {max_turns: 5, max_rounds: 3}}\n"},
+            "DIR/it.yaml: max_turns and max_rounds are names of one setting; keep one of them",
+            id="two_names_of_one_setting_that_is_overwritten",
         ),
         pytest.param(
             {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "task: {judge: text, reward: judge}\n"},
