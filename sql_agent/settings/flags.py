@@ -96,6 +96,16 @@ def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = Fal
         parser.add_argument(*(f"--{one}" for one in flag.names), dest=flag.dest, **options)
 
 
+def training_parser(command: str, doc: str | None, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> Parser:
+    """Make the parser of a command that trains in this process: the flags of its settings, and --resume."""
+    parser = Parser(prog=f"agentgrpo {command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, config, hidden=hidden)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
+    )
+    return parser
+
+
 def _metavar(flag: Flag, kinds: tuple[Any, ...]) -> str:
     """What `--help` shows for a value: --limit N, --temperature X, --skills NAME,..., --base-url URL."""
     named = [each.metavar for each in flag.field.metadata if isinstance(each, FlagName) and each.metavar]

@@ -83,7 +83,7 @@ def metrics(output: Path) -> list[dict]:
         (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
         (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl: no such file; give an AgentBench .jsonl"),
         (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
-        (["--max-prompt-tokens", "64"], "--max-prompt-tokens belongs to --dataset dbbench or --dataset gsm8k or --env"),
+        (["--max-prompt-tokens", "64"], "--max-prompt-tokens belongs to --dataset gsm8k or --dataset dbbench or --env"),
         (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
         (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
