@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import masked
+from agentgrpo.printed_commands import agentgrpo_command
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ _BATCH = ("--batch-size", "data.train_batch_size")
 _RATE, _KL = ("--learning-rate", "optim.learning_rate"), ("--kl-coef", "loss.kl_coef")
 _RESPONSE = ("--max-tokens", "data.max_response_tokens")
 # Names that TRL, transformers and verl use, each with ours: the first one that a command has, a flag or a setting of
-# its `--set`. None of them is taken for ours; only the message about it says which one is meant.
+# its `--set`, or, in backquotes, another command. None of them is taken for ours; only the message about it says which
+# one is meant.
 USUAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("epochs", "num-epochs", "num-train-epochs", "total-epochs"), _EPOCHS),
     "max-steps": ("trainer.steps", "--num-epochs"),
@@ -59,6 +61,9 @@ USUAL: dict[str, tuple[str, ...]] = {
     "model-name-or-path": ("--model",),
     "dataset-name": ("--dataset", "--train-file"),
     "train-files": ("--train-file",),
+    "train-file": ("--dataset",),
+    **{name: (f"`{agentgrpo_command('local', f'--{name}')}`",) for name in ("env", "database")},
+    "agent": (f"`{agentgrpo_command('train', '--agent')}`",),
 }
 
 # The values of `--device` that help shows; cuda is the same as gpu.
@@ -92,7 +97,16 @@ class Parser(argparse.ArgumentParser):
         given = list(sys.argv[1:] if args is None else args)
         end = given.index("--") if "--" in given else len(given)
         shown = [self._shown(word, after) for word, after in zip_longest(given[:end], given[1:end], fillvalue="")]
+        self._refuse_two_names(given[:end], shown)
         return super().parse_known_args([*shown, *given[end:]], namespace)
+
+    def _refuse_two_names(self, given: list[str], shown: list[str]) -> None:
+        """End the command where two names of one flag are given: one of the values would be lost."""
+        typed: dict[str, str] = {}
+        for word, meant in zip(given, shown, strict=True):
+            name, flag = (dashed(each.partition("=")[0]) for each in (word, meant))
+            if flag in self._option_string_actions and (other := typed.setdefault(flag, name)) != name:
+                self.error(f"{other} and {name} are names of one flag; give one of them")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; a setting that stands alone, as for Hydra, is answered with the way to give it."""
@@ -110,7 +124,7 @@ class Parser(argparse.ArgumentParser):
         last = name.rpartition(".")[2]
         settings = {dashed(known): setting for known, setting in self.settings.items()}
         for each in USUAL.get(last, ()) if name not in settings else ():
-            if each in self._option_string_actions:
+            if each in self._option_string_actions or each.startswith("`"):
                 return each
             if each.partition("=")[0] in self.settings:
                 return f"--set {each}" if "=" in each else f"--set {each}={value or 'VALUE'}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import socket
 import subprocess
 from pathlib import Path
@@ -10,6 +11,21 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a text spells, an IPv4 address in IPv6's form as itself; None for another name."""
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether only this machine reaches a host; of names only localhost counts as such."""
+    address = ip_address(name)
+    return name == "localhost" if address is None else address.is_loopback
 
 
 def port_number(text: str) -> int:

@@ -51,7 +51,7 @@ def claim(run_dir: Path) -> Iterator[None]:
     """Lock the folder, so that one run at a time writes to it or decides which of its checkpoints are whole.
 
     Processes that a killed command has left behind end by themselves; this waits for them. A folder that was made for
-    the lock and holds nothing else at the end is removed, since the start was refused.
+    the lock and holds nothing else at the end is removed, since the start was refused; so are folders above it.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -59,7 +59,7 @@ def claim(run_dir: Path) -> Iterator[None]:
     """
     from agentgrpo.processes import LINGER_S, wait_until_gone
 
-    is_new = not run_dir.exists()
+    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     with failures_of_the_disk(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = os.open(run_dir / LOCK, os.O_WRONLY | os.O_CREAT)
@@ -75,9 +75,11 @@ def claim(run_dir: Path) -> Iterator[None]:
             wait_until_gone(run_id, LINGER_S + 5.0, forks=True)
         yield
     finally:
-        if is_new and is_empty(run_dir):
+        if made and is_empty(run_dir):
             (run_dir / LOCK).unlink()
-            run_dir.rmdir()
+            with suppress(OSError):  # another run has made its folder beside this one
+                for folder in made:
+                    folder.rmdir()
         _held.discard(lock)
         os.close(lock)
 

@@ -60,10 +60,16 @@ def earlier_names(field: FieldInfo) -> list[str]:
 
 
 def by_present_names(tree: dict[str, Any], settings: type[BaseModel]) -> dict[str, Any]:
-    """Replace earlier names; where the tree has both names, the later entry wins."""
+    """Replace earlier names.
+
+    Raises:
+        ValueError: the tree has both names of a setting.
+    """
     fields = settings.model_fields
     present = {earlier: name for name, field in fields.items() for earlier in earlier_names(field)}
     named = {present.get(name, name): value for name, value in tree.items()}
+    if twice := [name for name in tree if name in present and present[name] in tree]:
+        raise ValueError(f"{twice[0]} and {present[twice[0]]} are names of one setting; keep one of them")
     for name, value in named.items():
         kind = fields[name].annotation if name in fields else None
         if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):

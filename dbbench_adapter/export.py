@@ -16,29 +16,36 @@ if __name__ == "__main__":
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, written
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
 
 AGENT_NAME = "sql_agent"
 
 
-def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict[str, Any]]:
+def verl_rows(
+    tasks: Sequence[Any], messages: Callable[[Any], Sequence[Message]], source: str | None = None
+) -> list[dict[str, Any]]:
     """One row per task: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
 
-    The task is JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. The prompt is
-    the agent's first prompt; verl only counts its tokens and displays it.
+    The task is JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. verl counts the
+    tokens of the prompt and displays it; it does not play it.
+
+    Args:
+        messages: the agent's first prompt of a task.
+        source: `data_source` of all rows; None: each task's own.
     """
     return [
         {
-            "data_source": task.source,
-            "prompt": PROTOCOLS[protocol].messages(task),
+            "data_source": source or task.source,
+            "prompt": messages(task),
             "ability": task.kind,
             "reward_model": {"style": "rule", "ground_truth": ""},
             "extra_info": {"index": index, "task": json.dumps(task.to_dict())},
@@ -49,7 +56,7 @@ def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict
 
 
 def write_verl_parquet(tasks: Sequence[Task], path: Path, protocol: ProtocolName = "fc") -> None:
-    write_rows(verl_rows(tasks, protocol), path)
+    write_rows(verl_rows(tasks, PROTOCOLS[protocol].messages), path)
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -31,8 +31,8 @@ from pydantic import BaseModel
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.flags import Parser
 from agentgrpo.http_protocol import guard_upstreams_servers
-from agentgrpo.machine import memory_limits, port_number
-from sql_agent.model_address.request_guard import STORE_TOKEN, RequestGuard, is_loopback
+from agentgrpo.machine import is_loopback, memory_limits, port_number
+from sql_agent.model_address.request_guard import STORE_TOKEN, RequestGuard
 
 UNSET = agl.store.base.UNSET  # importing it from agentlightning would load LiteLLM
 

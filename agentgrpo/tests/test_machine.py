@@ -1,8 +1,8 @@
-"""The limits of memory that a process finds around it."""
+"""The limits of memory that a process finds around it, and which hosts are this machine."""
 
 import pytest
 
-from agentgrpo.machine import memory_limits
+from agentgrpo.machine import is_loopback, memory_limits
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,23 @@ def test_the_lowest_limit_of_the_control_groups_counts(tmp_path, groups, files, 
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     assert min([2**50, *memory_limits(proc, root)]) == (limit or 2**50)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+        ("", False),
+    ],
+)
+def test_what_counts_as_this_machine(host, expected):
+    assert is_loopback(host) is expected

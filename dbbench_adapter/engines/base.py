@@ -18,7 +18,7 @@ from dbbench_adapter.datatypes import Row, Rows, Table
 # A result holds at most this many rows; the rest is dropped. An agent sees 800 characters of them.
 MAX_ROWS = 10_000
 # Once the texts of a result exceed this length, its other rows are dropped.
-MAX_RESULT_CHARS = 4_000_000
+KEPT_CHARS = 4_000_000
 STATEMENT_TIMEOUT_S = 5.0
 # The longest name of a table or column in MySQL.
 MAX_NAME_CHARS = 64

@@ -20,7 +20,7 @@ from dbbench_adapter.interaction import Episode, Message
 from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
 
 _OPENS_TRANSACTION = re.compile(r"begin|start|autocommit|chain|completion_type", re.IGNORECASE)
-MAX_RESULT_CHARS = 800
+SHOWN_CHARS = 800
 TRUNCATED = "[TRUNCATED]"
 
 
@@ -165,7 +165,7 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
     return tuple(converted(table) for table in task.tables)
 
 
-def format_result(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
+def format_result(result: Result, limit: int | None = SHOWN_CHARS) -> str:
     """A result as the model reads it: the driver's row list, `[]` without rows, or the error.
 
     Args:

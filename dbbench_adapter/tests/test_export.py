@@ -6,6 +6,7 @@ import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.export import main, verl_rows, write_verl_parquet
+from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 
 TABLE = Table("fruit", (Column("name"), Column("price", "INT")), (("Plum", 5), ("Pear", None), ("Fig", 2.5)))
@@ -22,7 +23,7 @@ ROWS = [task.to_dict() for task in TASKS]
 
 
 def test_a_verl_row_shows_the_question_and_hides_the_gold():
-    row = verl_rows(TASKS)[0]
+    row = verl_rows(TASKS, PROTOCOLS["fc"].messages)[0]
     assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name"}
     assert (row["data_source"], row["ability"], row["agent_name"]) == ("agentbench", "other", "sql_agent")
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
@@ -50,7 +51,9 @@ def test_tables_of_mixed_cells_survive_the_parquet(tmp_path, read):
     rows = read(tmp_path / "new" / "train.parquet")
     assert [Task.from_dict(json.loads(row["extra_info"]["task"])) for row in rows] == TASKS
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
-    assert [list(row["prompt"]) for row in rows] == [row["prompt"] for row in verl_rows(TASKS)]
+    assert [list(row["prompt"]) for row in rows] == [
+        row["prompt"] for row in verl_rows(TASKS, PROTOCOLS["fc"].messages)
+    ]
 
 
 def test_verl_reads_the_file(tmp_path):
@@ -72,7 +75,7 @@ def test_verl_reads_the_file(tmp_path):
     rows = [dataset[index] for index in range(2)]
     assert [row["index"] for row in rows] == [0, 1]
     assert [row["agent_name"] for row in rows] == ["sql_agent", "sql_agent"]
-    assert [row["raw_prompt"] for row in rows] == [row["prompt"] for row in verl_rows(TASKS)]
+    assert [row["raw_prompt"] for row in rows] == [row["prompt"] for row in verl_rows(TASKS, PROTOCOLS["fc"].messages)]
     assert [Task.from_dict(json.loads(row["extra_info"]["task"])) for row in rows] == TASKS
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import math
 import os
 from pathlib import Path
+
+from agentgrpo.machine import is_loopback
 
 # The service and the client's command read this environment variable.
 TOKEN_VARIABLE = "REWARD_API_TOKEN"
@@ -39,11 +40,3 @@ def positive(text: str) -> float:
     if not 0 < float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
     return float(text)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; of names only localhost counts as such."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -13,13 +13,11 @@ The command writes an adapter with its tokenizer, which every --model takes (a w
 metrics.jsonl, dpo.json and checkpoints/ into --run-dir. doc/dpo.md explains it.
 """
 
-import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline
-from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.flags import read_flags, training_parser
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.command import quiet_libraries, run_command
 
@@ -28,22 +26,14 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="agentgrpo dpo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_flags(parser, DpoConfig)
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
-    )
+    parser = training_parser("dpo", __doc__, DpoConfig)
     args = parser.parse_args(argv)
     cfg = read_flags(parser, DpoConfig, args)
     quiet_libraries()
     go_offline()
     from sql_agent.dpo.run import train
 
-    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.run_dir)
+    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg)
 
 
 def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":

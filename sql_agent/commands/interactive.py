@@ -29,7 +29,7 @@ from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_libraries
 from sql_agent.names import TINY_POLICY
-from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.flags import add_flags, in_words_of, read_flags
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.local import AdapterConfig, InteractiveConfig
 from sql_agent.tiny_policy.make import make_if_default
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(cfg)
     except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {in_words(error)}") from error
+        raise SystemExit(f"error: {in_words_of(InteractiveConfig)(in_words(error))}") from error
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
 

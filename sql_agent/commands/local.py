@@ -22,7 +22,7 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.names import weights_of
-from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.flags import in_words_of, read_flags, training_parser
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
@@ -76,17 +76,13 @@ def parser_of(command: str, doc: str | None, config: type[Config], *, reward: st
     Args:
         reward: what an episode is worth by default, in words.
     """
-    parser = Parser(prog=f"agentgrpo {command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_flags(parser, config, hidden=("reward",))
+    parser = training_parser(command, doc, config, hidden=("reward",))
     parser.add_argument(
         "--reward",
         action="append",
         metavar="NAME[=WEIGHT]",
         help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or "
         f"judge; several are summed (default {reward})",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )
     return parser
 
@@ -101,7 +97,8 @@ def read(parser: Parser, config: type[Config], args: argparse.Namespace) -> tupl
 
 def start(cfg: Config, run: Callable[[], None]) -> None:
     """Check what a run needs, then `run` it; the command ends with one line if that fails."""
-    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
+    resume = f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"
+    with failures_in_words(resume, in_words_of(type(cfg))):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             require(policy=path)

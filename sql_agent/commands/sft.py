@@ -16,26 +16,16 @@ The command writes an adapter with its tokenizer, which every --model takes (a w
 metrics.jsonl, sft.json and checkpoints/ into --run-dir. doc/sft.md explains it.
 """
 
-import argparse
 from collections.abc import Sequence
 
-from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline
-from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.flags import read_flags, training_parser
 from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.command import quiet_libraries, run_command
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:
-    parser = Parser(
-        prog="agentgrpo sft",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_flags(parser, SftConfig)
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
-    )
+    parser = training_parser("sft", __doc__, SftConfig)
     args = parser.parse_args(argv)
     return read_flags(parser, SftConfig, args), args.resume
 
@@ -49,4 +39,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     from sql_agent.tiny_policy.make import make_if_default
 
     make_if_default(cfg.model_path)
-    return run_command(lambda: prepare(cfg, resume=resume), train, cfg.run_dir)
+    return run_command(lambda: prepare(cfg, resume=resume), train, cfg)

@@ -23,7 +23,7 @@ from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.model_files import check_device
 from sql_agent.local.start import failures_in_words, load_libraries
-from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment
+from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment, said_here
 from sql_agent.startup.machine import this_machine
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "if a run cannot start",
     )
     args = parser.parse_args(argv)
-    with failures_in_words("--resume RUN_DIR goes on from the run's last checkpoint"):
+    with failures_in_words("--resume RUN_DIR goes on from the run's last checkpoint", said_here):
         cfg = load_experiment(args.config, args.overrides)
         if args.dry_run:
             print(yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False), end="")
@@ -177,7 +177,7 @@ def find_device(model: LanguageModelConfig) -> Finding:
         check_device("cuda" if on_gpu else "cpu", load_in_4bit=model.load_in_4bit, has_gpu=gib is not None)
     except UsageError as error:
         remedy = "--set language_model.device=cpu --set language_model.load_in_4bit=false"
-        return Finding(model.device, (Problem(str(error), f"take a GPU, or {remedy}"),))
+        return Finding(model.device, (Problem(said_here(str(error)), f"take a GPU, or {remedy}"),))
     how = "4 bits" if model.load_in_4bit else "bfloat16"
     return Finding(f"GPU with {gib:.0f} GiB, base in {how}" if on_gpu else "CPU, base in float32")
 

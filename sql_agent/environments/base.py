@@ -271,19 +271,9 @@ class Taskset(ABC):
 
     def verl_rows(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
         """The rows of verl's parquet file; `extra_info.task` is the task as JSON."""
-        from dbbench_adapter.export import AGENT_NAME
+        from dbbench_adapter.export import verl_rows
 
-        return [
-            {
-                "data_source": self.name,
-                "prompt": self.messages(task),
-                "ability": task.kind,
-                "reward_model": {"style": "rule", "ground_truth": ""},
-                "extra_info": {"index": index, "task": json.dumps(task.to_dict())},
-                "agent_name": AGENT_NAME,
-            }
-            for index, task in enumerate(tasks)
-        ]
+        return verl_rows(tasks, self.messages, self.name)
 
     def __enter__(self) -> Self:
         return self

@@ -132,8 +132,7 @@ class DbBench(Environment):
         return Task.from_dict(fields)
 
     def verl_rows(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        rows = verl_rows(tasks, self._name)
-        return [row | {"prompt": self.messages(task)} for row, task in zip(rows, tasks, strict=True)]
+        return verl_rows(tasks, self.messages)
 
     def __enter__(self) -> Self:
         if isinstance(self._backend, str):

@@ -1,9 +1,9 @@
-"""Computes log-probs of chosen tokens without the logits of all tokens.
+"""Computes log-probs of completion tokens without keeping the logits of whole rows in memory.
 
-The output layer sees only the chosen positions, and only a tile of the vocabulary at a time. The kernel is TRL's
-`ChunkedLogProbFunction`, exact in value and gradient, which computes in float32 whatever the layer's dtype is. It is
-called here because TRL's trainers on a CPU compute the logits of every position, prompts and padding included. Leaves
-out adapters on the output layer.
+The logits of 1,000 positions over a vocabulary of 152,000 take 600 MB. TRL's `ChunkedLogProbFunction` computes them for
+a tile of the vocabulary at a time, in float32, with the same values and gradients. It is called here, on the hidden
+states of the chosen positions, because TRL's trainers compute the logits of prompts and padding too on a CPU. An output
+layer with an adapter is refused, since the function would ignore the adapter.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from sql_agent.settings.groups import SharedPrompts
 from sql_agent.shared_prefix import pack_rows
 
 VOCAB_TILE = 4096
-"""Columns of a tile. 1,000 positions take several copies of 16 MiB of logits; wider tiles are slower on a CPU."""
+"""Tokens of the vocabulary in a tile: 16 MiB of logits for 1,000 positions, of which the function holds several copies.
+Wider tiles are slower on a CPU."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Holds the model's values for the chosen tokens, row by row; every field has shape (N,), float32."""
+    """What the model says about the chosen tokens, row by row; every field has shape (N,)."""
 
     log_probs: Tensor
-    """With gradient, in nats."""
+    """In nats, float32, with gradient."""
     entropy: Tensor
-    """Entropy of the distribution that each token is drawn from, in nats, without gradient."""
+    """Entropy of the distribution at each token's position, in nats, float32, without gradient."""
     is_top1: Tensor
-    """Whether the token is the most likely one, bool."""
+    """Whether the token is the most likely one at its position, bool."""
 
 
 def score_tokens(
@@ -46,15 +47,15 @@ def score_tokens(
     metrics: bool = False,
     shared_prompts: SharedPrompts | None = None,
 ) -> Scores:
-    """Score chosen tokens by one forward pass over whole rows; what rows share is computed once if the model `packs`.
+    """Score chosen tokens by one forward pass over whole rows; a prefix that rows share is computed once if `packs`.
 
     Args:
         model: a causal LM of transformers, or a PEFT model around one.
         ids: tokens, padded right, shape (B, T).
         attention: 1 on tokens, 0 on padding, shape (B, T).
-        chosen: True where a token's log-prob is wanted, shape (B, T); no first token can be.
+        chosen: True where a token's log-prob is wanted, shape (B, T); a row's first token has none.
         temperature: divisor of the logits, above 0.
-        metrics: whether entropy and is_top1 are computed; they are empty otherwise.
+        metrics: whether to compute entropy and is_top1, which are empty otherwise.
         shared_prompts: the setting of that name.
     Raises:
         ValueError: the output layer carries an adapter.
@@ -89,10 +90,10 @@ def _packed_hidden(
 
 
 def output_layer(base: Any) -> torch.nn.Linear:
-    """Return the plain output layer of a model.
+    """Return the output layer (lm_head) of a model.
 
     Raises:
-        UsageError: it carries an adapter, which the kernel would ignore.
+        UsageError: it has an adapter.
     """
     head = base.get_output_embeddings()
     if type(head) is not torch.nn.Linear:

@@ -1,8 +1,9 @@
-"""Computes rows that begin alike as one packed sequence, with a model of transformers in this process.
+"""Computes rows with a common prefix as one packed sequence, so that the prefix goes through the model once.
 
-Questions about one database share rules and schema, and the rollouts of a group their whole prompt. What rows share is
-computed once (`sql_agent.shared_prefix`), on a GPU if `shared_prompts` is set. Leaves out models with anything but full
-causal attention.
+
+The rollouts of a group have the same prompt, and questions about one database share rules and schema, which is most of
+a row. The packing and its attention are in `sql_agent.shared_prefix`; this module applies them to a model of
+transformers, on a GPU if `shared_prompts` is set. Only full causal attention is supported.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from sql_agent.settings.groups import SharedPrompts
 from sql_agent.shared_prefix import PackedRows, Segment, shared_beginning, shared_prefix_attention
 
 NAME = "sdpa"
-"""The name of transformers' attention that packed rows extend; models with another attention are not packed."""
+"""transformers' name of the attention implementation that is extended; models with another one are not packed."""
 OWN_MASKS = {"doge", "glm_moe_dsa"}
-"""Model types that make their own attention masks, or choose the tokens that are seen."""
+"""Model types that make attention masks of their own, or let a token attend to some of the tokens before it only."""
 BY_LENGTH = {"dynamic", "longrope"}
-"""Rotations of positions that depend on the longest row of a pass."""
+"""Types of rotary embeddings whose values depend on the longest row of a forward pass."""
 
 
 def attend_plain_or_packed(
@@ -37,7 +38,7 @@ def attend_plain_or_packed(
     segments: tuple[Segment, ...] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as transformers does, or that of packed rows if the call names segments.
+    """Compute transformers' attention, or that of packed rows for a call with segments.
 
     Args:
         attention_mask: with segments, an empty tensor, or a block mask for flex_attention.
@@ -50,12 +51,12 @@ def attend_plain_or_packed(
 
 
 def base_of(model: Any) -> Any:
-    """Return the causal LM of transformers: the model itself, or the one inside a PEFT model."""
+    """Return the model of transformers, without a PEFT model around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def rows_of(ids: torch.Tensor, attention: torch.Tensor) -> list[list[int]]:
-    """Return the tokens of each row without its padding, which stands at its end.
+    """Return the tokens of each row without the padding on its right.
 
     Args:
         ids: tokens, shape (B, T).
@@ -65,7 +66,7 @@ def rows_of(ids: torch.Tensor, attention: torch.Tensor) -> list[list[int]]:
 
 
 def packs(base: Any, shared_prompts: SharedPrompts | None = None) -> bool:
-    """Return whether rows of a model can be computed as one packed sequence, which takes full causal attention.
+    """Return whether a model can compute packed rows.
 
     Args:
         base: a causal LM of transformers, without a PEFT model around it.
@@ -90,7 +91,7 @@ def packs(base: Any, shared_prompts: SharedPrompts | None = None) -> bool:
 def packed_states(base: Any, packed: PackedRows, shared_prompts: SharedPrompts | None = None) -> torch.Tensor:
     """Compute the last hidden states of packed rows, shape (L, D).
 
-    It extends the attention of this process by packed rows; calls without them stay as they are.
+    This registers `attend_plain_or_packed` in the process; for calls without segments nothing changes.
 
     Args:
         base: a model that `packs`.
@@ -110,15 +111,17 @@ def packed_states(base: Any, packed: PackedRows, shared_prompts: SharedPrompts |
 def micro_batches_of(
     base: Any, rows: Sequence[list[int]], max_tokens: int, shared_prompts: SharedPrompts | None = None
 ) -> list[list[int]]:
-    """Return groups of indices with at most `max_tokens` computed tokens each, but at least one index each.
+    """Split rows into micro-batches of at most `max_tokens` computed tokens, or of a single longer row.
 
-    If the model `packs`, rows that begin alike come into one group, and what they share counts once, while the rows
-    together have at most `MOST_ATTENDED` times `max_tokens`; else padding counts. The largest groups come first, as in
-    `agentgrpo.micro_batches`.
+    If the model `packs`, rows with a common prefix come into one micro-batch, which computes it once; its rows have at
+    most `MOST_ATTENDED` times `max_tokens` together, since attention costs that too. Otherwise padding counts as
+    computed. The largest micro-batches come first, as in `agentgrpo.micro_batches`.
 
     Args:
         base: a causal LM of transformers, without a PEFT model around it.
         rows: the token ids of each row.
+    Returns:
+        The indices of the rows of each micro-batch.
     """
     if not packs(base, shared_prompts):
         return micro_batches([len(row) for row in rows], max_tokens)

@@ -1,8 +1,8 @@
-"""The policy in this process: a Hugging Face causal LM that samples, scores and is trained, with or without an adapter.
+"""The policy of local training: a causal LM of transformers, with a LoRA adapter or trained as a whole.
 
-It samples with transformers' `generate` in batches with a KV cache; log-probs for training come from one forward pass
-over whole trajectories, padded right. Leaves out tensor parallelism and anything that needs a server;
-`sql_agent.train_sql_agent` has those.
+It samples in batches with transformers' `generate`. Log-probs for the update come from one forward pass over prompt and
+completion, padded right. One process holds everything; tensor parallelism and model servers are the main job's
+(`sql_agent.train_sql_agent`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from sql_agent.settings.local import AdapterConfig
 
 REFERENCE = "reference"
 NUCLEUS = 512
-"""Most likely tokens that top-p searches first; sorting all 152,000 for a batch of 8 takes 0.1 s on a CPU."""
+"""Top-p looks at so many of the most likely tokens first, because sorting a vocabulary of 152,000 for a batch of 8
+takes 0.1 s on a CPU."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds rows as tensors, padded right; every field has shape (B, T), T over prompt and response."""
+    """A batch of rows as tensors, padded right; every field has shape (B, T), where T covers prompt and response."""
 
     ids: Tensor
     attention: Tensor
@@ -53,9 +54,9 @@ class Rows:
     mask: Tensor
     """True on the tokens that the policy sampled."""
     old_log_probs: Tensor
-    """Log-probs that were recorded while sampling; 0 where `mask` is False."""
+    """The sampler's log-probs; 0 where `mask` is False."""
     advantages: Tensor
-    """What each token is credited with; 0 where `mask` is False, and in a row without credit."""
+    """The advantage of each token; 0 where `mask` is False, and in a row without credit."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, pad_id: int, device: torch.device | str = "cpu") -> Self:
@@ -76,10 +77,12 @@ class LocalPolicy:
     """A model, its tokenizer, its adapter, and the reference policy.
 
     Args:
-        model: a PEFT model with the trained adapter active; or a whole model of transformers, which has no reference.
+        model: a PEFT model with the trained adapter active, or a whole model of transformers, which has no
+            reference of its own.
         reference: a separate frozen model; None: the model as it was loaded (see `reference_log_probs`).
-        bfloat16: whether log-probs are computed under bfloat16 autocast; sampling is not.
-        pass_tokens: tokens of one pass of an update where the settings name none; None: the device's default.
+        bfloat16: whether log-probs are computed under bfloat16 autocast; sampling never is.
+        pass_tokens: tokens of one forward and backward pass, where the settings name no number; None: the device's
+            default.
         shared_prompts: what computes what rows share once; see the setting.
     Raises:
         ValueError: the adapter is on the output layer.
@@ -114,20 +117,19 @@ class LocalPolicy:
         return self.model.device
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Return the trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling], *, max_new_tokens: int, **more: Any
     ) -> list[Sample]:
-        """Sample one reply to each prompt, all in one batch; a prefix that all prompts share is computed once.
+        """Sample one completion of each prompt, all in one batch; a prefix that all prompts share is computed once.
 
         Args:
-            prompts: token ids; each shorter than the model's positions by 1 or more.
+            prompts: token ids; each has to be shorter than the model's context.
             sampling: one per prompt.
-            max_new_tokens: limit of each reply; less for a prompt that leaves less room.
-            more: further arguments of `transformers`' generate, e.g. a streamer.
+            max_new_tokens: limit of each completion; a prompt that fills most of the context gets fewer.
+            more: further arguments of transformers' `generate`, e.g. a streamer.
         """
         longest, shared = max(map(len, prompts)), self._shared(prompts)
         ids = torch.full((len(prompts), longest), self.pad_id)
@@ -142,7 +144,7 @@ class LocalPolicy:
             cache.batch_repeat_interleave(len(prompts))
             more = {**more, "past_key_values": cache}
         recorder = _SampleAndRecord(sampling, self.device)
-        # a folder's own sampling settings (for example Qwen's repetition penalty) would not match the log-probs
+        # with a model's own sampling settings, as Qwen's repetition penalty, the log-probs would be of another policy
         plain = GenerationConfig(eos_token_id=self._stop_ids, pad_token_id=self.pad_id)
         base_of(self.model).generation_config = plain
         whole: Tensor = self.model.generate(
@@ -162,9 +164,9 @@ class LocalPolicy:
         ]
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
-        """Return the length of the prefix that all prompts share, shorter than each; 0 if sharing brings nothing."""
+        """Return the length of the prefix that all prompts share, shorter than each; 0 if it cannot be shared."""
         config = base_of(self.model).config
-        windows = DynamicCache(config=config).is_sliding  # padding would fill a window
+        windows = DynamicCache(config=config).is_sliding  # the padding after the prefix would fill a sliding window
         if len(prompts) == 1 or any(windows):
             return 0
         first, last = min(prompts, key=tuple), max(prompts, key=tuple)
@@ -202,7 +204,7 @@ class LocalPolicy:
         return log_probs.new_zeros(rows.mask.shape).masked_scatter(rows.mask, log_probs)
 
     def scores(self, rows: Rows) -> Scores:
-        """Score the tokens of the mask, row by row, with entropy and the most likely token, at temperature 1."""
+        """Score the sampled tokens, row by row, at temperature 1, with the metrics of `Scores`."""
         return self._scores(self.model, rows, 1.0, metrics=True)
 
     def _scores(self, model: Any, rows: Rows, temperature: float, *, metrics: bool = False) -> Scores:
@@ -235,13 +237,13 @@ class LocalPolicy:
             self.model.train(training)
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer and adapter, or the whole model if there is none; `load_policy` and PEFT read the folder."""
+        """Write the tokenizer and the adapter, or the whole model; `load_policy` and PEFT read the folder."""
         which: dict[str, Any] = {"selected_adapters": ["default"]} if isinstance(self.model, PeftModel) else {}
         self.model.save_pretrained(str(folder), **which)
         self.tokenizer.save_pretrained(folder)
 
     def load(self, folder: Path) -> None:
-        """Replace the weights of the adapter, or of the whole model, by saved ones, as a resumed run does.
+        """Replace the weights of the adapter, or of the whole model, by those of a checkpoint.
 
         Raises:
             ValueError: an adapter's tensors differ in name or shape from this one's.
@@ -286,7 +288,8 @@ class _SampleAndRecord(LogitsProcessor):
         return allowed
 
     def finish(self, last_ids: Tensor) -> Tensor:
-        """Return log-probs of the whole batch, shape (B, new tokens); values after a row's end have no meaning."""
+        """Return log-probs of the whole batch, shape (B, new tokens); what follows a row's end-of-sequence token has no
+        meaning."""
         self._note(last_ids)
         return torch.stack(self._recorded, dim=-1)
 
@@ -296,7 +299,8 @@ class _SampleAndRecord(LogitsProcessor):
 
 
 def _keep_nucleus(log_probs: Tensor, top_p: Tensor) -> Tensor:
-    """Keep the smallest set of most likely tokens with total probability top_p, others -inf (arXiv:1904.09751)."""
+    """Set all log-probs to -inf but those of the nucleus, the fewest tokens whose probabilities sum to top_p
+    (arXiv:1904.09751)."""
     ordered, order = log_probs.topk(min(NUCLEUS, log_probs.shape[-1]), dim=-1)
     if bool((ordered.exp().sum(-1, keepdim=True) < top_p).any()):
         ordered, order = log_probs.sort(dim=-1, descending=True)
@@ -321,8 +325,9 @@ def load_policy(
     """Load a policy that is ready to sample and to be trained.
 
     Args:
-        path: a Hugging Face model, or the folder of an adapter. Then training continues with that adapter, which keeps
-            its own rank, and a frozen copy of it is the reference.
+        path: a Hugging Face model, or the folder of an adapter. An adapter is trained further with its own rank, and a
+            frozen copy of it is the reference policy.
+        adapter: the new adapter, if `path` is no adapter.
         device: cpu or cuda.
         reference_path: a separate frozen reference model.
         precision: precision of log-probs and their gradient on a CPU.
@@ -375,7 +380,7 @@ def load_policy(
 def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> Any:
     """Load a causal LM in evaluation mode: float32 on a CPU, bfloat16 or 4-bit (NF4) on a GPU.
 
-    For the folder of an adapter it is the base with the adapter merged in.
+    An adapter is merged into its base model.
     """
     folder = Path(path)
     if is_adapter(folder):

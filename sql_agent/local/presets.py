@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from agentgrpo.flags import dashed
 from sql_agent.credit.tables import ESTIMATORS, Credit, made
 from sql_agent.local.datatypes import Progress, Sampling
 from sql_agent.names import SAMPLERS
@@ -151,11 +150,6 @@ class Preset:
     def describe_done(self, progress: Progress) -> str:
         """The place from which a resumed run continues, e.g. "task 12"."""
         return f"{progress.batches} batches"
-
-    @staticmethod
-    def name_of(setting: str) -> str:
-        """What users type to change a setting."""
-        return f"--{dashed(setting)}"
 
 
 class GreedyGrpo(Preset):

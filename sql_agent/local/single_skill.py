@@ -19,7 +19,7 @@ from sql_agent.local.presets import EVALUATED_TOGETHER, Group, Measure, Preset, 
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks
 from sql_agent.rewards import RewardPreset
 from sql_agent.settings.groups import DataConfig
-from sql_agent.settings.single_skill import ExperimentConfig, SamplingAgentConfig
+from sql_agent.settings.single_skill import ExperimentConfig
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import credit_group, credit_groups
 from sql_agent.trained_on import TrainedOn, read_trained_on, source_of, trained_further
@@ -112,12 +112,6 @@ class SingleSkill(Preset):
 
     def describe_done(self, progress: Progress) -> str:
         return f"{progress.batches * self.cfg.batch_size} episodes"
-
-    @staticmethod
-    def name_of(setting: str) -> str:
-        if setting in SamplingAgentConfig.model_fields:
-            return f"agent.{setting}"
-        return "task." + setting.replace("reward_model_", "reward_model.").replace("judge_", "llm_judge.")
 
 
 def trained_on(cfg: ExperimentConfig, held_out: Sequence[Task]) -> TrainedOn:

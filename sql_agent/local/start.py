@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +31,19 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def failures_in_words(resume: str) -> Iterator[None]:
+def failures_in_words(resume: str, spelt: Callable[[str], str] = str) -> Iterator[None]:
     """End the command with one line if it fails in a known way, and with status 130 if it is interrupted.
 
     Args:
         resume: how to resume; it is printed if work would be lost.
+        spelt: rewrites a message in this command's names of settings (`in_words_of`).
     """
     try:
         yield
     except (ValueError, OSError, DivergedError, StopError) as error:
-        raise SystemExit(f"error: {in_words(error)}") from error
+        raise SystemExit(f"error: {spelt(in_words(error))}") from error
     except RuntimeError as error:
-        raise SystemExit(f"error: {out_of_memory(error)}; {resume}") from error
+        raise SystemExit(f"error: {spelt(out_of_memory(error))}; {resume}") from error
     except KeyboardInterrupt:
         print(f"\ninterrupted; {resume}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
@@ -60,8 +61,8 @@ def out_of_memory(error: RuntimeError) -> str:
     if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in first:
         raise error
     return (
-        f"out of memory ({first[:200]}); turn gradient_checkpointing on and set micro_batch_tokens to 1, which changes "
-        "no result, then lower max_new_tokens or the number of episodes sampled together"
+        f"out of memory ({first[:200]}); add --gradient-checkpointing and --micro-batch-tokens 1, which change no "
+        "result, then lower --max-tokens or the number of episodes sampled together"
     )
 
 

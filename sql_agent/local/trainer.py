@@ -86,7 +86,7 @@ class Trainer:
             tasks=[task.to_dict() for task in preset.tasks] if cfg.redraws else (),
             keep=self._keep,
             credit=self._credit,
-            names=names_of(preset, folder),
+            names=names_of(folder),
         )
         self._loop = asyncio.new_event_loop()  # `asyncio.run` would delay Ctrl-C until a batch is played
         self._means, self._saved = progress.means, progress.batches
@@ -258,10 +258,10 @@ class Trainer:
         return [rollout for group in groups for rollout in group]
 
 
-def names_of(preset: Preset, folder: RunFolder) -> dict[str, str]:
-    """What a stop calls the settings and files of a local run."""
+def names_of(folder: RunFolder) -> dict[str, str]:
+    """What a stop calls the files of a local run; settings keep the main job's names until the command prints it."""
     return {
-        **{setting: preset.name_of(setting) for setting in MAIN_JOB},
+        **MAIN_JOB,
         "model": "The policy",
         "fewer": "play fewer at once",
         "trajectories": folder.trajectories.name,

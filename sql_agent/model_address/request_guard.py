@@ -13,7 +13,6 @@ There is no TLS: whoever can read loopback packets can also read the environment
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Any
 
 from agentgrpo.checks import UsageError
 from agentgrpo.http_protocol import trust
+from agentgrpo.machine import ip_address, is_loopback
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits, error_body
 
 # Variable with the token of the LLM proxy and the model servers of a run, and of the store that the run keeps.
@@ -141,7 +141,7 @@ class RequestGuard:
         return text
 
     def _is_ours(self, name: str, server: str | None) -> bool:
-        return name in self._names or is_loopback(name) or (_ip(name) or name) == _ip(server or "")
+        return name in self._names or is_loopback(name) or (ip_address(name) or name) == ip_address(server or "")
 
     def _needs_no_token(self, scope: dict[str, Any]) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS
@@ -218,20 +218,6 @@ def _from_beginning(body: bytes, receive: Any) -> Any:
         return messages.pop() if messages else await receive()
 
     return receive_again
-
-
-def is_loopback(name: str) -> bool:
-    # A name other than localhost counts as reachable from others.
-    address = _ip(name)
-    return name == "localhost" if address is None else address.is_loopback
-
-
-def _ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 # The request's body may follow, and nothing reads it.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,17 @@ from agentgrpo.outputs import named_path
 from agentgrpo.passwords import masked
 from agentgrpo.settings import earlier_names
 from dbbench_adapter.engines import DatabaseSpec, named_database
+from sql_agent.settings.train import TrainConfig
 
 Config = TypeVar("Config", bound=BaseModel)
 
-_PREFIX = {"adapter": "lora_", "reward_model": "reward_model_", "llm_judge": "judge_"}
+_PREFIX = {
+    "adapter": "lora_",
+    "lora": "lora_",
+    "reward_model": "reward_model_",
+    "llm_judge": "judge_",
+    "judge": "judge_",
+}
 """Groups of settings whose flags have a prefix: adapter.alpha is --lora-alpha."""
 
 
@@ -40,6 +48,9 @@ class Flag:
     @property
     def setting(self) -> str:
         return ".".join(self.place)
+
+    def __str__(self) -> str:
+        return f"--{self.names[0]}"
 
 
 def flags_of(
@@ -85,6 +96,16 @@ def add_flags(parser: Parser, config: type[BaseModel], *, only_named: bool = Fal
         parser.add_argument(*(f"--{one}" for one in flag.names), dest=flag.dest, **options)
 
 
+def training_parser(command: str, doc: str | None, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> Parser:
+    """Make the parser of a command that trains in this process: the flags of its settings, and --resume."""
+    parser = Parser(prog=f"agentgrpo {command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, config, hidden=hidden)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
+    )
+    return parser
+
+
 def _metavar(flag: Flag, kinds: tuple[Any, ...]) -> str:
     """What `--help` shows for a value: --limit N, --temperature X, --skills NAME,..., --base-url URL."""
     named = [each.metavar for each in flag.field.metadata if isinstance(each, FlagName) and each.metavar]
@@ -113,14 +134,52 @@ def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -
     try:
         return config.model_validate(given)
     except ValidationError as error:
-        spellings = {flag.place: f"--{flag.names[0]}" for flag in flags_of(config)}
-        parser.error("; ".join(_describe_fault(fault, spellings) for fault in error.errors()))
+        spellings = {flag.place: str(flag) for flag in flags_of(config)}
+        said = "; ".join(_describe_fault(fault, spellings) for fault in error.errors())
+        parser.error(in_words_of(config)(said))
 
 
 def _describe_fault(fault: Any, spellings: dict[tuple[str, ...], str]) -> str:
     place = tuple(map(str, fault["loc"]))
-    where = spellings.get(place, ".".join(place))
+    # what is wrong with a group of settings names them itself
+    where = next((spellings[place[:n]] for n in range(len(place), 0, -1) if place[:n] in spellings), "")
     text, given = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected"), fault["input"]
     if not isinstance(given, dict | BaseModel) and repr(given) not in text:
         text += f", got {masked(repr(given), whole=True)}"
     return f"{where}: {text}" if where else text
+
+
+def in_words_of(config: type[BaseModel], spelt: Callable[[Flag], str] = str) -> Callable[[str], str]:
+    """Make a function that rewrites a message: it replaces the main job's settings, and flags, by this command's names.
+
+    What is checked for several commands names the main job's settings (`rollout.reward`), or flags that most commands
+    have (`--judge-url`). What this command has no name for stays, and so do whole commands, which stand in backquotes.
+
+    Args:
+        spelt: what this command's users type for a setting.
+    """
+    ours: dict[str, str] = {}
+    for flag in flags_of(config):
+        for name in flag.names:
+            ours.setdefault(name, spelt(flag))
+    own = {flag.setting for flag in flags_of(config)}  # what is typed so here, as settings of a file, stays
+    known = {f"--{name}": here for name, here in ours.items()}
+    for flag in flags_of(TrainConfig):
+        here = ours.get(flag.names[0])
+        if here and "." in flag.setting and (here.startswith("--") or flag.setting not in own):
+            known[flag.setting] = here
+    longest_first = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    pattern = re.compile(rf"(--set )?(?<![\w./-])({longest_first})(?![\w-]|\.\w)(=| (?=[A-Z0-9]))?")
+
+    def replaced(found: re.Match[str]) -> str:
+        before, name, after = (part or "" for part in found.groups())
+        here = known[name]
+        if here.startswith("--"):
+            return here + (" " if "." in name and after else after)
+        return before + here + ("=" if after else "")
+
+    def said_here(message: str) -> str:
+        parts = re.split("(`[^`]*`)", message)
+        return "".join(part if part.startswith("`") else pattern.sub(replaced, part) for part in parts)
+
+    return said_here

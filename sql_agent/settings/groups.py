@@ -184,7 +184,8 @@ class RewardModelConfig(Settings):
     def _deadlines_nest(self) -> RewardModelConfig:
         if self.timeout_s > self.give_up_s:
             raise ValueError(
-                f"timeout_s ({self.timeout_s:g}) is longer than give_up_s ({self.give_up_s:g}); "
+                f"reward_model.timeout_s ({self.timeout_s:g}) is longer than reward_model.give_up_s "
+                f"({self.give_up_s:g}); "
                 "a score has to be late before the service counts as gone: lower the first, or raise the second"
             )
         return self

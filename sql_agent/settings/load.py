@@ -13,7 +13,7 @@ import yaml
 
 from agentgrpo.cpu_features import LARGE
 from agentgrpo.passwords import masked
-from agentgrpo.settings import by_present_names, merged, parse_yaml, read_settings, set_path
+from agentgrpo.settings import by_present_names, earlier_settings, merged, parse_yaml, read_settings, set_path
 from sql_agent.learning_rates import BILLION
 from sql_agent.settings.train import TrainConfig
 
@@ -35,7 +35,8 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
             raise ValueError(
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set rollout.group_size=8"
             )
-        set_path(tree, path.strip(), parse_yaml(text, f"--set {path}"))
+        setting = dict(earlier_settings(TrainConfig)).get(path.strip(), path.strip())
+        set_path(tree, setting, parse_yaml(text, f"--set {path}"))
         tree = by_present_names(tree, TrainConfig)
     return TrainConfig.model_validate(merged(read_settings(SMALL), tree) if _is_small(tree.get("model")) else tree)
 

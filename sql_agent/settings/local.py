@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
+from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import Settings
@@ -75,8 +76,8 @@ class OptimConfig(Settings):
 
 class PolicyConfig(Settings):
     model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
-    """A Hugging Face chat model, or an adapter on one: a folder, or its id on the hub, ORG/NAME. The small policy of
-    the default is made first if it is not there."""
+    """A Hugging Face chat model, or an adapter on one, which a training command trains further: a folder, or its id on
+    the hub, ORG/NAME. The small policy of the default is made first if it is not there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
     precision: PrecisionName = "auto"
@@ -139,6 +140,16 @@ def check_environment(name: str, database: Path | str | None, call_timeout_s: fl
         EnvConfig(type=name, database=database, call_timeout_s=call_timeout_s)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+def check_skills(skills: Iterable[str]) -> None:
+    """Raises ValueError: one of the skills is unknown."""
+    from dbbench_adapter.sql_skills import SKILLS  # imports a parser of SQL
+
+    for skill in skills:
+        if skill not in SKILLS:
+            meant = did_you_mean(skill, SKILLS) or f"; known: {', '.join(SKILLS)}"
+            raise ValueError(f"unknown skill {skill!r}{meant}")
 
 
 FLAGS_OF = {"judge": ("dbbench", "text2sql"), "backend": ("dbbench",), "protocol": ("dbbench",)}
@@ -239,6 +250,18 @@ class RewardSettings(Settings):
         check_judge_asked(self.rollout, self.llm_judge)
         return self
 
+    @model_validator(mode="after")
+    def _services_are_named(self) -> Self:
+        services = {
+            "reward_model": (self.reward_model, "a reward model; add --reward-model-url"),
+            "judge": (self.llm_judge, "an LLM as judge; add --judge-url, --judge-model and --judge-rubric"),
+        }
+        for group, (given, needed) in services.items():
+            if given.url is None and given != type(given)():
+                name = next(name for name, value in type(given)() if getattr(given, name) != value)
+                raise ValueError(f"{group}.{name} has no effect without {needed}, or leave it out")
+        return self
+
     @field_validator("reward")
     @classmethod
     def _known_rewards(cls, reward: Any) -> Any:
@@ -309,6 +332,15 @@ class DbBenchTrainingConfig(LocalConfig, DbBenchConfig):
         return EnvironmentSettings("dbbench", self.protocol, self.judge, self.backend)
 
 
+def check_measured(cfg: GreedyGrpoConfig | BatchGrpoConfig) -> None:
+    """Raises ValueError: evaluations are asked for, and no tasks for them."""
+    if cfg.eval_every and not cfg.eval_tasks:
+        raise ValueError(
+            f"--eval-every {cfg.eval_every} measures on held-out tasks, and --eval-tasks is 0; give their number, or "
+            "leave --eval-every out"
+        )
+
+
 def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
     """Check that there is something to measure on if the run measures.
 
@@ -352,10 +384,12 @@ class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
 
     @model_validator(mode="after")
     def _generates_what_has_skills(self) -> Self:
+        check_skills(self.skills)
         if self.skills and self.train_file:
             raise ValueError("--skills is for generated tasks; leave it or --train-file out")
         if self.val_file and not self.train_file:
             raise ValueError("--val-file goes with --train-file; generated tasks have their own held-out ones")
+        check_measured(self)
         check_held_out(self)
         return self
 
@@ -377,7 +411,12 @@ class BatchGrpoConfig(LocalConfig):
 
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:
-        check_top_p(self.top_p, "--top-p", "--temperature")
+        check_top_p(self.top_p)
+        return self
+
+    @model_validator(mode="after")
+    def _has_what_it_measures(self) -> Self:
+        check_measured(self)
         return self
 
 

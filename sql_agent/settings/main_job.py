@@ -108,8 +108,8 @@ def check_judge_asked(rollout: RolloutConfig, judge: JudgeConfig) -> None:
         )
     if judge.url is not None and not asked:
         raise ValueError(
-            "judge.url is given, and no reward asks the judge; add it with its weight: --reward agentbench "
-            "--reward judge=0.5"
+            "judge.url is given, and no reward asks the judge; name judge in --reward too, alone or with a weight "
+            "beside others"
         )
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec, masked
 from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from dbbench_adapter.sql_skills import SKILLS
+from sql_agent.settings.flags import in_words_of
 from sql_agent.settings.local import (
     AdapterConfig,
     DbBenchTrainingConfig,
@@ -31,6 +31,7 @@ from sql_agent.settings.local import (
     RewardSettings,
     SamplingConfig,
     also,
+    check_skills,
 )
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -89,9 +90,7 @@ class TaskConfig(RewardSettings):
     def _known_skills(cls, skills: dict[str, float] | None) -> dict[str, float] | None:
         if skills is None:
             return None
-        if unknown := [skill for skill in skills if skill not in SKILLS]:
-            meant = did_you_mean(unknown[0], SKILLS)
-            raise ValueError(f"unknown skill {unknown[0]!r}; known: {', '.join(SKILLS)}{meant}")
+        check_skills(skills)
         if not skills or not all(0 < weight < math.inf for weight in skills.values()):
             raise ValueError(f"expected one skill or more, each with a weight above 0, got {skills}")
         return skills
@@ -225,10 +224,8 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
             )
         imported = _read(target, importing)
         leaves = _merge(leaves, {_spelt((*place, *path)): said for path, said in imported.items()})
-    for key, value in mapping.items():
-        inner = _spelt((*place, str(key)))
-        if key in ("import", "overwrite"):
-            continue
+    own_keys = {key: value for key, value in mapping.items() if key not in ("import", "overwrite")}
+    for inner, value in _named_once(own_keys, place, str(file)):
         own = _resolved(value, inner, file, importing) if isinstance(value, dict) else {inner: (value, str(file))}
         leaves = _merge(leaves, own)
     overwrite = mapping.get("overwrite", {})
@@ -253,9 +250,23 @@ def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
     if not isinstance(value, dict):
         return {place: (value, said)}
     found: Leaves = {}
-    for key, inner in value.items():
-        found |= _leaves(inner, _spelt((*place, str(key))), said)
+    for inner, each in _named_once(value, place, said):
+        found |= _leaves(each, inner, said)
     return found
+
+
+def _named_once(mapping: Mapping[Any, Any], place: tuple[str, ...], said: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path of each entry, with its value.
+
+    Raises:
+        ValueError: two entries name one setting.
+    """
+    keys: dict[tuple[str, ...], Any] = {}
+    for key, value in mapping.items():
+        path = _spelt((*place, str(key)))
+        if (other := keys.setdefault(path, key)) != key:
+            raise ValueError(f"{said}: {other} and {key} are names of one setting; keep one of them")
+        yield path, value
 
 
 def _merge(under: Leaves, over: Leaves) -> Leaves:
@@ -278,18 +289,31 @@ def _tree(leaves: Leaves) -> dict[str, Any]:
 
 
 def _describe_fault(fault: Any, leaves: Leaves, file: Path) -> str:
-    place = tuple(str(part) for part in fault["loc"])
-    said = [where for path, (_, where) in leaves.items() if place[: len(path)] == path or path[: len(place)] == place]
-    where = said[0] if said and place else str(file)
-    key = ".".join(place)
+    place, text = tuple(str(part) for part in fault["loc"]), said_here(fault["msg"])
+    key, where = ".".join(place), ", ".join(_places(place, text, leaves)) or str(file)
     if fault["type"] == "extra_forbidden":
         meant = did_you_mean_setting(key, ExperimentConfig)
         return f"{where}: {key}: unknown setting; known beside it: {', '.join(_known(place[:-1]))}{meant}"
     if fault["type"] == "missing":
         return f"{file}: {key} is missing; write or import it"
-    text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    text = text.removeprefix("Value error, ").replace("Input should be", "expected")
     found = "" if isinstance(fault["input"], dict | Settings) else f", got {masked(repr(fault['input']), whole=True)}"
-    return f"{where}: {key}: {text}{found}" if key else f"{where}: {text}"
+    named = not key or f"{key}." in text  # what is wrong with a group may name its settings itself
+    return f"{where}: {text}{found}" if named else f"{where}: {key}: {text}{found}"
+
+
+def _places(place: tuple[str, ...], text: str, leaves: Leaves) -> list[str]:
+    """The files and flags that a fault comes from: of the settings at its place those that the message names, if any.
+
+    Args:
+        place: a setting, a group, or () for all.
+    """
+    there = {
+        path: where for path, (_, where) in leaves.items() if place[: len(path)] == path or path[: len(place)] == place
+    }
+    words = set(re.findall(r"[\w.]*\w", text))
+    named = [where for path, where in there.items() if ".".join(path) in words or f"'{path[-1]}'" in text]
+    return [*dict.fromkeys(named or (there.values() if place else ()))]
 
 
 def _known(place: tuple[str, ...]) -> list[str]:
@@ -297,3 +321,7 @@ def _known(place: tuple[str, ...]) -> list[str]:
     for name in place:
         model = model.model_fields[name].annotation
     return [field.serialization_alias or name for name, field in model.model_fields.items()]
+
+
+said_here = in_words_of(ExperimentConfig, lambda flag: ".".join(_spelt(flag.place)))
+"""Rewrites a message in the names that these files have for settings."""

@@ -262,7 +262,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> TrainConfig:
-        check_top_p(self.agent.top_p, "agent.top_p", "agent.temperature")
+        check_top_p(self.agent.top_p)
         return self
 
     @model_validator(mode="after")
@@ -317,17 +317,15 @@ class TrainConfig(Settings):
         return self
 
 
-def check_top_p(top_p: float, name: str, temperature: str) -> None:
+def check_top_p(top_p: float) -> None:
     """Check that the policy that is sampled is the one that is trained.
 
-    Args:
-        name: what the user calls `top_p`.
-        temperature: what the user calls the temperature.
     Raises:
         ValueError: `top_p` is below 1.
     """
     if top_p < 1:
         raise ValueError(
-            f"{name} is {top_p:g}: the sampler would leave out the less likely tokens, and the update would take its "
-            f"samples for those of a policy that does not; leave it at 1 (a lower {temperature} sharpens both alike)"
+            f"agent.top_p is {top_p:g}: the sampler would leave out the less likely tokens, and the update would take "
+            "its samples for those of a policy that does not; leave it at 1 (a lower agent.temperature sharpens both "
+            "alike)"
         )

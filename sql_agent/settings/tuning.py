@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentgrpo.flags import dashed
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.settings.groups import EnvironmentSettings, TaskFiles
@@ -47,6 +48,15 @@ class FineTuningConfig(PolicyConfig):
     """Updates between checkpoints; a run that is killed loses at most this many."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order and every draw."""
+
+    @model_validator(mode="after")
+    def _adapter_is_made(self) -> Self:
+        given = [name for name in ("lora_alpha", "lora_dropout") if name in self.model_fields_set]
+        if given and not self.lora_rank:
+            raise ValueError(
+                f"--{dashed(given[0])} is for an adapter, and --lora-rank 0 trains all weights; leave one of them out"
+            )
+        return self
 
 
 class SftConfig(FineTuningConfig, TaskFiles):

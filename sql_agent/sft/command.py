@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from agentgrpo.checkpoints import CHECKPOINTS
@@ -13,6 +12,8 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import claim
+from sql_agent.settings.flags import in_words_of
+from sql_agent.settings.tuning import FineTuningConfig
 
 Run = TypeVar("Run")
 
@@ -26,11 +27,12 @@ def quiet_libraries() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # this is one process on one GPU
 
 
-def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], output_dir: Path) -> int:
+def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], cfg: FineTuningConfig) -> int:
     """Prepare and train, while no other run may write to the folder; return the exit status.
 
     What the user can correct is one line: any `ValueError` of `prepare`, and what `train` says in words.
     """
+    output_dir = cfg.run_dir
     try:
         require(run_dir=output_dir)
         with ends_in_order(), claim(output_dir):
@@ -40,7 +42,7 @@ def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], output
                 raise UsageError(str(error)) from error
             train(run)
     except (OutputError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words_of(type(cfg))(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         if not (output_dir / CHECKPOINTS).is_dir():  # nothing was trained

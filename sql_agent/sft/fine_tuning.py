@@ -170,7 +170,7 @@ def checkpoint_to_resume(output: Path, record: str, sealed: str, resume: bool, s
     return newest
 
 
-SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
+SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed", "precision")
 """Settings that the weights depend on, beside model, data and adapter; a resumed run must have the same."""
 
 
@@ -216,6 +216,7 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
         "model": record["model"]["sha256"],
         "tokenizer or chat template": record["tokenizer_sha256"],
         "data": record["data"]["sha256"],
+        "precision": "auto",  # an earlier version did not note it
         **record["settings"],
     }
     return json.loads(json.dumps(facts))

@@ -177,17 +177,14 @@ def settings_again(cfg: SftConfig) -> dict[str, float]:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
+_OF_ROWS = {"dbbench": "--dataset dbbench", "environment": "--env or --database"}
 FLAGS_OF = {
-    "train_file": ("--train-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
-    "database": ("--database", {"environment": "--dataset text2sql"}),
-    "protocol": ("--protocol", {"dbbench": "--dataset dbbench"}),
-    "val_file": ("--val-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
-    "held_out_fraction": (
-        "--held-out-fraction",
-        {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
-    ),
+    **dict.fromkeys(("train_file", "val_file", "held_out_fraction"), _OF_ROWS),
+    "database": {"environment": "--dataset text2sql"},
+    "protocol": {"dbbench": "--dataset dbbench"},
+    "max_prompt_tokens": {"gsm8k": "--dataset gsm8k", **_OF_ROWS},
 }
-"""Settings that only some sources have: the flag of each, and how those sources are given."""
+"""Settings that only some sources have, and how those sources are given."""
 
 
 Fit = Callable[[Sequence[Any], Environment], list[Any]]
@@ -210,10 +207,10 @@ def fitted(cfg: SftConfig, start: Start, say: Say, tasks: Sequence[Any], environ
 
 
 def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
-    for name, (flag, sources) in FLAGS_OF.items():
+    for name, sources in FLAGS_OF.items():
         if name in cfg.model_fields_set and cfg.source not in sources:
             known = " or ".join(sources.values())
-            raise UsageError(f"{flag} belongs to {known}, this one is {cfg.data_name}; leave it out")
+            raise UsageError(f"--{dashed(name)} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
         found = read_messages(Path(cfg.data_name), cfg.num_tasks)
         rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)

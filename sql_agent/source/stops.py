@@ -1,7 +1,7 @@
-"""Stops a run with too many rollouts that are lost, broken, or without a score.
+"""Stops a run that would train on too little: too many rollouts have no reward, no score, or a broken prefix.
 
-Each error says which setting is the limit and what to do. Leaves out alarms that only warn (`reward_hacking_alarm`,
-`sql_agent.verl_side.tracking`).
+Without a stop such a run trains for hours on the few rollouts that are left. Each error names the setting that is the
+limit, and what to do. Alarms that only warn are in `reward_hacking_alarm` and `sql_agent.verl_side.tracking`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sql_agent.source.metrics import SCORER_LOST
 from sql_agent.source.scoring import start_command
 
 SHOWN_CHARS = 300
-"""Longest part of an error that is printed."""
+"""An error is cut to so many characters where it is printed."""
 STEPS = 3
-"""Train steps in a row above the limit of breaks before the run stops; a single step may have met an unlucky task."""
+"""So many train steps in a row have to be above `max_broken_fraction`; one unlucky task may break a whole group."""
 
 MAIN_JOB = {
     "max_lost_fraction": "rollout.max_lost_fraction",
@@ -34,7 +34,7 @@ MAIN_JOB = {
     "look": "The logs are in the run directory.",
     "again": "then this run again: it goes on from its newest checkpoint",
 }
-"""What the main job calls its settings and files; another trainer has names of its own for these keys."""
+"""What the messages below call settings and files; another trainer replaces what is called otherwise there."""
 
 _BREAK_ADVICE = {
     "template": "The history itself changed: "
@@ -98,8 +98,8 @@ def check_lost(results: Sequence[Rollout], max_fraction: float, names: Mapping[s
         names: see `MAIN_JOB`.
     Raises:
         TooManyLostError: more than `max_fraction` of the rollouts have no reward, were refused a score, or lack a
-            reward function that was unavailable for their group. A scoring service that does not answer is not
-            counted here: it may come back, and has a limit of its own (`check_scorer_down`).
+            reward function that was unavailable for their group. A reward model that does not answer does not count
+            here, because it may come back; `check_scorer_down` limits the wait for it.
     """
     reasons = Counter(why for result in results if (why := result.lost or _refused(result)))
     lost = reasons.total()
@@ -113,7 +113,7 @@ def check_lost(results: Sequence[Rollout], max_fraction: float, names: Mapping[s
 
 
 def _example(results: Sequence[Rollout], reason: str) -> str:
-    """Return how the first rollout of that reason failed, and where if it left a traceback; nothing if none says so."""
+    """Return the error of the first rollout that was lost for that reason, with the line of its traceback, or ""."""
     found = [result for result in results if (result.lost or _refused(result)) == reason]
     told = next((text for r in found if (text := r.earned.error or (r.played and r.played.error))), "")
     lines = [line.strip() for line in told.splitlines() if line.strip()]
@@ -122,7 +122,7 @@ def _example(results: Sequence[Rollout], reason: str) -> str:
 
 
 def last_line(error: str) -> str:
-    """Return what an error says: its last line, which is that of a traceback too, cut to `SHOWN_CHARS`."""
+    """Return the last line of an error, where a traceback has the exception, cut to `SHOWN_CHARS`."""
     line = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "")
     return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}..."
 
@@ -158,8 +158,9 @@ class PrefixBrokenError(StopError):
 class PrefixStop:
     """Watches `prefix/broken_frac` over the train steps of a run.
 
-    Turns after a break are still trained, as a chain of their own. But the policy was shown another history than the
-    one that it wrote, and each break repeats the history in the row, which costs compute and fills the row.
+    A break is a prompt that does not continue the token ids of the turn before it. The turns after it are trained too,
+    as a conversation of their own, but the policy was shown another history than it wrote, and the history stands in
+    the row once more, which costs compute and space.
 
     Args:
         max_fraction: share of a step's rollouts that may break.

@@ -30,8 +30,10 @@ def describe_kinds(split: Split, held_out: int) -> list[str]:
     lines = [
         f"tasks: {train_and_val}; left out: {left_out}",
         f"to train on, by kind: {format_counts(train)}",
-        f"held out, by kind: {format_counts(val)}",
     ]
+    if not val:  # the run measures nothing
+        return lines
+    lines.append(f"held out, by kind: {format_counts(val)}")
     return lines + [f"warning: {problem}" for problem in kinds_apart(split.train, split.val)]
 
 

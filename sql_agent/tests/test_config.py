@@ -23,12 +23,26 @@ def test_set_wins_over_the_file_and_the_file_over_the_default(tmp_path):
 
 @pytest.mark.parametrize(
     ("overrides", "tokens"),
-    [([], 100), (["optim.micro_batch_tokens=200"], 200), (["optim.max_tokens_per_micro_batch=300"], 300)],
+    [
+        ([], 100),
+        (["optim.micro_batch_tokens=200"], 200),
+        (["optim.max_tokens_per_micro_batch=300"], 300),
+        (["optim.micro_batch_tokens=200", "optim.max_tokens_per_micro_batch=300"], 300),
+    ],
 )
 def test_an_earlier_name_of_a_setting_is_the_setting_and_the_later_entry_wins(overrides, tokens, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("optim: {max_tokens_per_micro_batch: 100}\n")
     assert load_config(file, overrides).optim.micro_batch_tokens == tokens
+
+
+def test_both_names_of_a_setting_in_one_file_are_refused(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optim: {max_tokens_per_micro_batch: 100, micro_batch_tokens: 200}\n")
+    with pytest.raises(
+        ValueError, match=r"^max_tokens_per_micro_batch and micro_batch_tokens are names of one setting"
+    ):
+        load_config(file)
 
 
 def test_a_model_of_fewer_than_twenty_million_weights_takes_the_settings_of_the_small_policy(tmp_path):

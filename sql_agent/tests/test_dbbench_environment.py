@@ -108,6 +108,10 @@ def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
         "to train on, by kind: other 1, UPDATE 1",
         "held out, by kind: other 1, UPDATE 1",
     ]
+    assert describe_kinds(Split(parts.val, []), held_out=0) == [
+        "tasks: 2 to train on, 0 held out; left out: too long 0",
+        "to train on, by kind: other 1, UPDATE 1",
+    ]
     assert kinds_of(parts) == {"train": {"INSERT": 2, "other": 1}, "held_out": {"other": 1, "UPDATE": 1}}
 
 

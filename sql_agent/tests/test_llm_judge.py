@@ -273,7 +273,7 @@ def flags(tmp_path, url="http://127.0.0.1:1/v1", text="Be fair."):
         (["--judge-model", "m", "--judge-rubric", "f"], "missing: --judge-url"),
         (
             ["--judge-url", "http://h:1", "--judge-model", "m", "--judge-rubric", "f"],
-            "add it with its weight: --reward a",
+            "name judge in --reward too, alone or with a weight beside others",
         ),
         (["--judge-url", "h:1"], "'h:1' is no address, expected http://HOST:PORT"),
         (["--judge-url", f"http://me:{SECRET}@h:1"], "holds a user or a password; a key is read from JUDGE_API_KEY"),

@@ -19,6 +19,7 @@ from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.settings.flags import in_words_of
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.source.datatypes import Rollout, StopError
@@ -109,7 +110,10 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
     preset = Preset(cfg, TASKS, held_out)
-    Trainer(world, world, world, preset, folder, progress, said.append, world.task).train()  # pyright: ignore
+    try:
+        Trainer(world, world, world, preset, folder, progress, said.append, world.task).train()  # pyright: ignore
+    except StopError as error:
+        raise type(error)(in_words_of(BatchGrpoConfig)(str(error))) from error  # as the command says it
     return folder, progress, said
 
 
@@ -204,7 +208,7 @@ def test_a_batch_that_loses_too_much_stops_the_run_with_the_reason_and_its_traje
     monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, "db_unavailable") for _ in tasks])
     with pytest.raises(
         StopError,
-        match=r"4 of 4 rollouts were lost .*more than --max-lost-fraction=0.5 .*'db_unavailable' \(4 times\).*Is the d",
+        match=r"4 of 4 rollouts were lost .*more than --max-lost-fraction 0.5 .*'db_unavailable' \(4 times\).*Is the d",
     ):
         run(tmp_path, monkeypatch, world, max_lost_fraction=0.5)
     kept = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
@@ -249,7 +253,7 @@ def test_a_reward_model_that_is_gone_for_longer_than_pauses_stops_the_run_and_sa
 
     monkeypatch.setattr(world, "play", play)
     gone = RewardModelConfig(url=f"http://127.0.0.1:{free_port()}", timeout_s=0.2, give_up_s=0.9)
-    with pytest.raises(StopError, match=r"\(--reward-model-give-up-s=0.9\); start one .*, then go on with --resume$"):
+    with pytest.raises(StopError, match=r"\(--reward-model-give-up-s 0.9\); start one .*, then go on with --resume$"):
         run(tmp_path, monkeypatch, world, reward_model=gone, num_epochs=2)
 
 

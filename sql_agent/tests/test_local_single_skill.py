@@ -22,7 +22,7 @@ from sql_agent.local.single_skill import SingleSkill
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer
-from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig
+from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig, said_here
 from sql_agent.source.datatypes import StopError
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_row
@@ -223,8 +223,9 @@ def test_a_reward_of_ones_own_replaces_them_and_a_stop_names_the_settings(tmp_pa
     (tmp_path / "my.py").write_text("def f(record):\n    return 2.5 if record.verdict else 0.5\n")
     task = {"reward": f"{tmp_path}/my.py:f", "max_lost_fraction": 0.5}
     assert played(tmp_path / "a", settings(task=task), RIGHT, WRONG)[1].heard[0] == [2.5, 0.5, 2.5, 0.5]
-    with pytest.raises(StopError, match=r"task\.max_lost_fraction=0\.5"):
+    with pytest.raises(StopError) as stopped:
         played(tmp_path / "b", settings(task=task), LOST)
+    assert "more than task.max_lost_fraction=0.5 allows" in said_here(str(stopped.value))  # as the command says it
 
 
 def test_the_running_mean_is_taken_off_in_the_order_of_the_draws(tmp_path):

@@ -113,7 +113,7 @@ def test_a_commands_failures_end_in_one_line(capsys):
         "same command again"
     )
     words = fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
-    assert words.startswith("error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); turn gradient_ch")
+    assert words.startswith("error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); add --gradient-ch")
     assert words.endswith("; go on with --resume")
     with pytest.raises(RuntimeError, match="a fault of ours"), failures_in_words(""):
         raise RuntimeError("a fault of ours")

@@ -158,6 +158,9 @@ def test_a_refused_start_leaves_no_folder_and_no_file_of_its_own(tmp_path):
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else None
 
     assert refused(tmp_path / "new") is None
+    (tmp_path / "of_the_user").mkdir()
+    assert refused(tmp_path / "of_the_user" / "p" / "q" / "r") is None
+    assert list((tmp_path / "of_the_user").iterdir()) == []
     assert refused(tmp_path / "begun", "vllm.log") == [".lock", "vllm.log"]
     (tmp_path / "mine").mkdir()
     assert refused(tmp_path / "mine") == [".lock"]  # it was there before

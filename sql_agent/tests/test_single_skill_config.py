@@ -91,7 +91,8 @@ def test_a_flags_name_in_an_imported_part_is_the_same_setting_and_another_groups
         it="language_model: {model_path: m, import: part.yaml, adapter: {r: 8}}\nagent: {max_tokens: 32}\n",
         part="adapter: {rank: 4, alpha: 2}\n",
     )
-    cfg = load_experiment(file, ["task.llm_judge.max_tokens=64"])
+    judge = ["task.reward=judge", "task.llm_judge={url: http://h:1/v1, model: m, rubric: r}"]
+    cfg = load_experiment(file, [*judge, "task.llm_judge.max_tokens=64"])
     adapter = cfg.language_model.adapter
     assert (adapter.rank, adapter.alpha, cfg.agent.max_tokens, cfg.task.llm_judge.max_tokens) == (8, 2, 32, 64)
 
@@ -182,6 +183,30 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
             "stop_after_episodes (10) is no multiple of training.grad_accum (8); take 16",
             id="half_an_update",
         ),
+        pytest.param(
+            {
+                "it": "import: a.yaml\ntraining: {grad_accum: 3}\n",
+                "a": "import: b.yaml\nseed: 1\n",
+                "b": "language_model: {model_path: m}\ntraining_callback: {stop_after_episodes: 10, save_every: 2}\n",
+            },
+            "DIR/b.yaml, DIR/it.yaml: training_callback.stop_after_episodes (10) is no multiple of training.grad_accum",
+            id="settings_of_two_files",
+        ),
+        pytest.param(
+            {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "agent: {max_turns: 5, max_rounds: 3}\n"},
+            "DIR/a.yaml: max_turns and max_rounds are names of one setting; keep one of them",
+            id="two_names_of_one_setting",
+        ),
+        pytest.param(
+            {"it": "language_model: {model_path: m}\noverwrite: {agent: {max_turns: 5, max_rounds: 3}}\n"},
+            "DIR/it.yaml: max_turns and max_rounds are names of one setting; keep one of them",
+            id="two_names_of_one_setting_that_is_overwritten",
+        ),
+        pytest.param(
+            {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "task: {judge: text, reward: judge}\n"},
+            "DIR/a.yaml: task.reward names judge, and no LLM is given; add task.llm_judge.url, task.llm_judge.model",
+            id="a_rule_of_every_command",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_file_and_key(files, said, tmp_path):
@@ -190,6 +215,20 @@ def test_what_does_not_fit_is_named_with_its_file_and_key(files, said, tmp_path)
 
 def test_a_missing_experiment_points_to_those_that_are_shipped(tmp_path):
     assert "sql_agent/configs has the ones that are shipped" in refused(tmp_path / "none.yaml")
+
+
+def test_a_fault_between_settings_is_laid_to_those_that_it_names(tmp_path):
+    file = write(tmp_path, it="import: a.yaml\nlanguage_model: {model_path: m}\n", a="task: {judge: text}\n")
+    assert refused(file, "task.reward=judge").startswith("--set task.reward=judge: task.reward names judge, and no LLM")
+    assert refused(file, "task.reward_model.timeout_s=200").startswith(
+        "--set task.reward_model.timeout_s=200: task.reward_model.timeout_s (200) is longer than "
+        "task.reward_model.give_up_s (120); "
+    )
+    assert refused(file, "task.skills={selct: 1, insert: 1}", "task.llm_judge.url=http://h:1/v1").splitlines() == [
+        "--set task.llm_judge.url=http://h:1/v1: an LLM as judge needs an address, a model and a rubric; missing: "
+        "task.llm_judge.model, task.llm_judge.rubric",
+        "--set task.skills={selct: 1, insert: 1}: task.skills: unknown skill 'selct'; did you mean select?",
+    ]
 
 
 @pytest.mark.parametrize(

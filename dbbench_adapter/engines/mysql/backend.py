@@ -30,7 +30,7 @@ from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.dialect.limits import blows_up
 from dbbench_adapter.dialect.syntax import PARSER_ERRORS, parse
 from dbbench_adapter.engines.base import (
-    MAX_RESULT_CHARS,
+    KEPT_CHARS,
     MAX_ROWS,
     STATEMENT_TIMEOUT_S,
     Backend,
@@ -191,7 +191,7 @@ class MysqlDatabase(Database):
         clean = partial(self._scrubbed, sql) if tells_messages(sql) else self._neutral
         rows: list[tuple[Any, ...]] = []
         chars = 0
-        while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
+        while len(rows) < MAX_ROWS and chars <= KEPT_CHARS and (row := cursor.fetchone()):
             rows.append(tuple(map(clean, row)))
             chars += num_chars(row, other=0)
             if time.monotonic() > deadline:  # rows that arrive one by one never exceed the wait for a single row

@@ -41,7 +41,7 @@ from dbbench_adapter.dialect.kinds import (
 from dbbench_adapter.dialect.syntax import COLLATION, StatementError
 from dbbench_adapter.dialect.translate import Statement, translate
 from dbbench_adapter.engines.base import (
-    MAX_RESULT_CHARS,
+    KEPT_CHARS,
     MAX_ROWS,
     STATEMENT_TIMEOUT_S,
     UNREADABLE,
@@ -305,7 +305,7 @@ def _column_sql(name: str, declared: str) -> str:
 
 def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
     columns, kinds = tuple(column[0] for column in cursor.description), statement.kinds
-    rows = first_rows(cursor, MAX_ROWS, MAX_RESULT_CHARS, other=0)
+    rows = first_rows(cursor, MAX_ROWS, KEPT_CHARS, other=0)
     cursor.close()
     if len(kinds) != len(columns):
         return Result(rows, columns)

@@ -65,11 +65,17 @@ def refusal(*arguments: object) -> str:
     [
         (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP, which only the main job"),
         (["--env", "dbbnch"], "unknown environment 'dbbnch'; known: "),
-        (["--env", "gsm8k", "--database", "a.sqlite"], "env.database belongs to env.type=text2sql"),
+        (
+            ["--env", "gsm8k", "--database", "a.sqlite"],
+            "--database belongs to --env text2sql or medical, this run's is gsm8k; leave it out",
+        ),
         (["--env", "gsm8k", "--judge", "bird"], "--judge belongs to --env dbbench or text2sql, this one is gsm8k"),
         (["--database", "a.sqlite", "--protocol", "text"], "--protocol belongs to --env dbbench, this one is text2sql"),
         (["--reward", "mine"], "--reward: unknown reward preset 'mine'; known: "),
-        (["--reward", "judge"], "names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"),
+        (
+            ["--reward", "judge"],
+            "--reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric",
+        ),
         (["--top-p", "0.9"], "--top-p is 0.9: the sampler would leave out the less likely tokens"),
         (["--call_timeout_s", "0"], "--call-timeout-s: expected greater than 0"),
     ],
@@ -99,7 +105,7 @@ def test_what_does_not_fit_is_said_before_the_weights_are_read(random_policy_fol
         *always, "--env", ORDERS, "--train_file", shop / "bad.jsonl"
     )
     assert "questions to train on: --train-file FILE" in refusal(*always, "--database", shop / "shop.sqlite")
-    assert "the judge of env.type=text2sql is one of" in refusal(
+    assert "the judge of --env text2sql is one of" in refusal(
         *always, "--database", shop / "shop.sqlite", "--train_file", shop / "train.json", "--judge", "lab"
     )
     too_long = refusal(*always, "--env", ORDERS, "--train_file", ROWS, "--max_prompt_tokens", 16)

@@ -27,7 +27,7 @@ from sql_agent.local.policy import LocalPolicy
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.tuning import DpoConfig
-from sql_agent.sft.fine_tuning import load_trainable
+from sql_agent.sft.fine_tuning import SETTINGS, check_resumed, load_trainable
 from sql_agent.sft.run import RECORD, Run, SftConfig, next_commands, prepare
 from sql_agent.sft.trainer import CrossEntropy, train_epochs, trained_policy
 
@@ -83,6 +83,7 @@ def metrics(output: Path) -> list[dict]:
         (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
         (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl: no such file; give an AgentBench .jsonl"),
         (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
+        (["--max-prompt-tokens", "64"], "--max-prompt-tokens belongs to --dataset gsm8k or --dataset dbbench or --env"),
         (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
         (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
@@ -550,6 +551,17 @@ def test_help_says_how_to_start_without_loading_torch():
     assert re.search(r"\btorch$", shown.stderr, re.MULTILINE) is None
 
 
+def test_a_run_goes_on_in_the_precision_that_it_began_with():
+    def record(**settings):
+        return {"model": {"sha256": "m"}, "tokenizer_sha256": "t", "data": {"sha256": "d"}, "settings": settings}
+
+    earlier, auto, half = record(seed=0), record(seed=0, precision="auto"), record(seed=0, precision="bfloat16")
+    check_resumed(Path("step_2"), earlier, auto, lambda _: None)  # an earlier version did not note it
+    with pytest.raises(UsageError, match=r"step_2 belongs to another run \(precision: was auto, is bfloat16\)"):
+        check_resumed(Path("step_2"), auto, half, lambda _: None)
+    assert "precision" in SETTINGS
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, rows, tmp_path, capsys, one_thread):
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
@@ -601,7 +613,7 @@ def test_a_run_of_all_weights_goes_on_from_a_checkpoint_as_if_it_had_not_ended(
         (["--dataset", "dbbench", "--env", "mine.py:Shop"], "give --dataset or --env, not both"),
         (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP"),
         (["--env", "shop"], "unknown environment 'shop'"),
-        (["--env", "mine.py:Shop", "--database", "a.sqlite"], "env.database belongs to env.type=text2sql"),
+        (["--env", "mine.py:Shop", "--database", "a.sqlite"], "--database belongs to --env text2sql"),
     ],
 )
 def test_a_source_that_cannot_be_meant_is_refused(capsys, flags, words):
