@@ -20,6 +20,7 @@ from sql_agent.credit.row import Turn
 from sql_agent.credit.stitch import stitch
 from sql_agent.lightning.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 from sql_agent.lightning.store import UNFINISHED, PatientStore
+from sql_agent.model_address.held_calls import LONGEST_HOLD_S
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import rollout_seed
@@ -95,7 +96,11 @@ class StoreTransport:
         retry = agl.RolloutConfig(
             # The runner itself ends a rollout and the wait for its score. This limit is for a runner that died. If it
             # struck a rollout that is still being judged, that rollout would be played a second time.
-            timeout_seconds=self.cfg.agent.rollout_timeout_s + self.cfg.ending_s + self.cfg.reward_wait_s + 30.0,
+            timeout_seconds=self.cfg.agent.rollout_timeout_s
+            + (LONGEST_HOLD_S if self.cfg.trainer.max_lag else 0.0)
+            + self.cfg.ending_s
+            + self.cfg.reward_wait_s
+            + 30.0,
             max_attempts=self.cfg.rollout.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )

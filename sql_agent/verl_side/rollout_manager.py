@@ -46,7 +46,7 @@ class RolloutManager:
         cfg, model = run.cfg, str(config.actor_rollout_ref.model.path)
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
         backends = [f"http://{address}" for address in addresses]
-        proxy_url = run.publish({"model": model, "backends": backends})
+        run.proxy_url = run.publish({"model": model, "backends": backends})
         estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
         self._tasks = read_tasks(str(config.data.train_files)) if cfg.rollout.redraws or cfg.trainer.max_lag else []
         self._resumed = read_open_groups(config.trainer.resume_from_path)
@@ -57,7 +57,7 @@ class RolloutManager:
         self._handed_over = time.monotonic()
         run.open_groups = self.open_groups
         self.source = Source(
-            StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, proxy_url),
+            StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, run.proxy_url),
             cfg.rollout,
             cfg.reward_model,
             estimator,
