@@ -139,7 +139,7 @@ async def test_a_rollout_outlives_the_push_of_new_weights(store_url, proxy_url, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "end"),
-    [(True, ("no_judge", "answered")), (False, ("model_unavailable", "model_unavailable"))],
+    [(True, ("no_judge", "answered")), (False, ("rollout_deadline", "timeout"))],
     ids=["the_proxy_is_told", "else_it_is_lost"],
 )
 async def test_so_does_an_agent_of_the_users_own(store_url, proxy_url, sampler, load, told, end):
