@@ -391,10 +391,11 @@ def test_with_a_lag_replacements_and_validations_do_not_wait_behind_batches_that
     play, new_store_url, lag, first_out
 ):
     first, replacement = KNOWN
-    settings = [f"trainer.max_lag={lag}", "llm_proxy=true", "trainer.steps=1", "rollout.redraws=1"]
+    settings = [f"trainer.max_lag={lag}", f"llm_proxy={lag > 0}", "trainer.steps=1"]
     script = half_right(replacement, [first])
-    play([first], *settings[lag == 0 :], replacements=[replacement], script=script, store=new_store_url)
-    play([first], *settings[:3], script=script, store=new_store_url, validate=True)
+    store = {"script": script, "store": new_store_url}
+    play([first], *settings, "rollout.redraws=1", replacements=[replacement], **store)
+    play([first], *settings, validate=True, **store)
     found = requests.get(f"{new_store_url}/v1/agl/rollouts", timeout=5).json()["items"]
     queued = sorted((each["mode"], each["input"]["id"], str(each["metadata"].get("first"))) for each in found)
     assert queued == sorted([
