@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from functools import partial
 
 import pytest
@@ -149,7 +150,9 @@ async def test_a_group_that_begins_early_has_the_time_of_the_step_that_waits_for
     script.ends = asyncio.Event()
     asked = source(script, redraws=0, step_timeout_s=0.5)
     await asked.batch([slot(0, "quick", due=2), slot(1, "slow", due=2)], step=1, groups=1)
+    handed_over = time.monotonic()
     await asyncio.sleep(0.6)  # the update
+    assert 0.5 < asked.played_until - handed_over < 0.7
     asyncio.get_running_loop().call_later(0.2, script.ends.set)
     groups, _ = await asked.batch([], step=2, groups=1)
     assert shown(groups) == [[("slow", 0.0, -0.7071), ("slow", 1.0, 0.7071)]]
@@ -182,6 +185,9 @@ async def test_a_validation_takes_no_group_that_is_open_and_an_open_group_gets_i
     async with asyncio.timeout(5):  # nobody asks for a batch meanwhile
         while script.asked[-1] != ["other"]:
             await asyncio.sleep(0.01)
+    ended = time.monotonic()
+    await asyncio.sleep(0.3)
+    assert asked.played_until - ended < 0.2  # what has ended overlaps with nothing
     groups, metrics = await asked.batch([], step=2, groups=1)
     assert (tasks_of(groups), metrics["group/played"], asked.open) == (["other"], 2.0, [])
 

@@ -83,7 +83,7 @@ class RolloutManager:
         started = time.time()
         rows = rows_by_group(prompts)
         slots = slots_of([json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]], rows, validate)
-        overlap_s = time.monotonic() - self._handed_over if self.source.open else 0.0
+        overlap_s = max(self.source.played_until - self._handed_over, 0.0)
         begun = slots if validate else self._begun(slots, step)
         playing = self.source.batch(begun, step=step, validate=validate, groups=len(slots))
         groups, metrics = asyncio.run_coroutine_threadsafe(playing, self.loop).result()
