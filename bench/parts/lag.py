@@ -7,6 +7,7 @@ run is timed from its first rollout to the end of its last step, so each has pla
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,14 +45,7 @@ class Timed:
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
-    def run(name: str, lag: int, *settings: str, wait_s: float = 0.0, one_in: int = 1, steps: int = STEPS) -> Timed:
-        run_dir, reward = folder / f"{name}-{lag}", folder / f"{name}_{lag}.py"
-        reward.write_text(WAITS.format(seconds=wait_s, one_in=one_in))
-        flags = ["--llm-proxy", "--config", "sql_agent/configs/demo.yaml", "--reward", "agent_peft"]
-        flags += ["--reward", f"{reward}:waits=0"]
-        lines = train(model, run_dir, [*SETTINGS, *settings, f"trainer.max_lag={lag}", f"trainer.steps={steps}"], flags)
-        return timed(timeline(lines), [json.loads(line) for line in (run_dir / "metrics.jsonl").open()])
-
+    run = functools.partial(play, model, folder)
     alone = run("calibration", 0, *LONG_UPDATE, steps=CALIBRATION_STEPS)
     wait_s = max(alone.rest_s - alone.rollout_s, 0.0)
     plain = {lag: run("plain", lag) for lag in LAGS}
@@ -63,6 +57,25 @@ def measure(model: Path, folder: Path) -> list[Row]:
         *rows(f"each waits {wait_s:.1f} s", waiting, target_s=MOST_OF_THE_LONGER * longer_s),
         *rows(f"one in {ONE_IN} waits {TAIL_S:.0f} s", tail),
     ]
+
+
+def play(
+    model: Path,
+    folder: Path,
+    name: str,
+    lag: int,
+    *settings: str,
+    wait_s: float = 0.0,
+    one_in: int = 1,
+    steps: int = STEPS,
+) -> Timed:
+    """One run, of which so many seconds pass after one rollout in `one_in`."""
+    run_dir, reward = folder / f"{name}-{lag}", folder / f"{name}_{lag}.py"
+    reward.write_text(WAITS.format(seconds=wait_s, one_in=one_in))
+    flags = ["--llm-proxy", "--config", "sql_agent/configs/demo.yaml", "--reward", "agent_peft"]
+    flags += ["--reward", f"{reward}:waits=0"]
+    lines = train(model, run_dir, [*SETTINGS, *settings, f"trainer.max_lag={lag}", f"trainer.steps={steps}"], flags)
+    return timed(timeline(lines), [json.loads(line) for line in (run_dir / "metrics.jsonl").open()])
 
 
 def timed(events: Sequence[tuple[float, str]], steps: Sequence[Mapping[str, float]]) -> Timed:
