@@ -41,9 +41,11 @@ PARTS = {
     "proxy": ("bench.parts.proxy_cost", "measure"),
     "overhead": ("bench.parts.overhead", "measure"),
     "episodes": ("bench.dbbench", "measure_one_by_one"),
+    "lag": ("bench.parts.lag", "measure"),
 }
-# These parts are measured only with --only; they need `--model models/smollm2-135m-instruct`.
-ON_REQUEST = ("shared", "memory")
+# These parts are measured only with --only: the first two need `--model models/smollm2-135m-instruct`, the last one
+# takes half an hour.
+ON_REQUEST = ("shared", "memory", "lag")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -51,7 +53,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         metavar="PART,...",
-        help=f"some of {', '.join(PARTS)}; default all but {', '.join(ON_REQUEST)}, which need a pretrained --model",
+        help=f"some of {', '.join(PARTS)}; default all but shared and memory, which need a pretrained --model, "
+        "and lag, which takes half an hour",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")

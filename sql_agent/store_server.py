@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # Key of the metadata by which a client says that it has read the spans of a rollout.
 READ = "spans_read"
+# Key of the metadata by which a client says that a rollout is waited for; it passes those that are queued.
+FIRST = "first"
 # Rollouts that stay listed, without spans, after they were read; older ones are forgotten.
 KEPT_ROLLOUTS = 1024
 # Seconds after which a finished rollout will not be read any more: it was queued twice, or its run was killed.
@@ -50,7 +52,7 @@ _TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
 
 
 class BoundedStore(agl.InMemoryLightningStore):
-    """Keeps the spans of a rollout until it is marked as read (`READ`) or cancelled."""
+    """Keeps the spans of a rollout until it is marked as read (`READ`) or cancelled. Hands out `FIRST` ones first."""
 
     def __init__(self) -> None:
         budget = int(SPANS_SHARE * min([psutil.virtual_memory().total, *memory_limits()]))
@@ -71,6 +73,12 @@ class BoundedStore(agl.InMemoryLightningStore):
             if rollout.rollout_id not in self._closed and (rollout.end_time or time.time()) < old:
                 await self._close(rollout.rollout_id)
         return queued
+
+    async def _enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> None:
+        await super()._enqueue_many_rollouts(rollouts)
+        if all((rollout.metadata or {}).get(FIRST) for rollout in rollouts):
+            # upstream's queue is first come, first served
+            self.collections.rollout_queue._items.rotate(len(rollouts))
 
     async def _post_update_rollout(self, rollouts: Sequence[Any], skip_enqueue: bool = False) -> None:
         await super()._post_update_rollout(rollouts, skip_enqueue=skip_enqueue)

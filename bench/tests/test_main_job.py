@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bench import main_job
-from bench.parts import overhead, proxy_cost, startup, update
+from bench.parts import lag, overhead, proxy_cost, startup, update
 from bench.parts.report import BEGIN, END, Row, markdown, replace_figures, table
 
 FACTS = {
@@ -178,3 +178,14 @@ def test_a_command_that_cannot_work_says_what_would(arguments, words, capsys):
     with pytest.raises(SystemExit):
         main_job.parse_args(arguments)
     assert words in capsys.readouterr().err
+
+
+def test_a_lag_is_timed_from_the_first_rollout_to_the_last_step_and_compared_with_the_longer_half():
+    events = [(20.0, "first rollouts"), (31.0, "step 1/2  reward 0.5"), (40.0, "step 2/2  reward 0.5"), (41.0, "done")]
+    steps = [{"time/step_s": 11.0, "time/gen_s": 6.0}, {"time/step_s": 9.0, "time/gen_s": 5.0}]
+    # (40 - 20) / 2; medians of 6 and 5, of 11 - 6 and 9 - 5
+    timed = lag.timed(events, steps)
+    assert timed == lag.Timed(step_s=10.0, rollout_s=5.5, rest_s=4.5)
+    without, with_lag = lag.rows("wait", {0: timed, 1: timed}, target_s=6.0)
+    assert (without.met, with_lag.met, with_lag.what) == (None, False, "rollouts wait, lag 1: a train step")
+    assert with_lag.limit == "360 steps/h; 5.5 s for rollouts, 4.5 s rest"

@@ -29,6 +29,7 @@ from sql_agent.environments.base import Environment, Taskset, make_taskset
 from sql_agent.lightning.heartbeats import TRAINER_GONE_S, TRAINER_WORKER, Pulse, look
 from sql_agent.lightning.spans import outcome_span, turn_span
 from sql_agent.lightning.store import PatientStore, StoreClient
+from sql_agent.model_address.held_calls import ask_held
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.tasks import AgentTasks
@@ -122,6 +123,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if "temperature" in metadata:
             agent = agent.model_copy(update={"temperature": metadata["temperature"]})
         ids = rollout.rollout_id, rollout.attempt.attempt_id
+        held_s = functools.partial(ask_held, llm.endpoint) if self.cfg.trainer.max_lag else None
         writing: list[asyncio.Task[Any]] = []
 
         def write_turn(reply: Any) -> None:  # while the next call runs, not after the last one
@@ -130,9 +132,10 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
 
         if isinstance(environment, AgentTasks):
             model, seed = metadata.get("model", llm.model), metadata.get("seed")
-            policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed)
+            policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed, held=held_s is not None)
             alone = self.rewarder.rewards_alone
-            return await play(environment.agent, environment.task(task), policy, agent, others_reward=alone)
+            asked = environment.task(task)
+            return await play(environment.agent, asked, policy, agent, others_reward=alone, held_s=held_s)
         assert isinstance(environment, Environment)
         record = await run_rollout(
             environment.task(task),
@@ -148,6 +151,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             on_reply=None if self.cfg.llm_proxy else write_turn,
             seed=metadata.get("seed"),
             max_response_tokens=self.cfg.data.max_response_tokens,
+            held_s=held_s,
         )
         await asyncio.gather(*writing)
         return record

@@ -20,9 +20,11 @@ from sql_agent.credit.row import Turn
 from sql_agent.credit.stitch import stitch
 from sql_agent.lightning.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 from sql_agent.lightning.store import UNFINISHED, PatientStore
+from sql_agent.model_address.held_calls import LONGEST_HOLD_S
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import rollout_seed
+from sql_agent.store_server import FIRST
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +94,15 @@ class StoreTransport:
 
     async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
         """Queue the newest group of each slot, all in one request."""
-        resources_id = await self._publish()
+        resources_id, lag = await self._publish(), self.cfg.trainer.max_lag
         retry = agl.RolloutConfig(
             # The runner itself ends a rollout and the wait for its score. This limit is for a runner that died. If it
             # struck a rollout that is still being judged, that rollout would be played a second time.
-            timeout_seconds=self.cfg.agent.rollout_timeout_s + self.cfg.ending_s + self.cfg.reward_wait_s + 30.0,
+            timeout_seconds=self.cfg.agent.rollout_timeout_s
+            + (LONGEST_HOLD_S if lag else 0.0)
+            + self.cfg.ending_s
+            + self.cfg.reward_wait_s
+            + 30.0,
             max_attempts=self.cfg.rollout.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )
@@ -111,6 +117,8 @@ class StoreTransport:
                     "run_id": self.run_id,
                     "train_step": step,
                     "group": result.group,
+                    # batches that are not due yet may stand in the queue, and the trainer waits for these
+                    **({FIRST: True} if lag and (validate or result.draw) else {}),
                     **self._server(slot.number % len(self._backends)),
                     **(
                         {"seed": rollout_seed(self.cfg.seed, slot.batch or step, slot.number, result.draw, member)}

@@ -1,6 +1,5 @@
 """Computes rows with a common prefix as one packed sequence, so that the prefix goes through the model once.
 
-
 The rollouts of a group have the same prompt, and questions about one database share rules and schema, which is most of
 a row. The packing and its attention are in `sql_agent.shared_prefix`; this module applies them to a model of
 transformers, on a GPU if `shared_prompts` is set. Only full causal attention is supported.

@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from agentgrpo.json_text import parse_json
+from sql_agent.model_address import held_calls
 from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog
 from sql_agent.model_address.policy_request import policy_request, stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, read_body
@@ -77,7 +78,8 @@ class _Attempt:
 
 class RolloutRoute:
     """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, `models` for agents and `ended` for the
-    runner, and passes every other path without a signature to `app`, which is LiteLLM in a run.
+    runner, `held_calls.PATH` for trainer and runner, and passes every other path without a signature to `app`, which is
+    LiteLLM in a run.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers. The store adopts the highest number it sees.
@@ -96,7 +98,7 @@ class RolloutRoute:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self._calls, self._chat_servers = CallCounter(), ChatServers()
+        self._calls, self._chat_servers, self._holds = CallCounter(), ChatServers(), held_calls.Holds()
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Future[None]] = set()
         # The newest attempts; the entry of an ended one stays, so that later calls of it are refused.
@@ -107,6 +109,9 @@ class RolloutRoute:
         if scope["type"] == "http" and (signed := read_signed(path, os.environ[RUN_TOKEN])):
             sampling, path = signed
         match = _ROLLOUT_PATH.fullmatch(path) if scope["type"] == "http" else None
+        if scope["type"] == "http" and sampling is None and path == held_calls.PATH:
+            await (await self._held(Request(scope, receive)))(scope, receive, send)
+            return
         methods = (_OF_TOKEN if sampling is None else _OF_SIGNATURE).get(match[3] if match else "")
         if sampling is None and methods is None:
             await self.app(scope, receive, send)
@@ -140,6 +145,14 @@ class RolloutRoute:
             return await self._chat(match[1], match[2], sampling, attempt, http)
         finally:
             attempt.open_calls -= 1
+
+    async def _held(self, http: Request) -> Response:
+        if http.method == "POST":
+            self._holds.set(bool((await http.json())["held"]))
+        return JSONResponse({"seconds": self._holds.seconds(float(http.query_params.get("seconds", 0)))})
+
+    async def _held_s(self, of_last_s: float) -> float:
+        return self._holds.seconds(of_last_s)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -239,7 +252,7 @@ class RolloutRoute:
                 again += 1  # the server holds it until it has the new weights, so no reply mixes weights
 
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with held_calls.deadline(self.timeout_s, self._held_s):
                 status, answer = await servers.ask(url, request, send)
         except (aiohttp.ClientError, TimeoutError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}"), again

@@ -17,6 +17,7 @@ class Policy:
     """Every call samples at this temperature, whatever the agent asks for."""
     max_tokens: int
     turn_timeout_s: float
+    """The longest that the LLM proxy takes for a call."""
     max_turns: int | None
     """Limit of replies, if the framework counts them; None: the framework's own limit."""
     rollout: Any

@@ -24,6 +24,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask, short
+from sql_agent.model_address.held_calls import LONGEST_HOLD_S, HeldS, deadline
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE
@@ -37,13 +38,16 @@ ENDED_S = 30.0
 OUTPUT_CHARS = 20_000
 
 
-def policy_of(address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None) -> Policy:
+def policy_of(
+    address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None, held: bool = False
+) -> Policy:
     """The address is signed with the token of this process.
 
     Args:
         address: address of the LLM proxy.
         model: name of the model server at the proxy.
         rollout: agent-lightning's `AttemptedRollout`.
+        held: whether new weights may hold calls.
     """
     ids = rollout.rollout_id, rollout.attempt.attempt_id
     sampling = RolloutSampling(*ids, model, agent.temperature, agent.max_tokens, seed)
@@ -52,19 +56,26 @@ def policy_of(address: str, model: str, agent: AgentConfig, rollout: Any, *, see
         model,
         agent.temperature,
         agent.max_tokens,
-        agent.turn_timeout_s,
+        agent.turn_timeout_s + (LONGEST_HOLD_S if held else 0.0),
         agent.max_turns,
         rollout,
     )
 
 
 async def play(
-    agent: OwnAgent, task: RowTask, policy: Policy, limits: AgentConfig, *, others_reward: bool
+    agent: OwnAgent,
+    task: RowTask,
+    policy: Policy,
+    limits: AgentConfig,
+    *,
+    others_reward: bool,
+    held_s: HeldS | None = None,
 ) -> RolloutRecord:
     """Play one task and return its record.
 
     Args:
         others_reward: whether a reward function or a reward model rewards the rollout too.
+        held_s: says what the deadline of the rollout does not count.
     Returns:
         The record. Its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` if the agent gives
         none and others do. For a lost rollout it is None with another reason: `rollout_deadline`, `model_unavailable`
@@ -74,14 +85,13 @@ async def play(
         (nothing gives a reward).
     """
     started = time.perf_counter()
-    deadline = asyncio.timeout(limits.rollout_timeout_s)
-    ended = False
+    passed, ended = asyncio.Timeout(None), False
     try:
         try:
-            async with deadline:
+            async with deadline(limits.rollout_timeout_s, held_s) as passed:
                 end, lost = await agent.play(task.row, policy), None
         except TimeoutError as late:
-            end, lost = _late(limits) if deadline.expired() else _raised(late, policy)
+            end, lost = _late(limits) if passed.expired() else _raised(late, policy)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():  # the rollout was cancelled, not a task of the user's code

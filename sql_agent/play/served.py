@@ -38,6 +38,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from sql_agent.datatypes import ROW_END, RolloutRecord
 from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, World
+from sql_agent.model_address.held_calls import LONGEST_HOLD_S, HeldS, deadline
 from sql_agent.model_servers.ask import ChatClient
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
 from sql_agent.play.state import Call, Play
@@ -61,6 +62,7 @@ async def run_rollout(
     on_reply: Callable[[ChatCompletion], None] | None = None,
     seed: int | None = None,
     max_response_tokens: int | None = None,
+    held_s: HeldS | None = None,
 ) -> RolloutRecord:
     """Play one task from its first prompt to a named end, and judge the result.
 
@@ -74,6 +76,8 @@ async def run_rollout(
         seed: the sampler's; the same seed gives the same rollout from an endpoint that computes the same logits.
         max_response_tokens: limit of tokens after the first prompt, tool results included. verl's vLLM shortens the
             reply that would exceed it (`sql_agent.verl_side.plugin.row_end`); other servers ignore it.
+        held_s: says what the deadline of the rollout does not count. The endpoint then keeps that of a call, the LLM
+            proxy for example.
     Returns:
         The record. An end that the policy caused is judged. Every other end has `Score(None, reason)`: a model or a
         database cannot be reached (`model_unavailable`, `db_unavailable`); a deadline passed while a call of either
@@ -85,9 +89,10 @@ async def run_rollout(
     try:
         with rollout.lose_on_failure():
             try:
-                async with asyncio.timeout(config.rollout_timeout_s):
+                async with deadline(config.rollout_timeout_s, held_s):
                     await rollout.blocking(rollout.open)
-                    client = _client(base_url, api_key)
+                    turn_s = config.turn_timeout_s + (LONGEST_HOLD_S if held_s else 0.0)
+                    client = _client(base_url, api_key).with_options(timeout=turn_s)
                     await _play(rollout, _PolicyModel(model, client, rollout, extra_body, seed, max_response_tokens))
             except TimeoutError:
                 rollout.lose_at_deadline(rollout.waits_for, config.rollout_timeout_s)
@@ -214,7 +219,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         seed: int | None,
         max_response_tokens: int | None,
     ) -> None:
-        super().__init__(model=model, openai_client=client.with_options(timeout=rollout.limits.turn_timeout_s))
+        super().__init__(model=model, openai_client=client)
         self._rollout, self._config, self._extra_body = rollout, rollout.limits, extra_body or {}
         self._max_response_tokens = max_response_tokens
         self._seeds = None if seed is None else random.Random(seed)

@@ -41,7 +41,8 @@ class RolloutConfig(Settings):
     poll_s: float = Field(default=0.05, gt=0, lt=0.2)
     """How often the manager and the runners ask the store for news."""
     step_timeout_s: float = Field(default=600.0, gt=0)
-    """Deadline of a whole batch of rollouts; what is unfinished then is lost under `step_deadline`."""
+    """Seconds for which a step may wait for its rollouts; what is unfinished then is lost under `step_deadline`. Of a
+    group that began earlier (`trainer.max_lag`) they count from the step that waits for it."""
     span_timeout_s: float = Field(default=30.0, gt=0)
     """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`: two tries of a
     write that the store does not answer."""

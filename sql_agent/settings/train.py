@@ -284,7 +284,8 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _servers_take_all_calls(self) -> TrainConfig:
-        played = max(self.data.train_batch_size * self.rollout.group_size, self.data.val_limit)
+        batch = self.data.train_batch_size * self.rollout.group_size
+        played = self.trainer.max_lag * batch + max(batch, self.data.val_limit)
         at_once = min(self.rollout.n_runners * self.rollout.runner_concurrency, played)
         if at_once > MOST_CALLS:
             raise ValueError(

@@ -42,6 +42,8 @@ class RunContext:
     open_groups: Callable[[], dict[str, Any] | None] = lambda: None
     """The groups that no step has taken yet, which a resumed run plays again; set by the rollout manager. None: a run
     without `trainer.max_lag` has none between two steps."""
+    proxy_url: str | None = None
+    """The LLM proxy's address; set by the rollout manager."""
 
     kept: list[Any] = field(default_factory=list)
     """Handles of Ray actors that live as long as the run."""

@@ -87,6 +87,8 @@ class Source:
         """The groups to train on that no step has taken yet, the oldest first."""
         self.last_end = 0.0
         """The latest `end_seen_at` of the newest batch."""
+        self.played_until = 0.0
+        """When (`time.monotonic`) a group that is open was last seen to be still played."""
         self._watching: asyncio.Task[None] | None = None
         self._step_begins = asyncio.Event()
 
@@ -160,6 +162,8 @@ class Source:
     async def _poll(self, slots: Sequence[GroupSlot], step: int, *, redraw_until: float = math.inf) -> None:
         """Settle what has ended, and begin replacements; one that begins later than that might not end in time."""
         await self._transport.collect()
+        if not all(slot.has_ended for slot in self.open):
+            self.played_until = time.monotonic()
         check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
         in_time = time.monotonic() < redraw_until
         redrawn = [slot for slot in slots if in_time and needs_redraw(slot, self._estimator)]

@@ -117,13 +117,14 @@ def runner_ahead(store_url: str, ahead_s: float, *settings: str) -> Iterator[sub
 
 
 @contextmanager
-def llm_proxy(store_url: str, *backends: str) -> Iterator[str]:
+def llm_proxy(store_url: str, *backends: str, timeout_s: float = 120.0) -> Iterator[str]:
     """The LLM proxy in a process of its own, before these model servers; yields its URL.
 
     Args:
         backends: URLs up to `/v1` of `policy-0`, `policy-1`, ...
     """
     command = [sys.executable, "-m", "sql_agent.lightning.llm_proxy", "--store", store_url]
+    command += ["--timeout-s", str(timeout_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     order = {"model": oracle.MODEL, "backends": [url.removesuffix("/v1") for url in backends]}

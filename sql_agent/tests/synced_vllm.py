@@ -2,7 +2,8 @@
 
 OLD and NEW are folders of the same model with other weights. Prints one line of JSON: what the server answered to one
 prompt under OLD, after a sync to NEW by our manager, and the error of a sync by verl's; and, under OLD, the lengths of
-replies to prompts that nearly fill a row.
+replies to prompts that nearly fill a row. Of a sync with a lag, for how long the LLM proxy's route was told that calls
+are held.
 """
 
 import asyncio
@@ -60,7 +61,10 @@ def main() -> None:
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
+    from sql_agent import oracle
+    from sql_agent.model_address.held_calls import ask_held
     from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
+    from sql_agent.model_address.rollout_route import RolloutRoute
     from sql_agent.settings.load import load_config
     from sql_agent.source import run_context
     from sql_agent.verl_side.config import Files, compose, to_verl
@@ -104,9 +108,10 @@ def main() -> None:
             "cached": (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         }
 
-    def sync(manager_class, folder, step, lag=0):
+    def sync(manager_class, folder, step, lag=0, proxy_url=None):
         """Ends of the call in flight and of the sync: finish reason and tokens; error or None."""
-        run_context.enter(SimpleNamespace(cfg=SimpleNamespace(trainer=SimpleNamespace(max_lag=lag))))  # type: ignore
+        cfg = SimpleNamespace(trainer=SimpleNamespace(max_lag=lag))
+        run_context.enter(SimpleNamespace(cfg=cfg, proxy_url=proxy_url))  # type: ignore
         send = lambda global_steps, mode: [trainer.update_weights.remote(folder, global_steps)]  # noqa: E731
         manager = manager_class(
             omega_conf_to_dataclass(verl.rollout.checkpoint_engine), SimpleNamespace(update_weights=send), [replica]
@@ -129,7 +134,10 @@ def main() -> None:
     results = {"old": seen(ask(PROMPT, 2)), "rows": [lengths(*row) for row in ROWS]}
     results["ours"] = sync(QuietWeightSync, new, 1)
     results["new"] = seen(ask(PROMPT, 2))
-    results["lagged"] = sync(QuietWeightSync, old, 2, lag=1)
+    with oracle.serve(RolloutRoute(None)) as proxy:
+        results["lagged"] = sync(QuietWeightSync, old, 2, lag=1, proxy_url=proxy.removesuffix("/v1"))
+        held = [asyncio.run(ask_held(proxy.removesuffix("/v1"), 60.0)) for _ in range(2)]
+    results["lagged"] |= {"held_s": held[0], "ended": held[0] == held[1]}
     results["back"] = seen(ask(PROMPT, 2))
     sync(QuietWeightSync, new, 3)
     ask(PROMPT, 2)

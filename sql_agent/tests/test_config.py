@@ -201,6 +201,10 @@ def test_the_servers_take_a_call_of_every_rollout_that_the_settings_allow():
     ):
         assert load_config(None, [*allowed, "data.val_limit=512"])
     assert MOST_CALLS == MAX_NEW_UNKNOWN
+    lag = ["trainer.max_lag=1", "llm_proxy=true", "data.train_batch_size=100", "rollout.n_runners=99"]
+    # 100 x 4 that are open, beside as many that begin, or the validation's 64
+    with pytest.raises(ValidationError, match="lets 800 rollouts call the policy at once"):
+        load_config(None, lag)
 
 
 def test_a_password_in_an_address_is_not_repeated():

@@ -39,7 +39,17 @@ def play(store_url, tmp_path):
     spread may give way to; without any, none does.
     """
 
-    def run(tasks, *settings, runner=True, replacements=(), script=None, store=store_url, steps=1, open_groups=None):
+    def run(
+        tasks,
+        *settings,
+        runner=True,
+        replacements=(),
+        script=None,
+        store=store_url,
+        steps=1,
+        open_groups=None,
+        validate=False,
+    ):
         import torch
         from verl import DataProto
 
@@ -69,7 +79,7 @@ def play(store_url, tmp_path):
                     "extra_info": np.array([{"task": json.dumps(task.to_dict())} for task in rows], dtype=object),
                     "uid": np.array([task.id for task in rows], dtype=object),
                 },
-                meta_info={"global_steps": 1},
+                meta_info={"global_steps": 1, "validate": validate},
             )
             stop = threading.Event()
             thread = threading.Thread(target=_work, args=(cfg, store, stop))
@@ -388,3 +398,21 @@ def test_a_run_that_goes_on_without_its_lag_plays_the_open_groups_first_and_keep
     sql = oracle.call("execute_sql", {"query": KNOWN[0].gold.sql})
     assert bytes(oracle.byte_ids([oracle.calls(sql)])).decode() in sampled_text(batch, 0)
     assert metrics["open"] == {"batches": 3, "slots": left[1:]}
+
+
+@pytest.mark.parametrize(("lag", "first_out"), [(1, True), (0, None)])
+def test_with_a_lag_replacements_and_validations_do_not_wait_behind_batches_that_are_open(
+    play, new_store_url, lag, first_out
+):
+    first, replacement = KNOWN
+    settings = [f"trainer.max_lag={lag}", f"llm_proxy={lag > 0}", "trainer.steps=1"]
+    script = half_right(replacement, [first])
+    store = {"script": script, "store": new_store_url}
+    play([first], *settings, "rollout.redraws=1", replacements=[replacement], **store)
+    play([first], *settings, validate=True, **store)
+    found = requests.get(f"{new_store_url}/v1/agl/rollouts", timeout=5).json()["items"]
+    queued = sorted((each["mode"], each["input"]["id"], str(each["metadata"].get("first"))) for each in found)
+    assert queued == sorted([
+        *[("train", first.id, "None")] * 2, *[("train", replacement.id, str(first_out))] * 2,
+        *[("val", first.id, str(first_out))] * 2,
+    ])  # fmt: skip

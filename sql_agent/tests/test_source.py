@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from functools import partial
 
 import pytest
@@ -135,6 +136,46 @@ async def test_a_step_takes_what_is_due_then_what_has_ended_the_oldest_first():
     assert [r.lost for r in third[0]] == ["step_deadline"] * 2  # what is due is waited for until the step's deadline
 
 
+async def test_a_group_that_begins_early_has_the_time_of_the_step_that_waits_for_it():
+    """Begun with step 1 and due in step 2, which comes later than a step may take."""
+
+    class Timed(Script):
+        async def collect(self):
+            held = [rollout for rollout in self._queued if rollout.task_id == "slow" and not self.ends.is_set()]
+            self._queued = [rollout for rollout in self._queued if rollout not in held]
+            await super().collect()
+            self._queued += held
+
+    script = Timed(quick=[1.0, 0.0], slow=[0.0, 1.0])
+    script.ends = asyncio.Event()
+    asked = source(script, redraws=0, step_timeout_s=0.5)
+    await asked.batch([slot(0, "quick", due=2), slot(1, "slow", due=2)], step=1, groups=1)
+    handed_over = time.monotonic()
+    await asyncio.sleep(0.6)  # the update
+    assert 0.5 < asked.played_until - handed_over < 0.7
+    asyncio.get_running_loop().call_later(0.2, script.ends.set)
+    groups, _ = await asked.batch([], step=2, groups=1)
+    assert shown(groups) == [[("slow", 0.0, -0.7071), ("slow", 1.0, 0.7071)]]
+
+
+async def test_what_a_run_trains_is_what_it_sampled_however_long_a_group_takes():
+    """Eight steps of two groups, of which four more are open; the slowest take ten polls, some steps."""
+    lateness = {
+        f"{polls}-{number}": polls for number, polls in enumerate([0, 9, 0, 1, 10, 3, 0, 0, 5, 10, 2, 0, 0, 8, 1, 4])
+    }
+    script = Script(**{name: ["late"] * 2 * polls + [1.0, 0.0] for name, polls in lateness.items()})
+    asked, waiting, trained = source(script, redraws=0), list(lateness), list[str]()
+    for step in range(1, 9):
+        begun, waiting = waiting[: 6 if step == 1 else 2], waiting[6 if step == 1 else 2 :]
+        slots = [slot(number, name, due=step + 2) for number, name in enumerate(begun)]
+        groups, _ = await asked.batch(slots, step=step, groups=2)
+        trained += tasks_of(groups)
+        await asyncio.sleep(0.03)  # the update: some three polls
+    assert sorted(trained) == sorted(lateness)
+    assert trained != list(lateness)  # what ended sooner went first
+    assert asked.open == []
+
+
 async def test_a_validation_takes_no_group_that_is_open_and_an_open_group_gets_its_replacement_beside_the_update():
     script = Script(a=[1.0, 0.0], same=["late", "late", 1.0, 1.0], other=[0.0, 1.0], held_out=[1.0])
     asked = source(script, tasks=["other"], redraws=1)
@@ -144,6 +185,9 @@ async def test_a_validation_takes_no_group_that_is_open_and_an_open_group_gets_i
     async with asyncio.timeout(5):  # nobody asks for a batch meanwhile
         while script.asked[-1] != ["other"]:
             await asyncio.sleep(0.01)
+    ended = time.monotonic()
+    await asyncio.sleep(0.3)
+    assert asked.played_until - ended < 0.2  # what has ended overlaps with nothing
     groups, metrics = await asked.batch([], step=2, groups=1)
     assert (tasks_of(groups), metrics["group/played"], asked.open) == (["other"], 2.0, [])
 

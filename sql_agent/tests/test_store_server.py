@@ -7,7 +7,7 @@ import pytest
 
 from agentgrpo.agl_without_litellm import agl
 from sql_agent import store_server as module
-from sql_agent.store_server import READ, BoundedStore, span_bytes
+from sql_agent.store_server import FIRST, READ, BoundedStore, span_bytes
 
 
 def span(rollout, number=1):
@@ -171,3 +171,12 @@ def test_the_size_of_a_span_is_that_of_its_numbers():
     # a list of 1,000 has pointers of 8,000 bytes and integers of 32,000, one of 100 a tenth of that: 44,000 and headers
     assert span_bytes(some_span()) == pytest.approx(44_000, rel=0.1)
     assert sys.getsizeof(70_000) <= 32
+
+
+async def test_what_is_waited_for_is_handed_out_before_what_came_earlier():
+    store = BoundedStore()
+    await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=number) for number in (0, 1)])
+    await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=2, metadata={FIRST: True})] * 2)
+    await store.enqueue_rollout(3, metadata={FIRST: True})  # the server queues a single one by this
+    claimed = await store.dequeue_many_rollouts(limit=8, worker_id="runner")
+    assert [rollout.input for rollout in claimed] == [3, 2, 2, 0, 1]

@@ -66,6 +66,7 @@ def test_with_a_lag_a_call_goes_on_until_the_new_weights_are_there_and_a_reply_n
 ):
     assert (synced["lagged"]["late_end"], synced["lagged"]["error"]) == ("abort", None)
     assert 0 < synced["lagged"]["late_tokens"] < 700
+    assert 0 < synced["lagged"]["held_s"] < 60 and synced["lagged"]["ended"]  # which no deadline of a rollout counts
     assert [synced[name]["weights"] for name in ("new", "back")] == ["1", "2"]
     assert (synced["back"]["cached"], error(served_policy_folder, synced["back"]) < 1e-3) == (0, True)
 

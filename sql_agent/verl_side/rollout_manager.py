@@ -46,7 +46,7 @@ class RolloutManager:
         cfg, model = run.cfg, str(config.actor_rollout_ref.model.path)
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
         backends = [f"http://{address}" for address in addresses]
-        proxy_url = run.publish({"model": model, "backends": backends})
+        run.proxy_url = run.publish({"model": model, "backends": backends})
         estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
         self._tasks = read_tasks(str(config.data.train_files)) if cfg.rollout.redraws or cfg.trainer.max_lag else []
         self._resumed = read_open_groups(config.trainer.resume_from_path)
@@ -57,7 +57,7 @@ class RolloutManager:
         self._handed_over = time.monotonic()
         run.open_groups = self.open_groups
         self.source = Source(
-            StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, proxy_url),
+            StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, run.proxy_url),
             cfg.rollout,
             cfg.reward_model,
             estimator,
@@ -83,7 +83,7 @@ class RolloutManager:
         started = time.monotonic()
         rows = rows_by_group(prompts)
         slots = slots_of([json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]], rows, validate)
-        overlap_s = time.monotonic() - self._handed_over if self.source.open else 0.0
+        overlap_s = max(self.source.played_until - self._handed_over, 0.0)
         begun = slots if validate else self._begun(slots, step)
         playing = self.source.batch(begun, step=step, validate=validate, groups=len(slots))
         groups, metrics = asyncio.run_coroutine_threadsafe(playing, self.loop).result()

@@ -4,7 +4,8 @@ The trainer sends new weights when its rollouts have ended, but a call of a late
 still be open. vLLM then keeps its prefix cache and returns False. verl ignores that, and the next step would sample on
 keys and values of the old weights. Here every open call is aborted and the cache emptied as soon as a batch of rollouts
 is complete, and a later call waits until its server has the new weights. With `trainer.max_lag` rollouts go on beside
-log-probs and update: calls are aborted when the new weights are there, and the LLM proxy asks them again.
+log-probs and update: calls are aborted when the new weights are there, and the LLM proxy asks them again. It is told
+for how long they are held, since no deadline of a rollout counts that.
 `sql_agent.verl_side.plugin.model_server` checks vLLM's return value. Source: verl checkpoint_engine/base.py,
 `CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in turn.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.utils.ray_utils import auto_await
 
+from sql_agent.model_address.held_calls import holding
 from sql_agent.source.run_context import current
 
 
@@ -30,8 +32,10 @@ class QuietWeightSync(CheckpointEngineManager):
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
         """Send the weights, then let the servers answer calls again."""
-        if current().cfg.trainer.max_lag:
-            await self.abort_replicas()
-        metrics = await super().update_weights(global_steps)  # pyright: ignore[reportArgumentType]
-        await self.resume_generation_replicas()
+        run, lag = current(), current().cfg.trainer.max_lag
+        async with holding(run.proxy_url if lag else None):
+            if lag:
+                await self.abort_replicas()
+            metrics = await super().update_weights(global_steps)  # pyright: ignore[reportArgumentType]
+            await self.resume_generation_replicas()
         return metrics
