@@ -1,48 +1,55 @@
-"""Two training workers on a CPU in the whole chain, each with a vLLM beside it, against one. About six minutes."""
+"""Two training workers on a CPU in the whole chain, each with a vLLM beside it, against the one of `first_run`. About
+three minutes."""
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from agentgrpo.checkpoints import fault_of
-from sql_agent.tests.test_end_to_end import COMMAND, ROOT, TASKS, TRAINING, differences, huggingface, metrics
+from sql_agent.tests.conftest import COMMAND, ROOT, TASKS, TRAINING, metrics
+from sql_agent.tests.test_end_to_end import differences, huggingface
 from sql_agent.tests.test_workers import SAME, apart
+from sql_agent.train_sql_agent import main
 from sql_agent.verl_side.checkpoints import SHARDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-def train(model: Path, run_dir: Path, *, workers: int, steps: int, resume: str = "auto") -> subprocess.CompletedProcess:
-    where = ["--model", str(model), "--run-dir", str(run_dir), "--resume", resume]
-    sizes = ["--set", f"cluster.workers_per_node={workers}", f"trainer.steps={steps}"]
-    return subprocess.run(
-        [*COMMAND, *TRAINING, *TASKS, *where, *sizes],
+def arguments(model: Path, run_dir: Path, *, workers: int) -> list[str]:
+    where = ["--model", str(model), "--run-dir", str(run_dir), "--resume", "auto"]
+    sizes = ["--set", f"cluster.workers_per_node={workers}", "trainer.steps=2"]
+    return [*TRAINING, *TASKS, *where, *sizes]
+
+
+def trained(model: Path, run_dir: Path) -> str:
+    """Two steps by two workers; what the command said."""
+    result = subprocess.run(
+        [*COMMAND, *arguments(model, run_dir, workers=2)],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
         capture_output=True,
         text=True,
         timeout=900,
     )
-
-
-def trained(model: Path, run_dir: Path, **how) -> Path:
-    result = train(model, run_dir, **how)
     log = run_dir / "logs" / "driver.log"
     assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.exists() else "")
-    return run_dir
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
-def one(small_policy, tmp_path_factory):
-    return trained(small_policy, tmp_path_factory.mktemp("one"), workers=1, steps=2)
+def one(first_run):
+    return first_run.dir
 
 
 @pytest.fixture(scope="module")
 def two(small_policy, tmp_path_factory):
-    return trained(small_policy, tmp_path_factory.mktemp("two"), workers=2, steps=2)
+    run_dir = tmp_path_factory.mktemp("two")
+    trained(small_policy, run_dir)
+    return run_dir
 
 
 def weights(run_dir: Path, step: int) -> dict:
@@ -77,12 +84,17 @@ def test_a_checkpoint_holds_the_files_of_both_and_is_whole(two):
     assert expected <= set(sealed)
 
 
-def test_two_workers_go_on_as_if_they_had_not_stopped(two, small_policy, tmp_path):
-    trained(small_policy, tmp_path, workers=2, steps=1)
-    refused = train(small_policy, tmp_path, workers=1, steps=2)
-    assert refused.returncode != 0
+def test_two_workers_go_on_as_if_they_had_not_stopped(two, small_policy, tmp_path, capsys, monkeypatch):
+    """From the folder of a run that was lost before its second checkpoint."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(two, run_dir, ignore=shutil.ignore_patterns("global_step_2"))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("AGL_MANAGED_STORE", raising=False)
+    assert main([*COMMAND[2:], *arguments(small_policy, run_dir, workers=1)]) == 2
     assert "was written by 2 workers, each its share; go on with as many (--set cluster.workers_per_node=2)" in (
-        refused.stderr
+        capsys.readouterr().err
     )
-    trained(small_policy, tmp_path, workers=2, steps=2)
-    assert differences(two, tmp_path, 2) == []
+    said = trained(small_policy, run_dir)
+    assert f"going on from {run_dir / 'checkpoints' / 'global_step_1'}" in said
+    assert "step 1/2" not in said and "step 2/2" in said
+    assert differences(two, run_dir, 2) == []
