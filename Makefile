@@ -1,5 +1,7 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pretrained gpu-check test check clean
+.PHONY: help setup demo demo-pretrained gpu-check test check lint types quick-tests clean
+# Three on two cores: a test often waits for a process, a server or a limit to run out.
+PYTEST = .venv/bin/pytest -n 3 --no-loadscope-reorder
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,14 +20,21 @@ gpu-check:  ## what works on this machine's GPU, ten minutes, one page to send b
 
 test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras
-	.venv/bin/pytest -n 2 --no-loadscope-reorder -rs
+	$(PYTEST) -rs
 
-check: setup  ## lint, layers, types and the quick tests (about 4 minutes)
+check: setup lint  ## lint, layers, types and the quick tests (about 4 minutes)
+	@$(MAKE) --no-print-directory -j 2 types quick-tests
+
+lint:
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
+
+types:
 	.venv/bin/pyright
-	.venv/bin/pytest -m "not slow" -n 2 --no-loadscope-reorder
+
+quick-tests:
+	$(PYTEST) -m "not slow"
 
 clean:  ## remove .venv and caches; runs, models and data stay
 	rm -rf .venv .uv build dist .pytest_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -31,9 +32,9 @@ CHAINS = (
     "test_own_database_recipe.py",
     "test_typed_pages.py",
     "test_end_to_end.py",
-    "test_examples_end_to_end.py",
     "test_two_nodes.py",
     "test_workers_end_to_end.py",
+    "test_examples_end_to_end.py",
     "test_apo.py",
     "test_interface.py",
     "test_own_environment_end_to_end.py",
@@ -48,21 +49,32 @@ CHAINS = (
 )
 """Test files that start whole runs or vLLM servers, which takes most of `make test`; those that start most come first,
 so that what is left at the end is short."""
-SAME_PORTS = {"test_own_database_recipe.py", "test_typed_pages.py"}
-"""They type commands of the pages as they stand, with the same ports."""
+TOGETHER = {
+    "test_own_database_recipe.py": "same ports",  # they type commands of the pages as they stand
+    "test_typed_pages.py": "same ports",
+    "test_end_to_end.py": "first run",  # both compare with it
+    "test_workers_end_to_end.py": "first run",
+}
+"""Files that one pytest worker gets, by what they share."""
 
 
-class OneChainAtATime(LoadScopeScheduling):
-    """Gives whole files to the pytest workers. A file that starts chains waits while another worker has one; once
-    nothing else is left, it does not, so that the last minutes keep all workers busy. A chain takes 4.3 GiB."""
+CHAINS_AT_ONCE = 2 if psutil.virtual_memory().total > 20 * 2**30 else 1
+"""A chain takes 4.3 GiB, and a pytest worker up to 2. Most of a chain is the start of one process after the other, so
+two leave each other room on two cores."""
+
+
+class FewChainsAtOnce(LoadScopeScheduling):
+    """Gives whole files to the pytest workers. A file that starts chains waits while others have as many as there may
+    be; once nothing else is left, it does not, so that the last minutes keep all workers busy."""
 
     def _split_scope(self, nodeid):
         file = nodeid.partition("::")[0]
-        return "same ports" if Path(file).name in SAME_PORTS else file
+        return TOGETHER.get(Path(file).name, file)
 
     def _assign_work_unit(self, node):
         others = [work for other, work in self.assigned_work.items() if other is not node]
-        taken = any(is_chain(scope) and not all(work[scope].values()) for work in others for scope in work)
+        chains = sum(is_chain(scope) and not all(work[scope].values()) for work in others for scope in work)
+        taken = chains >= CHAINS_AT_ONCE
         first = next((scope for scope in self.workqueue if is_chain(scope) is not taken), None)
         if first is not None:
             self.workqueue.move_to_end(first, last=False)
@@ -70,12 +82,12 @@ class OneChainAtATime(LoadScopeScheduling):
 
 
 def is_chain(scope):
-    return scope == "same ports" or Path(scope).name in CHAINS
+    return scope in TOGETHER.values() or Path(scope).name in CHAINS
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return OneChainAtATime(config, log)
+    return FewChainsAtOnce(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,6 +8,7 @@ into this process, and only the standard library before it tries a template.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,6 +226,8 @@ def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Proble
 
 def try_template(path: Path, protocol: ProtocolName) -> list[Problem]:
     """Run `check_template` with a time limit, because a template is a program and may never end."""
+    with contextlib.suppress(ImportError):  # which the fork says
+        import transformers.utils.chat_template_utils  # noqa: F401  what is imported in a fork is imported again later
     try:
         return forked(lambda: list(check_template(path, protocol)))
     except LimitError as error:

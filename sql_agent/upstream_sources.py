@@ -105,7 +105,7 @@ def _file(module: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=64)  # PATCHES looks into some 40, in turn: of fewer, none would be there the next time
 def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 

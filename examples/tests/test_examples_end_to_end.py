@@ -18,6 +18,7 @@ from sql_agent.gsm8k.environment import RULES
 from sql_agent.gsm8k.generator import generate_problems
 from sql_agent.gsm8k.problems import final_answer, final_number
 from sql_agent.tests.conftest import train_small_policy
+from sql_agent.train_sql_agent import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -64,11 +65,11 @@ def flags_of_shop(folder):
     ("example", "settings"),
     [("gsm8k", "type: gsm8k"), ("own_reward", "looks_first"), ("own_database", "type: text2sql")],
 )
-def test_a_page_s_command_plans_its_run(example, settings, tmp_path):
+def test_a_page_s_command_plans_its_run(example, settings, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     flags = flags_of_shop(tmp_path / "shop") if example == "own_database" else flags_of(example)
-    command = [sys.executable, "sql_agent/train_sql_agent.py", "--dry-run", *flags]
-    where = ["--run-dir", tmp_path / "run"]
-    planned = subprocess.run([*command, *where], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert main(["--dry-run", *flags, "--run-dir", str(tmp_path / "run")]) == 0
+    planned = capsys.readouterr().out
     assert settings in planned
     assert "train steps: 20" in planned
 

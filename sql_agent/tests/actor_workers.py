@@ -1,10 +1,11 @@
 """One of verl's own actor workers on a CPU, without Ray and beside others of its kind: what they make of the same rows.
 
-    RANK=R WORLD_SIZE=W MASTER_PORT=PORT python -m sql_agent.tests.actor_workers MODEL FOLDER FROM TO [SETTING...]
+    RANK=R WORLD_SIZE=W MASTER_PORT=PORT python -m sql_agent.tests.actor_workers MODEL PLAN...
 
-Takes train steps FROM to TO, from the checkpoint of the step before if there is one, and writes a checkpoint after
-each into FOLDER/N/actor. Every step has four groups of four rows in two mini-batches.
-The first worker answers a line of JSON a step: its metrics, and the tokens of each worker.
+A plan is JSON, [FOLDER, FROM, TO, SETTING...]: train steps FROM to TO, from the checkpoint of the step before if there
+is one, with a checkpoint after each in FOLDER/N/actor. Every step has four groups of four rows in two mini-batches.
+The first worker writes a line of JSON a step into FOLDER/metrics.jsonl: its metrics, and the tokens of each worker.
+Every plan has a worker of its own, which begins with the random numbers of a new process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ there; a group of the first and all of the second; none."""
 
 
 def main() -> None:
-    model, folder, first, last, *given = sys.argv[1:]
+    import torch
+
+    model, *plans = sys.argv[1:]
+    drawn = torch.get_rng_state()
+    for plan in plans:
+        torch.set_rng_state(drawn)
+        take(model, *json.loads(plan))
+    sys.stdout.flush()
+    os._exit(0)  # torch.distributed leaves threads behind
+
+
+def take(model: str, folder: str, first: int, last: int, *given: str) -> None:
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -53,9 +65,9 @@ def main() -> None:
     worker = ActorRolloutRefWorker(verl.actor_rollout_ref, role="actor")
     worker.init_model()
     trainer: Any = SimpleNamespace(config=verl, actor_rollout_wg=worker, _get_dp_size=lambda *_: workers)
-    if int(first) > 1:
-        worker.load_checkpoint(f"{folder}/{int(first) - 1}/actor")
-    for step in range(int(first), int(last) + 1):
+    if first > 1:
+        worker.load_checkpoint(f"{folder}/{first - 1}/actor")
+    for step in range(first, last + 1):
         vocabulary = worker.actor.engine.module.config.vocab_size
         whole, _ = make_batch(vocabulary, 20, 30, GROUPS, lost=LOST[step], seed=step)
         balance: dict[str, float] = {}
@@ -67,9 +79,8 @@ def main() -> None:
         metrics = RayPPOTrainer._update_actor(trainer, batch.union(old)).meta_info["metrics"]
         worker.save_checkpoint(f"{folder}/{step}/actor")
         if rank == 0:
-            print(json.dumps(rename(reduce_metrics(metrics)) | balance))
-    sys.stdout.flush()
-    os._exit(0)  # torch.distributed leaves threads behind
+            with Path(folder, "metrics.jsonl").open("a") as file:
+                print(json.dumps(rename(reduce_metrics(metrics)) | balance), file=file)
 
 
 if __name__ == "__main__":

@@ -316,3 +316,47 @@ def checkpoint_of(run_dir, step, *, workers=1):
         (checkpoint / "actor" / shard).touch()
     seal(checkpoint, describe(checkpoint, {}))
     return checkpoint
+
+
+# Whole runs -----------------------------------------------------------------------------------------------------------
+
+LIFELONG = ROOT.parent / "shared" / "dbbench" / "data" / "lifelong" / "entry_dict.json"
+"""500 real tasks, split by table into train and held-out. Where they are missing, generated ones take their place."""
+TASKS = ["--train-file", str(LIFELONG)] if LIFELONG.is_file() else []
+COMMAND = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--set", "trainer.save_every=1"]
+# An entropy term, so that the weights change even in a step whose groups all have equal rewards; rows that hold every
+# turn, since a policy that solves nothing may talk to its last.
+SIZES = ["agent.max_turns=6", "agent.max_tokens=128", "data.max_response_tokens=3000"]
+TRAINING = ["--set", "loss.entropy_coef=0.01", *SIZES, "--device", "cpu"]
+
+
+@pytest.fixture(scope="session")
+def first_run(small_policy, tmp_path_factory):
+    """Two steps through `agl store` and the LLM proxy; yields what they left behind while the store is still up."""
+    run_dir, port = tmp_path_factory.mktemp("run"), free_port()
+    address = f"http://127.0.0.1:{port}"
+    agl_command = Path(sys.executable).with_name("agl")
+    store = subprocess.Popen([agl_command, "store", "--host", "127.0.0.1", "--port", str(port)])
+    try:
+        wait_for(f"{address}/v1/agl/health", store)
+        where = ["--llm-proxy", "--external-store-address", address, "--model", str(small_policy)]
+        where += ["--run-dir", str(run_dir)]
+        result = subprocess.run(
+            [*COMMAND, *TRAINING, *TASKS, *where, "--set", "trainer.steps=2"],
+            cwd=ROOT,
+            env={**os.environ, "AGL_MANAGED_STORE": "0"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr + (run_dir / "logs/driver.log").read_text()[-5000:]
+        run = json.loads((run_dir / "run.json").read_text())
+        yield SimpleNamespace(dir=run_dir, id=run["run_id"], store=address, out=result.stdout, metrics=metrics(run_dir))
+    finally:
+        store.terminate()
+        store.wait(30)
+
+
+def metrics(run_dir: Path) -> dict[int, dict]:
+    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {row["train_step"]: row for row in rows}

@@ -16,20 +16,30 @@ from sql_agent.verl_side.config import worker_environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
-def test_it_is_left_out_of_the_update_and_counted(random_policy_folder, aggregation):
-    """Over no token verl's mean is NaN; over no row its sum is 0, and AdamW would move by its moments."""
-    command = [sys.executable, "-m", "sql_agent.tests.updating_worker", random_policy_folder, free_port(), aggregation]
+AGGREGATIONS = "token-mean", "seq-mean-token-mean"
+BATCHES = "rrrr", "rr--", "-rr-", "----", "--rr"
+
+
+@pytest.fixture(scope="module")
+def played(random_policy_folder):
+    """What became of each batch, by the way the loss is aggregated."""
+    command = [sys.executable, "-m", "sql_agent.tests.updating_worker", random_policy_folder, free_port()]
     done = subprocess.run(
-        [*map(str, command), "rrrr", "rr--", "-rr-", "----", "--rr"],
+        [*map(str, command), ",".join(AGGREGATIONS), *BATCHES],
         env=os.environ | worker_environment(load_config(None, SETTINGS), cpu=True),
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    whole, half, mixed, none, other = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {name: steps[i * len(BATCHES) :][: len(BATCHES)] for i, name in enumerate(AGGREGATIONS)}
 
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_it_is_left_out_of_the_update_and_counted(played, aggregation):
+    """Over no token verl's mean is NaN; over no row its sum is 0, and AdamW would move by its moments."""
+    whole, half, mixed, none, other = played[aggregation]
     for step in (whole, half, mixed, other):
         assert step["changed"] == {"weights": True, "moments": True}
         for name in ("policy/loss", "policy/kl_k1", "policy/grad_norm", "policy/learning_rate"):

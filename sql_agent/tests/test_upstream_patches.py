@@ -310,6 +310,7 @@ def test_a_server_without_exact_prompts_does_not_start():
     assert f"did not change {target} in this process" in result.stderr
 
 
+@pytest.mark.slow  # imports vLLM
 def test_malformed_calls_print_no_traceback_when_vllm_is_imported_after_the_plugin():
     code = (
         "import logging, sql_agent.verl_side.plugin, vllm.logger\n"

@@ -24,13 +24,14 @@ SAME = 1e-6
 """How far weights in float32 may be apart, of which the largest are 0.1: the order of sums differs, nothing else."""
 
 
-def updated(workers: int, model: Path, folder: Path, *given: str, first: int = 1, last: int = 3) -> list[dict]:
-    """The metrics of each step that so many `actor_workers` took."""
+def update(workers: int, model: Path, logs: Path, *plans: tuple) -> None:
+    """Let so many `actor_workers` take these plans one after another; a process that imports verl takes seconds."""
     settings = [f"cluster.workers_per_node={workers}", "data.train_batch_size=4"]
     place = {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
     environment = worker_environment(load_config(None, settings), cpu=True) | place
-    command = [sys.executable, "-m", "sql_agent.tests.actor_workers", *map(str, (model, folder, first, last, *given))]
-    logs = [folder.parent / f"{folder.name}-{rank}.log" for rank in range(workers)]
+    command = [sys.executable, "-m", "sql_agent.tests.actor_workers", str(model)]
+    command += [json.dumps([str(folder), *more]) for folder, *more in plans]
+    files = [logs / f"{workers}-{rank}.log" for rank in range(workers)]
     with own_run():  # ends what is left of them, and holds the file in which they meet
         processes = [
             subprocess.Popen(
@@ -40,11 +41,10 @@ def updated(workers: int, model: Path, folder: Path, *given: str, first: int = 1
                 stdout=log.open("w"),
                 stderr=subprocess.STDOUT,
             )
-            for rank, log in enumerate(logs)
+            for rank, log in enumerate(files)
         ]
         codes = [process.wait(280) for process in processes]
-    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
-    return [json.loads(line) for line in logs[0].read_text().splitlines() if line.startswith("{")]
+    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in files)
 
 
 def apart(one: dict, other: dict) -> float:
@@ -60,11 +60,18 @@ def served(folder: Path, step: int) -> dict:
 
 
 class Runs:
-    """Three steps by one worker and by two."""
+    """Three steps by one worker and by two; two steps with small micro-batches; a step of an adapter by one and two."""
 
     def __init__(self, model: Path, folder: Path) -> None:
-        self.model, self.one, self.two = model, folder / "one", folder / "two"
-        self.metrics = {1: updated(1, model, self.one), 2: updated(2, model, self.two)}
+        self.model, self.one, self.two, self.few = model, folder / "one", folder / "two", folder / "few"
+        self.adapter = {workers: folder / f"adapter-{workers}" for workers in (1, 2)}
+        update(1, model, folder, (self.one, 1, 3), (self.adapter[1], 1, 1, "lora.rank=4"))
+        # With 90 tokens the worker whose rows are lost would be done in one pass, and the other in several.
+        few = self.few, 1, 2, "optim.micro_batch_tokens=90"
+        update(2, model, folder, (self.two, 1, 3), few, (self.adapter[2], 1, 1, "lora.rank=4"))
+
+    def metrics(self, folder: Path) -> list[dict]:
+        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -83,36 +90,33 @@ def test_two_workers_end_with_the_weights_of_one_whoevers_rows_are_lost(runs):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_their_metrics_are_means_over_the_tokens_of_both(runs):
-    for one, two in zip(runs.metrics[1], runs.metrics[2], strict=True):
+    together = runs.metrics(runs.two)
+    for one, two in zip(runs.metrics(runs.one), together, strict=True):
         names = [name for name in one if name.startswith("policy/")]
         assert {name: two[name] for name in names} == pytest.approx(
             {name: one[name] for name in names}, rel=1e-4, abs=1e-7
         )
         assert {name for name in two if not name.startswith("global_seqlen/")} == set(one)
-    assert [step.get("policy/skipped_updates", 0.0) for step in runs.metrics[2]] == [0.0, 1.0, 0.0]
+    assert [step.get("policy/skipped_updates", 0.0) for step in together] == [0.0, 1.0, 0.0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_workers_that_need_other_numbers_of_micro_batches_wait_for_one_another(runs, tmp_path):
-    """With 90 tokens the worker whose rows are lost would be done in one pass, and the other in several."""
-    updated(2, runs.model, tmp_path / "few", "optim.micro_batch_tokens=90", last=2)
-    assert apart(served(tmp_path / "few", 2), served(runs.one, 2)) < SAME
+def test_workers_that_need_other_numbers_of_micro_batches_wait_for_one_another(runs):
+    assert apart(served(runs.few, 2), served(runs.one, 2)) < SAME
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_adapter_is_the_same_and_merged_alike(random_policy_folder, tmp_path):
-    for workers in (1, 2):
-        updated(workers, random_policy_folder, tmp_path / str(workers), "lora.rank=4", last=1)
-    assert apart(served(tmp_path / "1", 1), served(tmp_path / "2", 1)) < SAME
+def test_an_adapter_is_the_same_and_merged_alike(runs):
+    assert apart(served(runs.adapter[1], 1), served(runs.adapter[2], 1)) < SAME
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_workers_resume_bit_for_bit(runs, tmp_path):
     shutil.copytree(runs.two / "2", tmp_path / "2")
-    updated(2, runs.model, tmp_path, first=3)
+    update(2, runs.model, tmp_path, (tmp_path, 3, 3))  # in processes that know nothing of the first two steps
     for name in (f"{kind}_world_size_2_rank_{rank}.pt" for kind in SHARDS for rank in range(2)):
         assert state(tmp_path / "3" / "actor" / name) == state(runs.two / "3" / "actor" / name)
 

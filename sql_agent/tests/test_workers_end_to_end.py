@@ -1,9 +1,10 @@
-"""Two training workers on a CPU in the whole chain, each with a vLLM beside it, against one; and one and two that
-compute shared prompts as a GPU does, against the same one. About ten minutes."""
+"""Two training workers on a CPU in the whole chain, each with a vLLM beside it, against the one of `first_run`; and two
+that compute shared prompts as a GPU does, against the same one. About four minutes."""
 
 import json
 import math
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,51 +12,50 @@ import pytest
 from safetensors.torch import load_file
 
 from agentgrpo.checkpoints import fault_of
-from sql_agent.tests.test_end_to_end import COMMAND, ROOT, TASKS, TRAINING, differences, huggingface, metrics
+from sql_agent.tests.conftest import COMMAND, ROOT, TASKS, TRAINING, metrics
+from sql_agent.tests.test_end_to_end import differences, huggingface
 from sql_agent.tests.test_workers import SAME, apart
+from sql_agent.train_sql_agent import main
 from sql_agent.verl_side.checkpoints import SHARDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-def train(
-    model: Path, run_dir: Path, *, workers: int, steps: int, resume: str = "auto", more: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess:
-    where = ["--model", str(model), "--run-dir", str(run_dir), "--resume", resume]
-    sizes = ["--set", f"cluster.workers_per_node={workers}", f"trainer.steps={steps}", *more]
-    return subprocess.run(
-        [*COMMAND, *TRAINING, *TASKS, *where, *sizes],
+def arguments(model: Path, run_dir: Path, *, workers: int) -> list[str]:
+    where = ["--model", str(model), "--run-dir", str(run_dir), "--resume", "auto"]
+    sizes = ["--set", f"cluster.workers_per_node={workers}", "trainer.steps=2"]
+    return [*TRAINING, *TASKS, *where, *sizes]
+
+
+def trained(model: Path, run_dir: Path, *settings: str) -> str:
+    """Two steps by two workers; what the command said."""
+    result = subprocess.run(
+        [*COMMAND, *arguments(model, run_dir, workers=2), *settings],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
         capture_output=True,
         text=True,
         timeout=900,
     )
-
-
-def trained(model: Path, run_dir: Path, **how) -> Path:
-    result = train(model, run_dir, **how)
     log = run_dir / "logs" / "driver.log"
     assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.exists() else "")
-    return run_dir
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
-def one(small_policy, tmp_path_factory):
-    return trained(small_policy, tmp_path_factory.mktemp("one"), workers=1, steps=2)
+def one(first_run):
+    return first_run.dir
 
 
 @pytest.fixture(scope="module")
 def two(small_policy, tmp_path_factory):
-    return trained(small_policy, tmp_path_factory.mktemp("two"), workers=2, steps=2)
+    run_dir = tmp_path_factory.mktemp("two")
+    trained(small_policy, run_dir)
+    return run_dir
 
 
 def weights(run_dir: Path, step: int) -> dict:
     return load_file(huggingface(run_dir, step) / "model.safetensors")
-
-
-def distance(one: dict, other: dict) -> float:
-    return math.hypot(*(float((one[name] - other[name]).norm()) for name in one))
 
 
 def test_two_workers_train_the_weights_of_one(one, two, small_policy):
@@ -69,14 +69,17 @@ def test_two_workers_train_the_weights_of_one(one, two, small_policy):
 METRICS = ("policy/loss", "policy/entropy", "policy/grad_norm", "reward/mean", "rollout/sampled_tokens")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_flex_attention_trains_the_same_weights_with_the_same_metrics(one, small_policy, tmp_path, workers):
-    run_dir = trained(small_policy, tmp_path, workers=workers, steps=1, more=("engine.shared_prompts=flex_attention",))
-    alone, shared = metrics(one)[1], metrics(run_dir)[1]
+def distance(one: dict, other: dict) -> float:
+    return math.hypot(*(float((one[name] - other[name]).norm()) for name in one))
+
+
+def test_flex_attention_trains_the_same_weights_with_the_same_metrics(one, small_policy, tmp_path):
+    trained(small_policy, tmp_path, "engine.shared_prompts=flex_attention", "trainer.steps=1")
+    alone, shared = metrics(one)[1], metrics(tmp_path)[1]
     assert {name: shared[name] for name in METRICS} == pytest.approx({name: alone[name] for name in METRICS}, abs=1e-5)
     # AdamW makes whole steps of gradients that are rounding alone, so single weights may differ by a part of one
     begun = load_file(small_policy / "model.safetensors")
-    assert distance(weights(one, 1), weights(run_dir, 1)) < 1e-3 * distance(weights(one, 1), begun)
+    assert distance(weights(one, 1), weights(tmp_path, 1)) < 1e-3 * distance(weights(one, 1), begun)
 
 
 def test_both_servers_sample_from_the_policy_and_metrics_are_those_of_one(one, two):
@@ -96,12 +99,17 @@ def test_a_checkpoint_holds_the_files_of_both_and_is_whole(two):
     assert expected <= set(sealed)
 
 
-def test_two_workers_go_on_as_if_they_had_not_stopped(two, small_policy, tmp_path):
-    trained(small_policy, tmp_path, workers=2, steps=1)
-    refused = train(small_policy, tmp_path, workers=1, steps=2)
-    assert refused.returncode != 0
+def test_two_workers_go_on_as_if_they_had_not_stopped(two, small_policy, tmp_path, capsys, monkeypatch):
+    """From the folder of a run that was lost before its second checkpoint."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(two, run_dir, ignore=shutil.ignore_patterns("global_step_2"))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("AGL_MANAGED_STORE", raising=False)
+    assert main([*COMMAND[2:], *arguments(small_policy, run_dir, workers=1)]) == 2
     assert "was written by 2 workers, each its share; go on with as many (--set cluster.workers_per_node=2)" in (
-        refused.stderr
+        capsys.readouterr().err
     )
-    trained(small_policy, tmp_path, workers=2, steps=2)
-    assert differences(two, tmp_path, 2) == []
+    said = trained(small_policy, run_dir)
+    assert f"going on from {run_dir / 'checkpoints' / 'global_step_1'}" in said
+    assert "step 1/2" not in said and "step 2/2" in said
+    assert differences(two, run_dir, 2) == []

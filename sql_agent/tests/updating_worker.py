@@ -1,8 +1,9 @@
 """verl's own actor worker on a CPU, without Ray, driven by its trainer's own `_update_actor`: what updates do to it.
 
-    python -m sql_agent.tests.updating_worker MODEL PORT LOSS_AGG_MODE BATCH...
+    python -m sql_agent.tests.updating_worker MODEL PORT LOSS_AGG_MODE,... BATCH...
 
-A batch is a word of `r` (a rollout) and `-` (a lost one), two of them a mini-batch. Answers a line of JSON per batch.
+A batch is a word of `r` (a rollout) and `-` (a lost one), two of them a mini-batch. Answers a line of JSON per batch,
+with a worker of its own for each way to aggregate the loss.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ SETTINGS = ["data.train_batch_size=2", "rollout.group_size=2", "optim.mini_batch
 
 
 def main() -> None:
-    model, port, aggregation, *batches = sys.argv[1:]
+    model, port, aggregations, *batches = sys.argv[1:]
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for aggregation in aggregations.split(","):
+        play(model, aggregation, batches)
+    sys.stdout.flush()
+    os._exit(0)  # torch.distributed leaves threads behind
+
+
+def play(model: str, aggregation: str, batches: list[str]) -> None:
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     unused = Path("unused.parquet")
@@ -37,8 +45,6 @@ def main() -> None:
         after = state(worker)
         changed = {name: not same(before[name], after[name]) for name in ("weights", "moments")}
         print(json.dumps({"metrics": metrics, "changed": changed, "steps": after["steps"] - before["steps"]}))
-    sys.stdout.flush()
-    os._exit(0)  # torch.distributed leaves threads behind
 
 
 def update(trainer: Any, word: str) -> dict[str, float]:

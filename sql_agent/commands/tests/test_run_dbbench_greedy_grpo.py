@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sql_agent.commands.greedy_grpo import main, parse_args
+from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
 from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.tiny_policy.make import make_tiny_policy
 
@@ -31,12 +32,6 @@ def flags(model: str, folder: Path, *more: str) -> list[str]:
     return ["--model_path", model, "--save_dir", str(folder), *wanted, *more]
 
 
-def run(*arguments: str) -> str:
-    done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def lines(path: Path) -> list[dict]:
     """Without what depends on the clock."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -44,7 +39,12 @@ def lines(path: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_path):
+@pytest.mark.usefixtures("one_thread")
+def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_path, capsys):
+    def run(*arguments: str) -> str:
+        main(arguments)
+        return capsys.readouterr().out
+
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     printed = run(*flags(tiny_policy, whole, "--eval_tasks", "4"))
     assert "held-out after 0 tasks  greedy " in printed and "held-out after 6 tasks  greedy " in printed

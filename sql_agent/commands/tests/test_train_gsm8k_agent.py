@@ -14,6 +14,7 @@ import torch
 
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands.gsm8k import main
+from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
 from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[3]
@@ -75,13 +76,18 @@ def guessing_policy(tmp_path_factory, problems) -> Path:
 
 def command(model: object, data: object, folder: Path, *more: object) -> list[str]:
     always = ["--model_path", model, "--dataset", data, "--output_dir", folder, "--device", "cpu"]
-    return [sys.executable, "-m", "agentgrpo", "gsm8k", *map(str, (*always, *more))]
+    return [*map(str, (*always, *more))]
 
 
-def run(line: list[str]) -> str:
-    done = subprocess.run(line, cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(capsys, one_thread):  # noqa: F811
+    """Runs the command in this process; returns what it prints."""
+
+    def run(arguments: list[str]) -> str:
+        main(arguments)
+        return capsys.readouterr().out
+
+    return run
 
 
 def lines(path: Path) -> list[dict]:
@@ -92,11 +98,11 @@ def lines(path: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_it_runs_end_to_end_on_the_tiny_policy_and_made_up_problems(tmp_path):
+def test_it_runs_end_to_end_on_the_tiny_policy_and_made_up_problems(run, tmp_path):
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     short = ["--max_samples", 3, "--batch_size", 2, "--samples_per_prompt", 2, "--max_new_tokens", 40]
     out = tmp_path / "out"
-    shown = run(command("models/tiny-sql", "generated", out, *short, "--eval_samples", 2, "--max_rounds", 2))
+    shown = run(command(ROOT / "models" / "tiny-sql", "generated", out, *short, "--eval_samples", 2, "--max_rounds", 2))
     assert "3 problems of generated, 2 held out\n" in shown and "\nheld-out after 0 epochs: " in shown
     assert "epoch 1/1  batch 2/2  correct " in shown and f"adapter after epoch 1: {out}/epoch_1\n" in shown
     assert shown.endswith(f"next: {agentgrpo_command('interactive', '--model', out / 'epoch_1')}\n")
@@ -107,7 +113,7 @@ def test_it_runs_end_to_end_on_the_tiny_policy_and_made_up_problems(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_learns_what_is_rewarded_and_a_killed_run_ends_as_the_unbroken_one(guessing_policy, problems, tmp_path):
+def test_it_learns_what_is_rewarded_and_a_killed_run_ends_as_the_unbroken_one(guessing_policy, problems, run, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     wanted = ["--max_samples", 12, "--batch_size", 3, "--samples_per_prompt", 6, "--max_new_tokens", 12, "--lora_r", 4]
     wanted += ["--total_epochs", 2, "--learning_rate", "5e-3", "--save_every", 2, "--max_rounds", 2, "--beta", 0]
@@ -118,7 +124,8 @@ def test_it_learns_what_is_rewarded_and_a_killed_run_ends_as_the_unbroken_one(gu
     rewards = [row["reward/mean"] for row in metrics if "batch" in row]
     assert rewards[0] < 0.2 and rewards[-1] > 0.5  # measured: 1 of 18, then 11 of 18
 
-    process = subprocess.Popen(command(guessing_policy, problems, broken, *wanted), cwd=ROOT, env=QUIET)
+    line = [sys.executable, "-m", "agentgrpo", "gsm8k", *command(guessing_policy, problems, broken, *wanted)]
+    process = subprocess.Popen(line, cwd=ROOT, env=QUIET)
     wait_until(lambda: (broken / "checkpoints" / "step_000002").exists(), process)
     wait_until(lambda: len((broken / "metrics.jsonl").read_text().splitlines()) > 3, process)
     process.send_signal(signal.SIGKILL)

@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands import local as train_local_grpo
+from sql_agent.commands import sft
 from sql_agent.commands.local import main, next_command
+from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401  a fixture
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.tasks import entered
 from sql_agent.settings.groups import EnvironmentSettings
@@ -161,11 +163,15 @@ class Flaky:
 QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run(command: str, *arguments: object) -> str:
-    line = [sys.executable, "-m", "agentgrpo", command, "--device", "cpu", *map(str, arguments)]
-    done = subprocess.run(line, cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(capsys, one_thread):  # noqa: F811
+    """Runs a command in this process; returns what it prints."""
+
+    def run(command: str, *arguments: object) -> str:
+        assert not {"local": main, "sft": sft.main}[command](["--device", "cpu", *map(str, arguments)])
+        return capsys.readouterr().out
+
+    return run
 
 
 def lines(path: Path) -> list[dict]:
@@ -175,6 +181,7 @@ def lines(path: Path) -> list[dict]:
 @pytest.mark.slow
 def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_trained_on(
     random_policy_folder,  # noqa: F811
+    run,
     tmp_path,
 ):
     (tmp_path / "mine.py").write_text(FLAKY)
@@ -207,7 +214,7 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["own_database", "own_environment"])
-def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_class(of, shop, tmp_path):
+def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_class(of, shop, run, tmp_path):
     """From the rows alone: fine-tuning, then GRPO with updates, then a held-out success before and after."""
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     named = {"own_database": ["--database", shop / "shop.sqlite"], "own_environment": ["--env", ORDERS]}[of]
@@ -251,6 +258,7 @@ def without_clock(rows: list[dict]) -> list[dict]:
 def test_a_run_with_a_reward_function_and_redraws_on_a_database_is_killed_and_ends_as_the_unbroken_one(
     random_policy_folder,  # noqa: F811
     shop,
+    run,
     tmp_path,
 ):
     (tmp_path / "my.py").write_text(MINE_REWARD)
