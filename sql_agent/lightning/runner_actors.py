@@ -49,7 +49,7 @@ class RunnerActor:
         runner.init_worker(self._number, None)
         try:
             await runner.iter(event=NeverSet())
-        except BaseException:
+        except BaseException:  # an actor ends here, whatever it was; its log says why
             traceback.print_exc()
             raise
         finally:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 RAY = Path(sys.executable).with_name("ray")
-OWN = ("/tmp", "/dev/shm", "/root/.ray", "/root/.cache")
+OWN = ("/tmp", "/dev/shm", str(Path.home() / ".ray"), str(Path.home() / ".cache"))
 START_S = 60.0
 ROOT = Path(__file__).parents[3]
 # The first process of a node: it makes the node's own folders, says so, and reaps what is left behind.
