@@ -14,8 +14,10 @@ import pytest
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
+from reward_model import reward_modeling
 from reward_model.convert_dpo_format import main as convert
 from reward_model.tests.conftest import counting_pairs, make_base
+from sql_agent.commands import sft
 from sql_agent.model_check import fetch_again
 from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
@@ -172,8 +174,7 @@ def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path):
     left = [name for name in tree(output) if name not in OF_THE_START]
     assert left == []
     assert not [path for path in output.rglob("*") if path.name.endswith(".part") or path.name.startswith(".saving")]
-    again = run(*command, "--resume")
-    assert again.returncode == 0, again.stderr
+    assert sft.main([*map(str, command[3:]), "--resume"]) == 0
     assert (output / "adapter_model.safetensors").is_file()
 
 
@@ -188,6 +189,5 @@ def test_reward_training_on_a_full_disk_leaves_nothing_torn(base, tmp_path):
     done = run(*command, file_bytes=30_000)
     says(done, "make room on its disk, then start the same command again; no checkpoint was whole yet")
     assert [name for name in tree(output) if name not in OF_THE_START] == []
-    again = run(*command)
-    assert again.returncode == 0, again.stderr
+    assert reward_modeling.main([*map(str, command[1:])]) == 0
     assert (output / "reward_model.json").is_file()

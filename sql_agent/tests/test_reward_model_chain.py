@@ -1,4 +1,4 @@
-"""Rollouts to rewards: pairs, convert, train, merge, serve, score, reward, each by the command that a user types."""
+"""Rollouts to rewards: pairs, convert, train, merge, serve, score, reward, each by its command."""
 
 import json
 import math
@@ -13,6 +13,7 @@ import requests
 
 from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
+from reward_model import convert_dpo_format, merge, validate
 from reward_model.scorer import Scorer
 from sql_agent.datatypes import Reward, RolloutRecord
 from sql_agent.rewards import REWARDS, reward
@@ -62,13 +63,13 @@ async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(small_
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     raw.write_text("".join(json.dumps(row) + "\n" for row in raw_rows(64)))
 
-    run(sys.executable, "-m", "agentgrpo", "reward", "convert", f"--input={raw}", f"--output={converted}")
-    run(sys.executable, "-m", "agentgrpo", "reward", "validate", converted)
+    assert convert_dpo_format.main([f"--input={raw}", f"--output={converted}"]) == 0
+    assert validate.main([str(converted)]) == 0
     train = [BIN / "accelerate", "launch", "--cpu", "--num_processes", "1", "reward_model/reward_modeling.py"]
     flags = ["--dataset_name", converted, "--model_name_or_path", small_policy, "--output_dir", adapter]
     said = run(*train, *flags, "--max_steps", "20", "--learning_rate", "1e-2", "--lora_dropout", "0")
     assert f"reward model: {adapter}" in said
-    run(sys.executable, "-m", "agentgrpo", "reward", "merge", "--adapter", adapter, "--output", merged)
+    assert merge.main(["--adapter", str(adapter), "--output", str(merged)]) == 0
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"

@@ -20,6 +20,7 @@ from reward_model.data.preferences import write_preferences
 from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import Preference
 from reward_model.tests.conftest import assistant, counting_pairs, make_base
+from sql_agent.commands import greedy_grpo
 from sql_agent.commands.dpo import main
 from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
 from sql_agent.dpo.run import next_commands
@@ -217,6 +218,7 @@ def test_without_lora_all_weights_are_trained_and_the_model_is_whole(base, pairs
 KILLED_WHILE_IT_SAVES = """
 import os, signal, sys
 from transformers import Trainer
+from sql_agent.commands import greedy_grpo
 from sql_agent.commands.dpo import main
 
 save = Trainer._save_optimizer_and_scheduler
@@ -284,10 +286,6 @@ def test_the_small_policy_learns_held_out_preferences_and_a_killed_run_ends_as_t
     assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
 
     assert AutoPeftModelForCausalLM.from_pretrained(whole).peft_config["default"].r == 16
-    grpo = ("-m", "agentgrpo", "greedy-grpo", "--model_path", whole, "--save_dir", tmp_path / "grpo")
-    done = subprocess.run(
-        [sys.executable, *map(str, grpo), "--num_tasks", "1", "--max_new_tokens", "60", "--group_size", "2"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f"adapter: {tmp_path}/grpo/adapter" in done.stdout
+    grpo = ("--model_path", whole, "--save_dir", tmp_path / "grpo", "--num_tasks", "1", "--max_new_tokens", "60")
+    greedy_grpo.main([*map(str, grpo), "--group_size", "2"])
+    assert f"adapter: {tmp_path}/grpo/adapter" in capsys.readouterr().out
