@@ -14,7 +14,6 @@ from sql_agent.verl_side.config import worker_environment
 from sql_agent.verl_side.micro_batch_file import MicroBatches, read
 
 ROOT = Path(__file__).parents[2]
-PRETRAINED = ROOT / "models" / "smollm2-135m-instruct"
 
 
 def played(model, precision, prompt, response, groups, repeats=0, shared_prompts="null"):
@@ -68,12 +67,8 @@ def test_log_probs_entropies_and_gradients_are_those_of_rows_apart_and_the_updat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["small", "pretrained"])
-def test_flex_attentions_numbers_of_a_policy_that_is_trained_are_those_of_rows_apart(name, request):
-    if name == "pretrained" and not (PRETRAINED / "model.safetensors").is_file():
-        pytest.skip("make models/smollm2-135m-instruct with `agentgrpo pretrained-policy`")
-    folder = PRETRAINED if name == "pretrained" else request.getfixturevalue("small_policy")
-    found = played(folder, "float32", 120, 60, 1, shared_prompts="flex_attention")
+def test_flex_attentions_numbers_of_the_small_policy_are_those_of_rows_apart(small_policy):
+    found = played(small_policy, "float32", 120, 60, 1, shared_prompts="flex_attention")
     assert found["engine"] == "FlexEngine"
     assert max(found[what] for what in ("log_probs", "entropies", "gradients")) < 1e-4
 
