@@ -16,7 +16,7 @@ die() {
     exit 2
 }
 
-if [[ ! -x $python ]]; then
+if [[ ! -x .venv/bin/agentgrpo ]]; then # what is installed last
     # before some gigabytes are installed
     nvidia-smi -L 2>/dev/null | grep -q '^GPU ' || die "nvidia-smi finds no GPU here; run this on a machine with one"
     from=()

@@ -104,7 +104,7 @@ def test_every_stage_passes_on_a_cpu(small_policy, tmp_path):
     done = subprocess.run([*command, "--run-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=1400)
     page = (folder / "gpu-check.md").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + page
-    assert "6 of 6 stages passed." in page
+    assert "7 of 7 stages passed." in page
     for words in ("| imports | ok |", "| vLLM | ok |", "sampled 2048 tokens", "| resume after SIGKILL | ok |"):
         assert words in page
     assert "- LoRA: a training worker and its vLLM may take 6." in page
