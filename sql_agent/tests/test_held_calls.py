@@ -145,7 +145,7 @@ async def test_a_rollout_outlives_the_push_of_new_weights(store_url, proxy_url, 
 async def test_so_does_an_agent_of_the_users_own(store_url, proxy_url, sampler, load, told, end):
     store = agl.LightningStoreClient(store_url)
     rollout = await store.start_rollout(input={}, mode="train")
-    policy = policy_of(proxy_url, "policy-0", LAGGED.agent, rollout, seed=None, held=True)
+    policy, asked = policy_of(proxy_url, "policy-0", LAGGED.agent, rollout, seed=None, held=True), sampler.asked
     pushed = asyncio.create_task(push(sampler, proxy_url if told else None))
     agent = load("from agents import Agent\nagent = Agent(name='one')")
     held_s = partial(ask_held, proxy_url)
@@ -153,6 +153,7 @@ async def test_so_does_an_agent_of_the_users_own(store_url, proxy_url, sampler, 
     await pushed
     await store.close()
     assert (record.score.reason, record.stop_reason) == end
+    assert not told or sampler.asked - asked == 2  # by the proxy: the agent's client has not given up and tried again
 
 
 @pytest.mark.slow
