@@ -98,7 +98,9 @@ def test_without_a_gpu_it_is_refused_in_a_sentence_before_anything_is_installed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_stage_passes_on_a_cpu(small_policy, tmp_path):
+def test_every_stage_passes_on_a_cpu(small_policy, tmp_path, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("four whole runs, minutes: with --full")
     folder = tmp_path / "check"
     command = [sys.executable, "-m", "agentgrpo", "gpu-check", "--device", "cpu", "--model", str(small_policy)]
     done = subprocess.run([*command, "--run-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=1400)

@@ -46,10 +46,9 @@ def until(condition, command: subprocess.Popen[str], seconds: float) -> None:
 
 
 def left_behind(node) -> list[str]:
-    listed = node.run(
-        "sh", "-c", "ls -d /tmp/*agentgrpo-* /tmp/ckpt_* /dev/shm/*; pgrep -af AGENTGRPO; pgrep -a mariadbd"
-    )
-    return listed.stdout.split()
+    # a bracket, so that the shell does not find itself
+    looks = "ls -d /tmp/*agentgrpo-* /tmp/ckpt_* /dev/shm/*; pgrep -af 'm [s]ql_agent'; pgrep -a mariadbd"
+    return node.run("sh", "-c", looks).stdout.splitlines()
 
 
 def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(small_policy, tmp_path):
