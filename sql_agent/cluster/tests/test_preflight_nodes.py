@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -72,9 +71,9 @@ def cluster(folder):
     with made.two_nodes(folder, own=[str(folder / "private")]) as both:
         for node in both:
             for change in BRIDGE:
-                subprocess.run(["ip", "-n", node.space, *change], check=True)
+                node.ip(*change)
         for change in ONLY_ON_ONE:
-            subprocess.run(["ip", "-n", both[0].space, *change], check=True)
+            both[0].ip(*change)
         made.start_ray(*both, gpus=(1, 1))
         yield both
 
