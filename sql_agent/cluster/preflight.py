@@ -37,6 +37,7 @@ JOIN_S = 60.0
 """Nodes may join so much later than the command starts."""
 # What a job that has just ended held comes back within seconds.
 GIVEN_BACK_S = 15.0
+END_S = 5.0
 # verl's default of update_weights_bucket_megabytes: a worker pushes its weights through a segment of that size.
 BUCKET_BYTES = 2 * 2**30
 MODEL = "the model"
@@ -79,6 +80,8 @@ def look(cfg: TrainConfig, own_files: Mapping[str, str], *, join_s: float = JOIN
             process.wait()
         finally:
             timer.cancel()
+            with suppress(subprocess.TimeoutExpired):  # it leaves Ray, and after Ctrl-C takes its files away
+                process.wait(END_S)
             process.kill()
             process.wait()
         log.seek(0)
