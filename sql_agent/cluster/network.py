@@ -27,6 +27,8 @@ class Network:
     """The address on which the store and the LLM proxy listen: this machine's in the cluster."""
     interface: str | None = None
     """`cluster.interface`"""
+    gpus: int | None = None
+    """GPUs that every node that trains has; None: as many as this machine, which is alone."""
 
     @property
     def is_loopback(self) -> bool:

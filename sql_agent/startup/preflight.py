@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +12,7 @@ from typing import Any
 
 from agentgrpo.checks import Finding, Problem, UsageError, require
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
+from agentgrpo.machine import count_gpus
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.cluster.network import RAY_ADDRESS
@@ -197,13 +196,18 @@ def _check_port(port: int) -> None:
 # What the settings leave open -----------------------------------------------------------------------------------------
 
 
-def use_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
+def use_cpu(engine: EngineConfig, cluster: ClusterConfig, gpus: int | None = None) -> bool:
     """Whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
 
+    Args:
+        gpus: those of each node that trains, in a cluster; None: this machine's.
     Raises:
         UsageError: there are fewer GPUs than the run wants, or the number of workers is given for the other device.
     """
-    gpus = 0 if engine.device == "cpu" else count_gpus()
+    if engine.device == "cpu":
+        gpus = 0
+    elif gpus is None:
+        gpus = count_gpus()
     if engine.device == "gpu" and not gpus:
         raise UsageError(
             "engine.device is gpu, but nvidia-smi finds none; use --device cpu, or look at CUDA_VISIBLE_DEVICES"
@@ -228,16 +232,6 @@ def planned_on_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
 def cards_of(*, cpu: bool) -> list[Card] | None:
     """The GPUs of a run, as `check_run_memory` takes them."""
     return None if cpu else cards_here() if count_gpus() else []
-
-
-def count_gpus() -> int:
-    """The number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
-    known = sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
 
 
 def with_store(cfg: TrainConfig) -> TrainConfig:

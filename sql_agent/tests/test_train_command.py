@@ -114,6 +114,14 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
         use_cpu(cfg.engine, cfg.cluster)
 
 
+def test_on_a_cluster_the_gpus_of_its_nodes_count_and_not_those_of_this_machine(monkeypatch):
+    monkeypatch.setattr("sql_agent.startup.preflight.count_gpus", lambda: 2)
+    cfg = load_config(None, [])
+    assert [use_cpu(cfg.engine, cfg.cluster, gpus) for gpus in (None, 0, 4)] == [False, True, False]
+    cpu = load_config(None, ["engine.device=cpu"])
+    assert use_cpu(cpu.engine, cpu.cluster, 4)
+
+
 def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):
     with pytest.raises(UsageError, match="is 3, which does not divide the 2 attention heads, 32 feed-forward rows"):
         require(model=random_policy_folder, tensor_parallel=3)
