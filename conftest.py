@@ -33,6 +33,7 @@ CHAINS = (
     "test_typed_pages.py",
     "test_end_to_end.py",
     "test_two_nodes.py",
+    "test_preflight_nodes.py",
     "test_workers_end_to_end.py",
     "test_examples_end_to_end.py",
     "test_apo.py",

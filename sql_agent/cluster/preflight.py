@@ -23,6 +23,7 @@ from agentgrpo.checkout import HOME, ROOT
 from agentgrpo.checks import UsageError
 from agentgrpo.cpu_features import LARGE
 from agentgrpo.model_size import count_weights
+from agentgrpo.passwords import MASK
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.processes import Events, end_with_parent
 from sql_agent.cluster import gcs, problems, scouts
@@ -52,6 +53,12 @@ def look(cfg: TrainConfig, own_files: Mapping[str, str], *, join_s: float = JOIN
     Raises:
         UsageError: the run cannot start on the cluster; the message names the node and the remedy.
     """
+    for name, address in (("env.database", cfg.env.database), ("rollout.backend", cfg.rollout.backend)):
+        if f":{MASK}@" in str(address) and PASSWORD not in os.environ:
+            raise UsageError(
+                f"{name}: the password in {address} stays in this process, and runners on other nodes need it; leave it "
+                f"out of the address and set {PASSWORD} in the environment"
+            )
     asked = {"config": cfg.model_dump(mode="json"), "own_files": dict(own_files), "join_s": join_s}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryFile("w+") as log:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -20,8 +21,10 @@ from sql_agent.lightning.runner_processes import DEATHS_WITHIN_S, MOST_DEATHS, R
 
 
 class RunnerActor:
-    def __init__(self, config: str, store_url: str, number: int) -> None:
+    def __init__(self, config: str, cwd: str, store_url: str, number: int) -> None:
         settle()
+        os.chdir(cwd)  # settings name the user's files from there
+        sys.path.insert(0, "")
         self._config, self._store_url, self._number = Path(config), store_url, number
 
     async def play(self) -> None:
@@ -69,7 +72,7 @@ def start_runners(order: dict[str, Any], failed: Callable[[str], None]) -> list[
         options = {"name": f"runner-{number}", "num_cpus": order["runner_cpus"], "scheduling_strategy": "SPREAD"}
         runners.append(
             actor.options(max_restarts=-1, max_task_retries=-1, **options).remote(  # type: ignore[attr-defined]
-                order["config"], order["store_url"], number
+                order["config"], order["cwd"], order["store_url"], number
             )
         )
     threading.Thread(target=_follow, args=(runners, failed), daemon=True, name="runners").start()

@@ -129,6 +129,7 @@ def prepare(
         "network": asdict(network),
         "n_runners": cfg.rollout.n_runners if runs_actors(network) else 0,
         "runner_cpus": cfg.cluster.runner_cpus,
+        "cwd": os.getcwd(),
         "pad_id": tasks.tokenizer.pad_id,
         "max_prompt_tokens": tasks.max_prompt_tokens,
         "tasks": kinds_of(split),

@@ -63,6 +63,7 @@ def main() -> None:
     def publish(servers: dict[str, Any]) -> str | None:
         if watch:
             watch.trains({str(urlsplit(url).hostname) for url in servers["backends"]})
+            context.kept += start_runners(order, give_up)  # now, since workers and servers have found their CPUs
         events.emit({"event": "servers", **servers})
         return json.loads(sys.stdin.readline())["proxy_url"]
 
@@ -113,7 +114,6 @@ def main() -> None:
         else:
             context.kept = join(network, runtime_env)
             watch = NodeWatch(ray.nodes, give_up, lambda text: events.emit({"event": "phase", "name": text}))
-            context.kept += start_runners(order, give_up)
         signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
         events.emit({"event": "phase", "name": "loading the policy"})
         TaskRunner.__ray_metadata__.modified_class().run(verl_config)  # type: ignore[attr-defined]
