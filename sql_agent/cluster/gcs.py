@@ -19,6 +19,9 @@ import psutil
 from agentgrpo.checks import UsageError
 
 ANSWER_S = 10.0
+CONNECT_S = 3.0
+NOTICED_S = 60.0
+"""Ray notices within this time that a raylet was killed."""
 START = "doc/cluster.md has the commands"
 
 
@@ -97,9 +100,32 @@ def check_token(address: str) -> None:
 def nodes(address: str) -> list[Node]:
     """The nodes that are alive, by their addresses.
 
+    For some 20 s more Ray takes a node for alive whose raylet was killed, also beside one that was started in its place.
+    So a raylet that refuses connections does not count, and of two with one address the end of the older is waited for.
+
     Raises:
         UsageError: the cluster does not answer.
     """
+    deadline = time.monotonic() + NOTICED_S
+    while True:
+        there = [node for node, port in _listed(address) if not _refuses(node.address, port)]
+        if len({node.address for node in there}) == len(there) or time.monotonic() > deadline:
+            return there
+        time.sleep(0.5)
+
+
+def _refuses(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=CONNECT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # the scout on that node will say what is wrong
+        return False
+    return False
+
+
+def _listed(address: str) -> list[tuple[Node, int]]:
+    """Nodes with the ports of their raylets."""
     import grpc
 
     try:
@@ -108,17 +134,20 @@ def nodes(address: str) -> list[Node]:
         raise _silent(address, error) from None
     return sorted(
         (
-            Node(
-                each.node_id.hex(),
-                each.node_manager_hostname,
-                each.node_manager_address,
-                int(each.resources_total.get("GPU", 0)),
-                each.resources_total.get("CPU", 0.0),
+            (
+                Node(
+                    each.node_id.hex(),
+                    each.node_manager_hostname,
+                    each.node_manager_address,
+                    int(each.resources_total.get("GPU", 0)),
+                    each.resources_total.get("CPU", 0.0),
+                ),
+                each.node_manager_port,
             )
             for each in answer.node_info_list
             if each.state == _messages("gcs").GcsNodeInfo.ALIVE
         ),
-        key=lambda node: node.address,
+        key=lambda found: found[0].address,
     )
 
 

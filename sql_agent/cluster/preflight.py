@@ -56,8 +56,8 @@ def look(cfg: TrainConfig, own_files: Mapping[str, str], *, join_s: float = JOIN
     for name, address in (("env.database", cfg.env.database), ("rollout.backend", cfg.rollout.backend)):
         if f":{MASK}@" in str(address) and PASSWORD not in os.environ:
             raise UsageError(
-                f"{name}: the password in {address} stays in this process, and runners on other nodes need it; leave it "
-                f"out of the address and set {PASSWORD} in the environment"
+                f"{name}: the password in {address} stays in this process, and runners on other nodes need it; leave "
+                f"it out of the address and set {PASSWORD} in the environment"
             )
     asked = {"config": cfg.model_dump(mode="json"), "own_files": dict(own_files), "join_s": join_s}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
