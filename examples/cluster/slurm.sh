@@ -11,10 +11,11 @@ set -euo pipefail
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$PWD/.ray-token-$SLURM_JOB_ID" # an argument would be seen by `ps`
 export RAY_USAGE_STATS_ENABLED=0 RAY_enable_metrics_collection=0
+export PATH="$PWD/.venv/bin:$PATH" # `ray symmetric-run` looks for `ray` there
 trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 (umask 077 && openssl rand -hex 32 >"$RAY_AUTH_TOKEN_PATH")
 
 # starts Ray on all nodes, runs what follows `--` on the first, and stops Ray when that ends
-srun .venv/bin/ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" --num-gpus 8 --disable-usage-stats -- \
-    .venv/bin/agentgrpo train --ray-address auto --device gpu --model models/mine --run-dir runs/two-nodes \
+srun ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" --num-gpus 8 --disable-usage-stats -- \
+    agentgrpo train --ray-address auto --device gpu --model models/mine --run-dir runs/two-nodes \
     --set cluster.nodes="$SLURM_NNODES" engine.n_gpus=8 data.train_batch_size=32 rollout.n_runners=8

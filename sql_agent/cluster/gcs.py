@@ -100,8 +100,8 @@ def check_token(address: str) -> None:
 def nodes(address: str) -> list[Node]:
     """The nodes that are alive, by their addresses.
 
-    For some 20 s more Ray takes a node for alive whose raylet was killed, also beside one that was started in its place.
-    So a raylet that refuses connections does not count, and of two with one address the end of the older is waited for.
+    For some 20 s more Ray takes a node for alive whose raylet was killed, also beside one started in its place. So a
+    raylet that refuses connections does not count, and of two with one address the end of the older is waited for.
 
     Raises:
         UsageError: the cluster does not answer.

@@ -142,7 +142,7 @@ def test_a_node_must_have_the_commands_python_packages_and_code():
 
 
 def test_files_and_servers_that_a_node_cannot_use():
-    paths = {"the model": "/models/m", "env.agent": "/home/me/agent.py"}
+    paths = {"the model": "/models/m", "env.agent": "/data/me/agent.py"}
     here = replace(FACTS, files={"the model": "d" * 64, "env.agent": "e" * 64})
     assert list(problems.other_files(TWO, here, here, paths)) == []
     there = replace(
@@ -153,7 +153,7 @@ def test_files_and_servers_that_a_node_cannot_use():
     copy = "copy it there under the same path, or use a folder that all nodes share"
     assert list(problems.other_files(TWO, there, here, paths)) == [
         f"the model at /models/m is not there on node two (10.0.0.2), expected as on the command's; {copy}",
-        f"env.agent at /home/me/agent.py is another on node two (10.0.0.2) than on the command's; {copy}",
+        f"env.agent at /data/me/agent.py is another on node two (10.0.0.2) than on the command's; {copy}",
         "mysql://me:***@db/x cannot be used from node two (10.0.0.2): no answer within 5 s",
     ]
 
