@@ -14,7 +14,7 @@ from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from agentgrpo.run_folder import begin, start_of
-from sql_agent.cluster.network import Network
+from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import protocol_of
@@ -141,7 +141,7 @@ def runs_actors(network: Network) -> bool:
     return not network.is_loopback and os.environ.get("AGL_CURRENT_ROLE", "both") == "both"
 
 
-def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network, *, debug: bool) -> None:
+def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBACK, *, debug: bool) -> None:
     """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
     from agentgrpo.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
