@@ -82,3 +82,32 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
         for node in (head, other):
             found = node.run("grep", "-rlE", 'sk-of-the-judge|AGENTGRPO_TOKEN=|AGENTGRPO_TOKEN":', "/tmp/ray")
             assert found.stdout == "", "Ray wrote a secret"
+
+
+def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves_nothing(
+    small_policy, tmp_path, request
+):
+    if not request.config.getoption("--full"):
+        pytest.skip("two whole runs, minutes: with --full")
+    run_dir = tmp_path / "run"
+    with two_nodes(tmp_path) as (head, other):
+        start_ray(head, other, gpus=(1, 0))
+        command = train(head, run_dir, small_policy, "trainer.steps=4")
+        until(lambda: 1 in steps(run_dir), command, 600)
+        assert other.run("pkill", "-KILL", "raylet").returncode == 0
+        out, err = command.communicate(timeout=600)
+        assert command.returncode == 0, out + err
+        assert "node node2 (10.77.0.2) has left the cluster; its runners and their rollouts go on elsewhere" in out
+        rows = list(map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()))
+        assert [row["reward/unjudged_frac"] for row in rows] == [0.0] * 4
+
+        assert other.run(RAY, "stop", "--force").returncode == 0
+        join_ray(other, head, gpus=0)
+        command = train(head, run_dir, small_policy, "trainer.steps=40")
+        until(lambda: 5 in steps(run_dir), command, 600)
+        assert head.run("pkill", "-KILL", "-f", "m sql_agent.train_sql_agent").returncode == 0
+        command.communicate(timeout=60)
+        deadline = time.monotonic() + 60
+        while (left_behind(head) or left_behind(other)) and time.monotonic() < deadline:
+            time.sleep(1)
+        assert left_behind(head) == left_behind(other) == []
