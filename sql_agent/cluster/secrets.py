@@ -10,10 +10,10 @@ import os
 from typing import Any
 
 from agentgrpo.processes import RUN_ID
-from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
 
 NAME = "secrets"
 ANSWER_S = 60.0
+_SECRETS = ("_TOKEN", "_API_KEY", "_PASSWORD")
 # What belongs to one node or one process.
 _THEIR_OWN = ("RAY_", "CUDA_VISIBLE_DEVICES", "TMPDIR", "PYTHONPATH", "LD_PRELOAD")
 
@@ -38,7 +38,7 @@ def keep() -> Any:
 
 
 def take() -> None:
-    """Fill this actor's environment from that of the command; of other variables, the node's own values stay.
+    """Fill this actor's environment from that of the command; but for secrets, the node's own values stay.
 
     Raises:
         ValueError: the run has ended; Ray finds no such actor.
@@ -48,7 +48,7 @@ def take() -> None:
 
     given: Any = ray.get(ray.get_actor(NAME).environment.remote(), timeout=ANSWER_S)
     for name, value in given.items():
-        if name in (RUN_ID, RUN_TOKEN, STORE_TOKEN):
+        if name == RUN_ID or name.endswith(_SECRETS):  # the shell of `ray start` may have had older ones
             os.environ[name] = value
         else:
             os.environ.setdefault(name, value)

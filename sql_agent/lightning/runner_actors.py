@@ -23,8 +23,9 @@ from sql_agent.lightning.runner_processes import DEATHS_WITHIN_S, MOST_DEATHS, R
 class RunnerActor:
     def __init__(self, config: str, cwd: str, store_url: str, number: int) -> None:
         settle()
-        os.chdir(cwd)  # settings name the user's files from there
-        sys.path.insert(0, "")
+        if Path(cwd).is_dir():  # settings may name the user's files from there, and then it is on every node
+            os.chdir(cwd)
+            sys.path.insert(0, "")
         self._config, self._store_url, self._number = Path(config), store_url, number
 
     async def play(self) -> None:
@@ -63,7 +64,7 @@ def start_runners(order: dict[str, Any], failed: Callable[[str], None]) -> list[
     """Start the actors, let them play, and return their handles, which have to be kept.
 
     Args:
-        failed: called once, from a thread, with the reason if a runner cannot be started or fails again and again.
+        failed: called once, from a thread, with the reason if a runner cannot be started or ends again and again.
     """
     import ray
 
@@ -71,7 +72,7 @@ def start_runners(order: dict[str, Any], failed: Callable[[str], None]) -> list[
     for number in range(order["n_runners"]):
         options = {"name": f"runner-{number}", "num_cpus": order["runner_cpus"], "scheduling_strategy": "SPREAD"}
         runners.append(
-            actor.options(max_restarts=-1, max_task_retries=-1, **options).remote(  # type: ignore[attr-defined]
+            actor.options(max_restarts=-1, **options).remote(  # type: ignore[attr-defined]
                 order["config"], order["cwd"], order["store_url"], number
             )
         )
@@ -80,7 +81,11 @@ def start_runners(order: dict[str, Any], failed: Callable[[str], None]) -> list[
 
 
 def _follow(runners: list[Any], failed: Callable[[str], None]) -> None:
-    """Let each runner play until it ends in order, and again after an error, as `runner_processes.keep_going` does."""
+    """Let each runner play, and again whenever it ends; as `runner_processes.keep_going` does, it gives up on one that
+    ends `MOST_DEATHS` times within `DEATHS_WITHIN_S`.
+
+    The run's own end takes the actors away. A runner that ends before, in order too, has lost the store for a while.
+    """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -88,15 +93,15 @@ def _follow(runners: list[Any], failed: Callable[[str], None]) -> None:
     deaths = [deque[float](maxlen=MOST_DEATHS) for _ in runners]
     while playing:
         (done, *_), _ = ray.wait(list(playing))
-        number = playing.pop(done)
+        number, cause = playing.pop(done), "it had lost the store"
         try:
             ray.get(done)
-        except RayActorError as error:  # Ray restarts an actor unless its constructor raises
-            return failed(f"runner {number} cannot be started: {str(error).strip().splitlines()[-1]}")
-        except RayTaskError as error:
-            deaths[number].append(time.monotonic())
-            if len(deaths[number]) == MOST_DEATHS and time.monotonic() - deaths[number][0] < DEATHS_WITHIN_S:
-                cause = str(error).strip().splitlines()[-1]
-                return failed(f"runner {number} failed {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: {cause}")
-            time.sleep(RESTART_PAUSE_S)
-            playing[runners[number].play.remote()] = number
+        except (RayActorError, RayTaskError) as error:
+            cause = str(error).strip().splitlines()[-1]
+            if isinstance(error, RayActorError) and error.actor_init_failed:  # Ray starts it no more
+                return failed(f"runner {number} cannot be started: {cause}")
+        deaths[number].append(time.monotonic())
+        if len(deaths[number]) == MOST_DEATHS and time.monotonic() - deaths[number][0] < DEATHS_WITHIN_S:
+            return failed(f"runner {number} ended {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: {cause}")
+        time.sleep(RESTART_PAUSE_S)
+        playing[runners[number].play.remote()] = number

@@ -245,7 +245,10 @@ def with_store(cfg: TrainConfig) -> TrainConfig:
 def with_ray(cfg: TrainConfig) -> TrainConfig:
     """Fill in, and print, the Ray cluster of the environment if none was given."""
     address = os.environ.get(RAY_ADDRESS)
-    if cfg.cluster.ray_address is not None or not address or cfg.algorithm != "grpo":
+    if cfg.cluster.ray_address is not None or not address or address == "local" or cfg.algorithm != "grpo":
+        return cfg
+    if "://" in address:  # of the dashboard, which takes jobs
+        print(f"{RAY_ADDRESS}={address} is for `ray job`; to join its cluster, give --ray-address", file=sys.stderr)
         return cfg
     print(f"{RAY_ADDRESS} is set: joining the Ray cluster at {address}", file=sys.stderr)
     return cfg.model_copy(update={"cluster": cfg.cluster.model_copy(update={"ray_address": address})})

@@ -45,11 +45,13 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     """
     workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
     if workers != cfg.workers(cpu=cpu):
-        setting = "cluster.workers_per_node" if cpu else "engine.n_gpus"
+        per_node = "cluster.workers_per_node" if cpu else "engine.n_gpus"
+        several = f"cluster.nodes times {per_node} has to be {workers}"
+        as_many = several if cfg.cluster.nodes > 1 else f"--set {per_node}={workers}"
         merge = agentgrpo_command("merge", "--checkpoint", cfg.run_dir, "--output")
         raise UsageError(
             f"{checkpoint} was written by {workers} worker{'s, each its share' * (workers > 1)}; go on with as many "
-            f"(--set {setting}={workers}), or train from its merged weights: `{merge} MERGED`, then --model MERGED and "
+            f"({as_many}), or train from its merged weights: `{merge} MERGED`, then --model MERGED and "
             "another --run-dir"
         )
     saved = cfg.run_dir / "config.yaml"

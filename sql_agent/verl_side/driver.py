@@ -62,7 +62,7 @@ def main() -> None:
 
     def publish(servers: dict[str, Any]) -> str | None:
         if watch:
-            watch.trains({str(urlsplit(url).hostname) for url in servers["backends"]})
+            watch.needs({str(urlsplit(url).hostname) for url in servers["backends"]} | {network.host})
             context.kept += start_runners(order, give_up)  # now, since workers and servers have found their CPUs
         events.emit({"event": "servers", **servers})
         return json.loads(sys.stdin.readline())["proxy_url"]
@@ -113,7 +113,9 @@ def main() -> None:
             ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
         else:
             context.kept = join(network, runtime_env)
-            watch = NodeWatch(ray.nodes, give_up, lambda text: events.emit({"event": "phase", "name": text}))
+            watch = NodeWatch(
+                str(network.ray_address), ray.nodes, give_up, lambda text: events.emit({"event": "phase", "name": text})
+            )
         signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
         events.emit({"event": "phase", "name": "loading the policy"})
         TaskRunner.__ray_metadata__.modified_class().run(verl_config)  # type: ignore[attr-defined]

@@ -5,15 +5,27 @@ import pytest
 from sql_agent.cluster import watch
 from sql_agent.cluster.watch import NodeWatch
 
+HEAD, SECOND = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
+LOST = (
+    "node host2 (10.0.0.2) has left the cluster, and the run cannot go on without it; bring it back, and give the same "
+    "command again: it goes on from the newest checkpoint"
+)
+HEADLESS = (
+    "Ray's head at 10.0.0.1:6379 is gone; start Ray anew on every node, and give the same command again: it goes on "
+    "from the newest checkpoint"
+)
+
 
 class FakeRay:
-    """What Ray says of three nodes, some of which have left."""
+    """Three nodes, what Ray says of them, and what their ports do."""
 
     def __init__(self):
         self.left = set()
         self.fails: dict[tuple[str, int], OSError] = {}
+        self.said: list[tuple[str, str]] = []
 
     def nodes(self):
+        assert HEAD not in self.fails, "Ray's own call waits for the head"
         return [
             {
                 "NodeManagerAddress": f"10.0.0.{n}",
@@ -24,15 +36,18 @@ class FakeRay:
             for n in (1, 2, 3)
         ]
 
-    def connect(self, raylet):
-        if raylet in self.fails:
-            raise self.fails[raylet]
+    def connect(self, place):
+        if place in self.fails:
+            raise self.fails[place]
 
-
-LOST = (
-    "node host2 (10.0.0.2), which trains, has left the cluster; bring it back, and give the same command again: it "
-    "goes on from the newest checkpoint"
-)
+    def watched(self) -> NodeWatch:
+        return NodeWatch(
+            "10.0.0.1:6379",
+            self.nodes,
+            lambda text: self.said.append(("lost", text)),
+            lambda text: self.said.append(("left", text)),
+            self.connect,
+        )
 
 
 @pytest.fixture
@@ -41,49 +56,54 @@ def ray(monkeypatch):
     return FakeRay()
 
 
-def test_a_node_that_trains_ends_the_run_and_another_does_not(ray):
-    said: list[tuple[str, str]] = []
-    watched = NodeWatch(
-        ray.nodes, lambda text: said.append(("lost", text)), lambda text: said.append(("left", text)), ray.connect
-    )
-    watched.trains({"10.0.0.1", "10.0.0.2"})
-    ray.left = {3}
-    wait(lambda: said)
-    assert said == [
-        ("left", "node host3 (10.0.0.3) has left the cluster; its runners and their rollouts go on elsewhere")
-    ]
-    assert watched.fatal() is None
-    ray.left = {2, 3}
-    wait(lambda: len(said) == 2)
-    assert said[1:] == [("lost", LOST)]
-    assert watched.fatal() == LOST
-
-
-def test_before_it_is_known_who_trains_every_node_counts(ray):
-    said: list[str] = []
-    NodeWatch(ray.nodes, said.append, pytest.fail, ray.connect)
-    ray.left = {2}
-    wait(lambda: said)
-    assert said == [LOST]
-
-
-def test_a_raylet_that_refuses_connections_is_gone_before_ray_says_so(ray):
-    said: list[str] = []
-    NodeWatch(ray.nodes, said.append, pytest.fail, ray.connect)
-    ray.fails = {("10.0.0.2", 6380): ConnectionRefusedError()}
-    wait(lambda: said)
-    assert said == [LOST]
-
-
-def test_a_node_that_is_slow_to_answer_counts_as_gone_only_once_verl_has_failed(ray):
-    watched = NodeWatch(ray.nodes, pytest.fail, pytest.fail, ray.connect)
-    ray.fails = {("10.0.0.2", 6380): TimeoutError()}
-    time.sleep(0.1)  # ten looks, which end nothing
-    assert watched.fatal() == LOST
-
-
 def wait(until, seconds: float = 10.0):
     deadline = time.monotonic() + seconds
     while not until() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)  # nothing is said twice
+
+
+def test_a_node_that_is_needed_ends_the_run_and_another_does_not(ray):
+    watched = ray.watched()
+    watched.needs({"10.0.0.1", "10.0.0.2"})
+    ray.left = {3}
+    wait(lambda: ray.said)
+    left = ("left", "node host3 (10.0.0.3) has left the cluster; its runners start again where CPUs are free")
+    assert ray.said == [left]
+    assert watched.fatal() is None
+    ray.left = {2, 3}
+    wait(lambda: len(ray.said) == 2)
+    assert ray.said == [left, ("lost", LOST)]
+    assert watched.fatal() == LOST
+
+
+def test_a_raylet_that_refuses_connections_is_gone_before_ray_says_so(ray):
+    ray.watched().needs({"10.0.0.2"})
+    ray.fails = {SECOND: ConnectionRefusedError()}
+    wait(lambda: ray.said)
+    assert ray.said == [("lost", LOST)]
+
+
+def test_a_node_that_is_slow_to_answer_counts_as_gone_only_once_verl_has_failed(ray):
+    watched = ray.watched()
+    watched.needs({"10.0.0.2"})
+    ray.fails = {SECOND: TimeoutError()}
+    wait(lambda: ray.said, 0.1)  # ten looks
+    assert ray.said == []
+    assert watched.fatal() == LOST
+
+
+def test_before_anything_is_needed_verl_has_to_fail_first(ray):
+    watched = ray.watched()
+    ray.left = {2}
+    wait(lambda: ray.said, 0.1)
+    assert ray.said == []
+    assert watched.fatal() == LOST
+
+
+def test_a_head_that_is_gone_is_said_without_asking_ray(ray):
+    watched = ray.watched()
+    ray.fails = {HEAD: ConnectionRefusedError()}
+    wait(lambda: ray.said)
+    assert ray.said == [("lost", HEADLESS)]
+    assert watched.fatal() == HEADLESS
