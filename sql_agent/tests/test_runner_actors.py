@@ -45,7 +45,8 @@ kept = {"ends": follow("ends", Ends, sys.argv[1]), "dies": follow("dies", Dies),
 kept["dies"][1].join(60); kept["none"][1].join(60)
 deadline = time.monotonic() + 60
 while len(os.listdir(sys.argv[1])) < 3 and time.monotonic() < deadline: time.sleep(0.1)
-print(json.dumps({"said": said, "plays": len(os.listdir(sys.argv[1])), "goes on": kept["ends"][1].is_alive()}), flush=True)
+found = {"said": said, "plays": len(os.listdir(sys.argv[1])), "goes on": kept["ends"][1].is_alive()}
+print(json.dumps(found), flush=True)
 ray.shutdown()
 os._exit(0)  # as verl's driver: a thread still waits for the runner that plays
 """
