@@ -13,6 +13,8 @@ import psutil
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from agentgrpo.machine import memory_limits
+
 pytest_plugins = ["dbbench_adapter.tests.engine_worlds"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Where other processes have the cores, two threads wait for each other by spinning: six train steps of the small policy
@@ -59,7 +61,7 @@ TOGETHER = {
 """Files that one pytest worker gets, by what they share."""
 
 
-CHAINS_AT_ONCE = 2 if psutil.virtual_memory().total > 20 * 2**30 else 1
+CHAINS_AT_ONCE = 2 if min([psutil.virtual_memory().total, *memory_limits()]) > 20 * 2**30 else 1
 """A chain takes 4.3 GiB, and a pytest worker up to 2. Most of a chain is the start of one process after the other, so
 two leave each other room on two cores."""
 

@@ -2,8 +2,9 @@
 
 It imports the packages, tries attention and vLLM, trains two steps of a small model with a SIGKILL between them and one
 step with LoRA, compares the probabilities of sampler and trainer, and the memory with its estimate, and writes one
-page. A stage that fails, or takes longer than its limit, does not stop the next one. The exit status is 0 if all
-passed, 1 if not, and 2 if there is no GPU. `--device cpu` does the same on a CPU, which tries the check itself.
+page, anew after each stage. A stage that fails, or takes longer than its limit, does not stop the next one. The exit
+status is 0 if all passed, 1 if not, and 2 if there is no GPU. `--device cpu` does the same on a CPU, which tries the
+check itself.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from agentgrpo.flags import Parser
 from agentgrpo.machine import count_gpus, git_commit
 from agentgrpo.outputs import named_path
 from agentgrpo.processes import wait_until_gone
+from agentgrpo.run_folder import METRICS, earlier_steps
 from sql_agent.gpu_check.page import write_page
-from sql_agent.gpu_check.stages import Result, Stage, run
+from sql_agent.gpu_check.stages import Stage, run
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.load import load_config
 from sql_agent.startup.machine import available_memory_gib, check_installed, installed_versions
-from sql_agent.startup.memory_check import cards_here, check_run_memory
+from sql_agent.startup.memory_check import Card, cards_here, check_run_memory
 from sql_agent.startup.preflight import cards_of
 from sql_agent.verl_side.config import worker_environment
 
@@ -60,16 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     folder = args.run_dir or Path("runs") / time.strftime("gpu-check-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
-    results, used = [], _used if args.device == "gpu" else None
-    for stage in stages_of(args.device, args.model, folder):
+    page, results, used = folder / "gpu-check.md", [], _used if args.device == "gpu" else None
+    stages = stages_of(args.device, args.model, folder)
+    machine, cards = machine_of(args.device), cards_of(cpu=args.device == "cpu")  # a stage may hang the driver
+    title = f"{time.strftime('%Y-%m-%d')}, commit {git_commit()}, --device {args.device}, model {args.model.name}"
+    for stage in stages:
         print(f"{stage.name} (at most {stage.limit_s:.0f} s) ...", flush=True)
         log = folder / f"{stage.name.replace(' ', '-')}.log"
         results.append(run(stage, log, environment_of(args.device), used))
         print(f"  {results[-1].state} after {results[-1].seconds:.0f} s {results[-1].why}", flush=True)
         if stage.kill_at is not None:
             _wait_for_the_killed(folder / "all-weights")
-    page = folder / "gpu-check.md"
-    page.write_text(page_of(args.device, args.model, folder, results))
+        steps, estimates = steps_of(folder), estimates_of(args.model, cards)
+        page.write_text(write_page(f"GPU check, {title}", machine, results, steps, estimates, len(stages)))
     print(f"the page: {page}")
     return int(any(result.state != "ok" for result in results))
 
@@ -104,7 +109,7 @@ def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
             "resume after SIGKILL",
             trained(every, *two),
             500,
-            lambda _: _taken(every, [1, 2]),
+            lambda output: _resumed(output, every),
             also=every / "logs" / "driver.log",
         ),
         Stage("LoRA", trained(lora, *one), 500, lambda _: _taken(lora, [1]), also=lora / "logs" / "driver.log"),
@@ -133,9 +138,7 @@ def _wait_for_the_killed(run_dir: Path) -> None:
 
 
 def metrics_of(run_dir: Path) -> dict[int, dict[str, float]]:
-    file = run_dir / "metrics.jsonl"
-    rows = map(json.loads, file.read_text().splitlines()) if file.is_file() else ()
-    return {row["train_step"]: row for row in rows}
+    return {int(row["train_step"]): row for row in earlier_steps(run_dir / METRICS)}
 
 
 def _taken(run_dir: Path, steps: list[int]) -> dict[str, Any]:
@@ -151,23 +154,31 @@ def _taken(run_dir: Path, steps: list[int]) -> dict[str, Any]:
     }
 
 
-def _used() -> int:
-    return max((card.total - card.free for card in cards_here()), default=0)
+def _resumed(output: str, run_dir: Path) -> dict[str, Any]:
+    if "going on from " not in output:  # a run that began anew would have taken both steps as well
+        raise ValueError(f"the run did not go on from the checkpoint of step 1 in {run_dir / 'checkpoints'}")
+    return _taken(run_dir, [1, 2])
 
 
-def page_of(device: str, model: Path, folder: Path, results: Sequence[Result]) -> str:
+def _used() -> int | None:
+    return max((card.total - card.free for card in cards_here()), default=None)
+
+
+def steps_of(folder: Path) -> dict[str, dict[str, float]]:
     runs = {"all weights": "all-weights", "LoRA": "lora"}
-    steps = {
+    return {
         f"{name}, step {step}": metrics
         for name, run_dir in runs.items()
         for step, metrics in metrics_of(folder / run_dir).items()
     }
+
+
+def estimates_of(model: Path, cards: Sequence[Card] | None) -> str:
     estimates = []
     for name, more in (("all weights", []), ("LoRA", ["lora.rank=16"])):
         cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
-        estimates.append(f"- {name}: {check_run_memory(cfg, cards_of(cpu=device == 'cpu')).found}")
-    title = f"GPU check, {time.strftime('%Y-%m-%d')}, commit {git_commit()}, --device {device}, model {model.name}"
-    return write_page(title, machine_of(device), results, steps, "\n".join(estimates))
+        estimates.append(f"- {name}: {check_run_memory(cfg, cards).found}")
+    return "\n".join(estimates)
 
 
 def machine_of(device: str) -> dict[str, str]:

@@ -30,16 +30,19 @@ def write_page(
     results: Sequence[Result],
     steps: Mapping[str, Mapping[str, float]],
     estimate: str,
+    stages: int,
 ) -> str:
     """
     Args:
+        results: of the stages so far.
         steps: the metrics of each train step, by what the page calls it.
         estimate: of the memory that a GPU needs, in words.
+        stages: how many there are.
     """
     passed = sum(result.state == "ok" for result in results)
     parts = [
         f"# {title}",
-        f"{passed} of {len(results)} stages passed.",
+        f"{passed} of {stages} stages passed.",
         "## Machine",
         _table(("what", "found"), machine.items()),
         "## Stages",

@@ -43,11 +43,11 @@ class Result:
     """The most bytes of a GPU that were taken, by whoever."""
 
 
-def run(stage: Stage, log: Path, environment: Mapping[str, str], used: Callable[[], int] | None) -> Result:
+def run(stage: Stage, log: Path, environment: Mapping[str, str], used: Callable[[], int | None] | None) -> Result:
     """
     Args:
         log: where the command's output goes.
-        used: reads the bytes of the GPU that are taken; None without a GPU.
+        used: reads the bytes of the GPU that are taken, None where the driver does not answer; None without a GPU.
     """
     began, peak, state = time.monotonic(), None, "failed"
     with log.open("w") as out:
@@ -68,7 +68,8 @@ def run(stage: Stage, log: Path, environment: Mapping[str, str], used: Callable[
                 if time.monotonic() - began > stage.limit_s:
                     state = "too long"
                     break
-                peak = max(peak or 0, used()) if used else None
+                taken = used() if used else None
+                peak = peak if taken is None else max(peak or 0, taken)
                 time.sleep(POLL_S)
         finally:
             if state != "killed":
@@ -86,7 +87,7 @@ def run(stage: Stage, log: Path, environment: Mapping[str, str], used: Callable[
         return Result(stage.name, "failed", seconds, why=why, tail=tail_of(log, stage.also), peak=peak)
     try:
         return Result(stage.name, "ok", seconds, found=stage.read(log.read_text(errors="replace")), peak=peak)
-    except (LookupError, OSError, ValueError) as error:
+    except (LookupError, OSError, TypeError, ValueError) as error:
         why = f"what it left behind cannot be read: {error!r}"
         return Result(stage.name, "failed", seconds, why=why, tail=tail_of(log, stage.also), peak=peak)
 

@@ -24,6 +24,7 @@ MOST_GPUS = 64
 """More of them are not proposed."""
 MOST_SHARE = 0.9
 """vLLM's own default; the rest of a card is for what it does not count."""
+DRIVER_S = 30.0
 Changes = list[tuple[str, Any]]
 """Settings and their new values."""
 
@@ -33,16 +34,29 @@ class Card(NamedTuple):
 
     total: int
     free: int
+    name: str = "0"
+    """In CUDA_VISIBLE_DEVICES."""
 
 
 def cards_here() -> list[Card]:
-    """The GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
+    """The GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process, in its order.
+
+    Empty where the driver does not answer.
+    """
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_S).stdout
+    except subprocess.TimeoutExpired:
+        return []
+    listed = re.findall(r"^(\d+), (\S+), (\d+), (\d+)$", said, re.MULTILINE)  # a part of a GPU (MIG) is not
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    command = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
-    command += [f"--id={visible}"] if visible else []
-    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-    numbers = [re.findall(r"\d+", line) for line in said.splitlines()]  # a part of a GPU (MIG) has none
-    return [Card(*(int(number) * 2**20 for number in pair)) for pair in numbers if len(pair) == 2]
+    names = [index for index, *_ in listed] if visible is None else re.findall(r"[^\s,]+", visible)
+    return [
+        Card(int(total) * 2**20, int(free) * 2**20, index)
+        for name in names
+        for index, uuid, total, free in listed
+        if name == index or uuid.startswith(name)
+    ]
 
 
 def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
@@ -57,18 +71,28 @@ def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
         return _check_cpu(cfg, cpu_need(cfg, shape), round(available_memory_gib() * GIB))
     if not cards:
         return Finding(f"{describe_need(cfg, need_of(cfg, shape, cpu=False), None)}; no GPU was looked at")
-    card = min(cards, key=lambda each: each.free)
+    card = min(cards[: cfg.engine.n_gpus], key=lambda each: each.free)
     found = describe_need(cfg, need_of(cfg, shape, cpu=False), card.total)
     fault = fault_of(cfg, shape, card)
     if fault is None:
         return Finding(f"{found}; {_gib(card.free)} of {_gib(card.total)} are free")
+    return Finding(found, (Problem(fault, _remedy(cfg, shape, card, cards)),))
+
+
+def _remedy(cfg: TrainConfig, shape: ModelShape, card: Card, cards: Sequence[Card]) -> str:
+    others = [each.name for each in cards if fault_of(cfg, shape, each) is None][: cfg.engine.n_gpus]
+    if len(others) == cfg.engine.n_gpus:
+        return f"it would fit with CUDA_VISIBLE_DEVICES={','.join(others)} before the command"
     settings = settings_that_fit(cfg, shape, card)
-    remedy = f"it would fit with --set {' '.join(settings)}" if settings else "take a smaller model, or larger GPUs"
-    return Finding(found, (Problem(fault, remedy),))
+    if not settings:
+        return "take a smaller model, or larger GPUs"
+    gpus = int(dict(each.split("=") for each in settings).get("engine.n_gpus", cfg.engine.n_gpus))
+    where = f" on {gpus} such cards" if gpus > len(cards) else ""
+    return f"it would fit{where} with --set {' '.join(settings)}"
 
 
 def _check_cpu(cfg: TrainConfig, needed: int, available: int) -> Finding:
-    workers = cfg.workers(cpu=True)
+    workers = cfg.workers_per_node(cpu=True)
     each = f"{workers} training workers, each with a vLLM," if workers > 1 else "a training worker and its vLLM"
     found = f"{each} may take {_gib(needed)}; {_gib(available)} are available"
     if needed <= available:

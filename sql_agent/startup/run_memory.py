@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from agentgrpo.checks import UsageError
 from agentgrpo.cpu_features import uses_bfloat16
 from sql_agent.model_shape import ModelShape
 from sql_agent.settings.local import AdapterConfig
@@ -123,10 +124,12 @@ def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
 
     Args:
         total: of the card, of which vLLM takes its share; None: it takes what it needs at least.
+    Raises:
+        UsageError: a key of verl's has a value that verl cannot read.
     """
     share = need.sampler if total is None else int(cfg.engine.gpu_memory_utilization * total)
     awake = cfg.trainer.max_lag > 0  # vLLM keeps its memory during the update
-    offload, bucket = offloaded(cfg), int(_given(cfg, BUCKET) or BUCKET_MIB) * 2**20
+    offload, bucket = offloaded(cfg), _bucket(cfg)
     resting = (0 if offload["optimizer_offload"] else need.moments) + (0 if offload["param_offload"] else need.weights)
     # the adapter is merged into weights that are on the GPU; without one each weight is sent from where it lies
     sending = resting + (need.weights if offload["param_offload"] and cfg.lora.rank else 0)
@@ -144,10 +147,21 @@ def offloaded(cfg: TrainConfig) -> dict[str, bool]:
 
 def _given(cfg: TrainConfig, key: str) -> Any:
     """The value of verl's key in the settings, None if it is not given."""
-    found: Any = cfg.verl
+    found, above = cfg.verl, "verl"
     for name in key.split("."):
-        found = found.get(name, {})
-    return found if found != {} else None
+        if not isinstance(found, dict):
+            raise UsageError(f"{above} is {found!r}, expected keys below it; leave it out, or set verl.{key}")
+        if name not in found:
+            return None
+        found, above = found[name], f"{above}.{name}"
+    return found
+
+
+def _bucket(cfg: TrainConfig) -> int:
+    mib = _given(cfg, BUCKET)
+    if mib is not None and not isinstance(mib, int | float):
+        raise UsageError(f"verl.{BUCKET} is {mib!r}, expected a number of MiB; verl's default is {BUCKET_MIB}")
+    return int(mib or BUCKET_MIB) * 2**20
 
 
 def describe_need(cfg: TrainConfig, need: Need, total: int | None) -> str:
@@ -162,8 +176,8 @@ def describe_need(cfg: TrainConfig, need: Need, total: int | None) -> str:
 
 
 def cpu_need(cfg: TrainConfig, shape: ModelShape) -> int:
-    """Bytes of all workers of a CPU, their model servers, and the processes of the run."""
-    workers, need = cfg.workers(cpu=True), need_of(cfg, shape, cpu=True)
+    """Bytes of all workers of one node's CPU, their model servers, and the processes of the run."""
+    workers, need = cfg.workers_per_node(cpu=True), need_of(cfg, shape, cpu=True)
     tensors = workers * (need.update + need.served + cfg.engine.kv_cache_gib * GIB)
     return CPU_BASE + (workers - 1) * CPU_WORKER + tensors
 

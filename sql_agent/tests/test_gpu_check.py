@@ -1,5 +1,6 @@
 """The check of a GPU machine: its stages end within their limits, its page is whole, and on a CPU all of it runs."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sql_agent.commands.gpu_check import main, metrics_of
+from sql_agent.commands import gpu_check
+from sql_agent.commands.gpu_check import main, metrics_of, stages_of
 from sql_agent.gpu_check.page import write_page
 from sql_agent.gpu_check.stages import Result, Stage, run
 
@@ -52,12 +54,42 @@ def test_a_stage_is_killed_when_it_has_what_it_wants(tmp_path):
     assert (ended.state, ended.why) == ("failed", "it ended (exit status 0) before it could be killed")
 
 
-def test_what_a_stage_leaves_behind_has_to_be_readable(tmp_path):
+@pytest.mark.parametrize("error", [ValueError("no steps"), TypeError("None > 0")])
+def test_what_a_stage_leaves_behind_has_to_be_readable(tmp_path, error):
     def read(output):
-        raise ValueError("no steps")
+        raise error
 
     found = run(Stage("try", ["true"], 60, read), tmp_path / "log", {}, None)
-    assert (found.state, found.why) == ("failed", "what it left behind cannot be read: ValueError('no steps')")
+    assert (found.state, found.why) == ("failed", f"what it left behind cannot be read: {error!r}")
+
+
+def test_a_driver_that_stops_answering_leaves_the_peak_as_it_was(tmp_path):
+    readings = iter([5, None])
+    found = run(stage("sleep 3"), tmp_path / "log", {}, lambda: next(readings, None))
+    assert (found.state, found.peak) == ("ok", 5)
+    assert run(stage("sleep 2"), tmp_path / "log", {}, lambda: None).peak is None
+
+
+def test_the_page_is_there_after_each_stage(tmp_path, monkeypatch):
+    folder = tmp_path / "check"
+    stages = [stage("true"), stage(f"grep stages {folder}/gpu-check.md")]
+    monkeypatch.setattr(gpu_check, "stages_of", lambda *_: stages)
+    assert main(["--device", "cpu", "--run-dir", str(folder)]) == 0
+    page = (folder / "gpu-check.md").read_text()
+    assert "2 of 2 stages passed." in page
+    assert "| said 1 of 2 stages passed. |" in page
+
+
+def test_a_run_that_began_anew_did_not_resume(tmp_path):
+    (resume,) = [each for each in stages_of("cpu", tmp_path, tmp_path) if each.name == "resume after SIGKILL"]
+    rows = [{"train_step": step, "engine/alarm": 0.0, "engine/probs_diff_mean": 0.00042} for step in (1, 2)]
+    (tmp_path / "all-weights").mkdir()
+    torn = '{"train_step": 3'  # of a run that was killed
+    (tmp_path / "all-weights" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + torn)
+    found = {"steps": "1, 2", "mean difference of probabilities": "4.2e-04"}
+    assert resume.read(f"going on from {tmp_path}/all-weights/checkpoints/global_step_1\n") == found
+    with pytest.raises(ValueError, match="the run did not go on from the checkpoint of step 1"):
+        resume.read("training ...\n")
 
 
 def test_the_page_is_whole():
@@ -67,8 +99,8 @@ def test_the_page_is_whole():
     ]
     metrics = {"time/update_s": 0.25, "engine/probs_diff_mean": 0.000412345, "something/else": 1.0}
     steps = {"LoRA, step 1": metrics, "LoRA, step 2": {"time/update_s": 12.0}}
-    assert write_page("GPU check", {"CPU": "2 cores"}, results, steps, "- LoRA: 4 GiB") == (
-        "# GPU check\n\n1 of 2 stages passed.\n\n## Machine\n\n"
+    assert write_page("GPU check", {"CPU": "2 cores"}, results, steps, "- LoRA: 4 GiB", 7) == (
+        "# GPU check\n\n1 of 7 stages passed.\n\n## Machine\n\n"
         "| what | found |\n| --- | --- |\n| CPU | 2 cores |\n\n"
         "## Stages\n\n| stage | result | seconds | found |\n| --- | --- | --- | --- |\n"
         "| imports | ok | 12 | torch 2.11.0; vllm 0.24.0; of a GPU 3.0 GiB were taken at most |\n"
@@ -109,6 +141,7 @@ def test_every_stage_passes_on_a_cpu(small_policy, tmp_path, request):
     assert "7 of 7 stages passed." in page
     for words in ("| imports | ok |", "| vLLM | ok |", "sampled 2048 tokens", "| resume after SIGKILL | ok |"):
         assert words in page
+    assert "going on from " in (folder / "resume-after-SIGKILL.log").read_text()
     assert "- LoRA: a training worker and its vLLM may take 6." in page
     every = metrics_of(folder / "all-weights")
     assert [step["train_step"] for step in every.values()] == [1, 2]

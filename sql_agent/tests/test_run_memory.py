@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from sql_agent.commands import doctor
+from agentgrpo.checks import UsageError
+from sql_agent.commands import doctor, gpu_check
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.load import load_config
+from sql_agent.startup import memory_check
 from sql_agent.startup.memory_check import Card, cards_here, check_run_memory, fault_of, settings_that_fit
 from sql_agent.startup.run_memory import GIB, PROCESSES, Need, cpu_need, need_of, phases
 from sql_agent.train_sql_agent import main
@@ -85,6 +87,7 @@ BUCKET = 2 * GIB
 TEN = Need(10, 20, 30, 1, 2, 3, 4, 5, 6, 7)
 """Its update takes 66, its sampler 18."""
 OFFLOAD = "verl.actor_rollout_ref.actor.fsdp_config"
+BUCKET_KEY = "verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ OFFLOAD = "verl.actor_rollout_ref.actor.fsdp_config"
             id="offload",
         ),
         pytest.param(
-            ["verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512"],
+            [f"{BUCKET_KEY}=512"],
             1000,
             {"rollouts": 540, "weight sync": 49 + BUCKET // 4, "the update": 66},
             id="a_smaller_bucket",
@@ -131,6 +134,28 @@ def test_a_cpus_workers_hold_their_shares_and_a_server_each():
     one = 16 * 348 // 2 + 4 * (40 + 2 * 154) + 8 * 154 + (2 * 128 * 288 + 128 * 4 * 44) + 512 * 22 * 10 + 8 * 40
     assert need_of(cfg, SHAPE, cpu=True).update == one
     assert cpu_need(cfg, SHAPE) == int(6.5 * GIB) + 2 * (one + 4 * 348 + 2 * GIB)
+    # four workers share, two of which are on this node
+    two_nodes = load_config(None, [*SMALL, *settings, "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"])
+    assert cpu_need(two_nodes, SHAPE) == cpu_need(cfg, SHAPE) - 2 * 16 * 348 // 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            f"{OFFLOAD}=null",
+            f"{OFFLOAD} is None, expected keys below it; leave it out, or set {OFFLOAD}.param_offload",
+        ),
+        (
+            f"{BUCKET_KEY}=auto",
+            f"{BUCKET_KEY} is 'auto', expected a number of MiB; verl's default is 2048",
+        ),
+    ],
+)
+def test_a_key_of_verls_that_cannot_be_read_is_named(setting, words):
+    with pytest.raises(UsageError) as error:
+        phases(load_config(None, [setting]), TEN, 1000)
+    assert str(error.value) == words
 
 
 # Measured ------------------------------------------------------------------------------------------------------------
@@ -160,19 +185,20 @@ def test_the_two_sums_that_an_h100_showed_are_met():
 
 
 def qwen(hidden, intermediate, layers, heads, keys, vocab, tied):
-    return shape_of({
+    return {
         "model_type": "qwen2", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": keys, "vocab_size": vocab, "tie_word_embeddings": tied,
         "max_position_embeddings": 32768,
-    })  # fmt: skip
+    }  # fmt: skip
 
 
-QWEN = {
+CONFIGS = {
     "0.5B": qwen(896, 4864, 24, 14, 2, 151936, True),
     "1.5B": qwen(1536, 8960, 28, 12, 2, 151936, True),
     "3B": qwen(2048, 11008, 36, 16, 2, 151936, True),
     "7B": qwen(3584, 18944, 28, 28, 4, 152064, False),
 }
+QWEN = {size: shape_of(config) for size, config in CONFIGS.items()}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +273,35 @@ def test_what_another_program_has_taken_of_a_card_is_not_there():
     assert settings_that_fit(cfg, QWEN["1.5B"], half_taken) == ["engine.gpu_memory_utilization=0.3"]
 
 
+FREE, TAKEN = Card(80 * GIB, 79 * GIB, "0"), Card(80 * GIB, GIB, "1")
+
+
+def problems_of(tmp_path, size, cards, *settings) -> list[str]:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[size]))
+    cfg = load_config(None, [f"model={tmp_path}", "lora.rank=16", *settings])
+    return [str(problem) for problem in check_run_memory(cfg, cards).problems]
+
+
+def test_the_cards_that_a_run_gets_are_judged(tmp_path):
+    assert problems_of(tmp_path, "1.5B", [FREE, TAKEN]) == []
+    # vLLM's half of the card, 5.8 of frozen weights, 2 beside them, and the adapter's
+    fault = "the run needs 48.0 GiB of each GPU in rollouts, and 1.0 GiB of 80.0 GiB are free; "
+    other = "it would fit with CUDA_VISIBLE_DEVICES=0 before the command"
+    assert problems_of(tmp_path, "1.5B", [TAKEN, FREE]) == [fault + other]
+    assert problems_of(tmp_path, "1.5B", [FREE, TAKEN], "engine.n_gpus=2") != []
+    two = "it would fit with CUDA_VISIBLE_DEVICES=0,2 before the command"
+    (said,) = problems_of(tmp_path, "1.5B", [FREE, TAKEN, FREE._replace(name="2")], "engine.n_gpus=2")
+    assert said.endswith(two)
+
+
+def test_cards_that_are_not_there_are_said_to_be_needed(tmp_path):
+    settings = "--set optim.micro_batch_tokens=3072 engine.tensor_parallel_size=2 engine.n_gpus=4"
+    (said,) = problems_of(tmp_path, "7B", [card(24)])
+    assert said.endswith(f"; it would fit on 4 such cards with {settings}")
+    (said,) = problems_of(tmp_path, "7B", [card(24)] * 4)
+    assert said.endswith(f"; it would fit with {settings}")
+
+
 def test_the_check_says_what_is_needed_and_names_what_it_cannot_estimate(tmp_path):
     config = {"model_type": "gpt2"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -258,13 +313,40 @@ def test_the_check_says_what_is_needed_and_names_what_it_cannot_estimate(tmp_pat
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
-    """An nvidia-smi that lists one GPU of 2 GiB, half of which is taken."""
+    """An nvidia-smi that lists one GPU of 2 GiB, half of which is taken; it is returned to be rewritten."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: small" || echo "2048, 1024"\n')
+    program.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: small" || echo "0, GPU-5ab1, 2048, 1024"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ["0", "1"]),
+        ("1,0", ["1", "0"]),
+        ("GPU-c3", ["1"]),
+        ("-1", []),
+        ("MIG-5ab1", []),
+        ("", []),
+    ],
+)
+def test_the_cards_are_those_that_are_visible_in_that_order(driver, monkeypatch, visible, expected):
+    driver.write_text("#!/bin/sh\necho '0, GPU-5ab1, 2048, 1024\n1, GPU-c3d2, 2048, 2048\n2, GPU-d4e3, [N/A], [N/A]'\n")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [each.name for each in cards_here()] == expected
+
+
+@pytest.mark.parametrize("script", ["echo No devices were found; exit 6", "exec sleep 60"])
+def test_a_driver_that_does_not_answer_lists_no_card(driver, monkeypatch, script):
+    monkeypatch.setattr(memory_check, "DRIVER_S", 0.5)
+    driver.write_text(f"#!/bin/sh\n{script}\n")
+    assert cards_here() == []
+    assert gpu_check._used() is None
 
 
 def test_a_run_is_refused_before_anything_loads(driver, capsys, tmp_path, random_policy_folder):
@@ -294,5 +376,10 @@ def test_doctor_knows_the_workers_of_a_cpu(capsys, monkeypatch, random_policy_fo
     assert "2 training workers, each with a vLLM, may take 8." in said
     assert "7.0 GiB are available, and Ray ends a worker where none is left" in said
     assert "-> end other programs, or lower it with --set cluster.workers_per_node=1" in said
+    four_nodes = ["cluster.nodes=4", "cluster.ray_address=10.0.0.1:6379", "engine.precision=float32"]
+    doctor.main([*command[:2], "--set", *four_nodes])
+    said = capsys.readouterr().out
+    assert "a training worker and its vLLM may take" in said
+    assert "cluster.workers_per_node=" not in said
     doctor.main([*command[:2], "--set", "engine.n_gpus=2"])
     assert "-> use --set engine.n_gpus=1 cluster.workers_per_node=2" in capsys.readouterr().out
