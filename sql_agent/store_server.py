@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 # Key of the metadata by which a client says that it has read the spans of a rollout.
 READ = "spans_read"
-# Key of the metadata by which a client says that a rollout is waited for; it passes those that are queued.
+# Key of the metadata by which a client lets a rollout pass those that are queued.
 FIRST = "first"
 # Rollouts that stay listed, without spans, after they were read; older ones are forgotten.
 KEPT_ROLLOUTS = 1024

@@ -97,9 +97,10 @@ class StoreTransport:
         resources_id, lag = await self._publish(), self.cfg.trainer.max_lag
         retry = agl.RolloutConfig(
             # The runner itself ends a rollout and the wait for its score. This limit is for a runner that died. If it
-            # struck a rollout that is still being judged, that rollout would be played a second time.
+            # struck a rollout that is still being judged, that rollout would be played a second time. Before the step
+            # that trains it, it may meet `max_lag` pushes of new weights, each of which may hold its calls so long.
             timeout_seconds=self.cfg.agent.rollout_timeout_s
-            + (LONGEST_HOLD_S if lag else 0.0)
+            + lag * LONGEST_HOLD_S
             + self.cfg.ending_s
             + self.cfg.reward_wait_s
             + 30.0,
@@ -117,7 +118,9 @@ class StoreTransport:
                     "run_id": self.run_id,
                     "train_step": step,
                     "group": result.group,
-                    # batches that are not due yet may stand in the queue, and the trainer waits for these
+                    # Batches that are not due yet may stand in the queue. The trainer waits for validations, and for
+                    # replacements in groups that are due; the other replacements are of groups that began earlier than
+                    # what is queued.
                     **({FIRST: True} if lag and (validate or result.draw) else {}),
                     **self._server(slot.number % len(self._backends)),
                     **(

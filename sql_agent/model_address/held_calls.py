@@ -27,7 +27,8 @@ LONGEST_HOLD_S = 600.0
 """A hold counts no longer than that, so that every wait has an end even where the trainer is gone."""
 _KEPT = 256  # holds; there is one a train step, and a rollout takes a few steps at most
 _ASK_S = 5.0
-_PAUSE_S = 0.25  # the least between two questions whether a deadline has passed
+_TELL_END_S = 30.0  # so long the end of a hold is told again; if lost, deadlines would not come until the next hold
+_PAUSE_S = 0.25  # the least between two questions whether a deadline has passed, and between two tries to tell
 
 HeldS = Callable[[float], Awaitable[float]]
 """How many of the last so many seconds calls were held."""
@@ -67,11 +68,14 @@ async def deadline(limit_s: float, held_s: HeldS | None) -> AsyncIterator[asynci
 
 async def _expire(timeout: asyncio.Timeout, limit_s: float, held_s: HeldS) -> None:
     began, pause_s = time.monotonic(), limit_s
-    while pause_s > 0:
-        await asyncio.sleep(pause_s)
-        passed_s = time.monotonic() - began
-        left_s = limit_s - passed_s + await held_s(passed_s)
-        pause_s = max(left_s, _PAUSE_S) if left_s > 1e-3 else 0.0  # a timer may be some ns early
+    try:
+        while pause_s > 0:
+            await asyncio.sleep(pause_s)
+            passed_s = time.monotonic() - began
+            left_s = limit_s - passed_s + await held_s(passed_s)
+            pause_s = max(left_s, _PAUSE_S) if left_s > 1e-3 else 0.0  # a timer may be some ns early
+    except Exception:  # nobody waits for this task, and without it the deadline would never come
+        logger.exception("it cannot be told for how long calls were held; the deadline counts all of it")
     timeout.reschedule(asyncio.get_running_loop().time())
 
 
@@ -82,7 +86,8 @@ async def ask_held(proxy_url: str, of_last_s: float) -> float:
             response.raise_for_status()
             return float((await response.json())["seconds"])
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
-        logger.warning("the LLM proxy does not say for how long calls were held: %s", error or type(error).__name__)
+        why = str(error) or type(error).__name__
+        logger.warning("the LLM proxy does not say for how long calls were held: %s", why)
         return 0.0
 
 
@@ -93,17 +98,24 @@ async def holding(proxy_url: str | None) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await _tell(proxy_url, held=False)
+        await _tell(proxy_url, held=False, again_s=_TELL_END_S)
 
 
-async def _tell(proxy_url: str | None, *, held: bool) -> None:
+async def _tell(proxy_url: str | None, *, held: bool, again_s: float = 0.0) -> None:
     if proxy_url is None:
         return
-    try:
-        async with _session() as session, session.post(f"{proxy_url}{PATH}", json={"held": held}) as response:
-            response.raise_for_status()
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:  # the deadlines go on, as they do without a lag
-        logger.warning("the LLM proxy was not told that calls are held=%s: %s", held, error or type(error).__name__)
+    last = time.monotonic() + again_s
+    while True:
+        try:
+            async with _session() as session, session.post(f"{proxy_url}{PATH}", json={"held": held}) as response:
+                response.raise_for_status()
+            return
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:  # the deadlines go on, as they do without a lag
+            if time.monotonic() >= last:
+                why = str(error) or type(error).__name__
+                logger.warning("the LLM proxy was not told that calls are held=%s: %s", held, why)
+                return
+        await asyncio.sleep(_PAUSE_S)
 
 
 def _session() -> aiohttp.ClientSession:

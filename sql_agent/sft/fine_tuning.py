@@ -206,7 +206,10 @@ def check_resumed(checkpoint: Path, before: Mapping[str, Any], record: Mapping[s
     Raises:
         UsageError: model, data or settings differ.
     """
-    check_same_run(checkpoint, _what_counts(before), _what_counts(record))
+    then, now = _what_counts(before), _what_counts(record)
+    if "precision" not in then:  # an earlier version did not note it
+        del now["precision"]
+    check_same_run(checkpoint, then, now)
     say(f"going on from {checkpoint}")
 
 
@@ -216,7 +219,6 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
         "model": record["model"]["sha256"],
         "tokenizer or chat template": record["tokenizer_sha256"],
         "data": record["data"]["sha256"],
-        "precision": "auto",  # an earlier version did not note it
         **record["settings"],
     }
     return json.loads(json.dumps(facts))

@@ -42,6 +42,16 @@ def test_sequence_parallelism_is_refused_with_what_to_take_instead():
         to_verl(load_config(None, [f"{key}=2"]), FILES, cpu=True)
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "text_config._attn_implementation"])
+def test_an_attention_is_refused_where_the_rows_of_a_group_are_computed_together(name):
+    key = f"actor_rollout_ref.model.override_config.{name}"
+    cpu_or_gpu, shared = load_config(None, [f"verl.{key}=eager"]), "engine.shared_prompts=flex_attention"
+    for cfg, cpu in ((cpu_or_gpu, True), (load_config(None, [f"verl.{key}=eager", shared]), False)):
+        with pytest.raises(ValueError, match=f"verl.{key} chooses the attention, .*; leave the key out, or train on"):
+            to_verl(cfg, FILES, cpu=cpu)
+    assert OmegaConf.select(compose(to_verl(cpu_or_gpu, FILES, cpu=False)), key) == "eager"
+
+
 def test_the_training_page_lists_every_allowed_key():
     page = (DOC / "training.md").read_text()
     assert [key for key in ALLOWED_KEYS if f"`{key}NAME`" not in page and f"`{key}`" not in page] == []

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import requests
+from starlette.applications import Starlette
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from agentgrpo.agl_without_litellm import agl
 from sql_agent import oracle
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.lightning.spans import read_turns
+from sql_agent.model_address import held_calls
 from sql_agent.model_address.held_calls import LONGEST_HOLD_S, Holds, ask_held, deadline, holding
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.own_agents.play import play as play_own
@@ -57,10 +60,50 @@ async def test_a_deadline_comes_as_much_later_as_was_held():
     assert 0.7 <= time.monotonic() - began < 1.2
 
 
-async def test_a_proxy_that_does_not_answer_lets_the_deadline_pass():
+async def test_a_deadline_comes_although_it_cannot_be_told_what_was_held(caplog):
+    async def held_s(_):
+        raise TypeError("float() argument must be a string or a real number, not 'list'")
+
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with deadline(0.2, held_s):
+            await asyncio.sleep(3)
+    assert time.monotonic() - began < 1.0
+    assert "it cannot be told for how long calls were held" in caplog.text and "not 'list'" in caplog.text
+
+
+async def test_a_proxy_that_is_gone_lets_the_deadline_pass(monkeypatch):
+    monkeypatch.setattr(held_calls, "_TELL_END_S", 0.5)
     assert await ask_held("http://127.0.0.1:9", 3.0) == 0.0
+    began = time.monotonic()
     async with holding("http://127.0.0.1:9"):  # nor does it stop the update
         pass
+    assert 0.5 <= time.monotonic() - began < 2.0
+
+
+async def test_a_proxy_that_does_not_answer_is_told_again_that_the_hold_has_ended(monkeypatch, caplog):
+    """It takes 0.4 s over the first question and the first two tellings; the trainer waits 0.1 s."""
+    told = []
+
+    async def answers_late(request):
+        if request.method == "POST":
+            told.append((await request.json())["held"])
+        if len(told) < 3:
+            await asyncio.sleep(0.4)
+        return JSONResponse({"seconds": 0.0})
+
+    monkeypatch.setattr(held_calls, "_ASK_S", 0.1)
+    app = Starlette(routes=[Route(held_calls.PATH, answers_late, methods=["GET", "POST"])])
+    with oracle.serve(app) as url:
+        proxy_url = url.removesuffix("/v1")
+        assert await ask_held(proxy_url, 3.0) == 0.0
+        async with holding(proxy_url):
+            pass
+    assert told == [True, False, False]  # a beginning that is lost makes a deadline come earlier, and is let go
+    assert [each.getMessage() for each in caplog.records if each.name == held_calls.__name__] == [
+        "the LLM proxy does not say for how long calls were held: TimeoutError",
+        "the LLM proxy was not told that calls are held=True: TimeoutError",
+    ]
 
 
 def answer(messages):

@@ -14,6 +14,8 @@ from sql_agent.verl_side.config import worker_environment
 from sql_agent.verl_side.micro_batch_file import MicroBatches, read
 
 ROOT = Path(__file__).parents[2]
+PRETRAINED = ROOT / "models" / "smollm2-135m-instruct"
+ENGINES = [("null", "PackedEngine"), ("flex_attention", "FlexEngine")]
 
 
 def played(model, precision, prompt, response, groups, repeats=0, shared_prompts="null"):
@@ -53,7 +55,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shared_prompts", "engine"), [("null", "PackedEngine"), ("flex_attention", "FlexEngine")])
+@pytest.mark.parametrize(("shared_prompts", "engine"), ENGINES)
 def test_log_probs_entropies_and_gradients_are_those_of_rows_apart_and_the_update_is_reported(
     model, run_id, shared_prompts, engine
 ):
@@ -71,6 +73,20 @@ def test_flex_attentions_numbers_of_the_small_policy_are_those_of_rows_apart(sma
     found = played(small_policy, "float32", 120, 60, 1, shared_prompts="flex_attention")
     assert found["engine"] == "FlexEngine"
     assert max(found[what] for what in ("log_probs", "entropies", "gradients")) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shared_prompts", "engine"), ENGINES)
+def test_numbers_of_a_pretrained_policy_are_those_of_rows_apart(shared_prompts, engine):
+    if not (PRETRAINED / "model.safetensors").is_file():
+        pytest.skip("make models/smollm2-135m-instruct with `agentgrpo pretrained-policy`")
+    found = played(PRETRAINED, "float32", 120, 60, 1, shared_prompts=shared_prompts)
+    assert found["engine"] == engine
+    assert found["log_probs"] < 1e-4
+    assert found["gradients"] < 1e-4
+    # verl's `_fused_linear_for_ppo_fwd` takes logsumexp(logits) - sum(probs * logits) in float32. There the probs of
+    # 49,152 tokens sum to 1 +- 1.5e-5, and logits reach 48 at a temperature of 0.7: it is off by 6.07e-4 from float64.
+    assert found["entropies"] < 1e-3
 
 
 @pytest.mark.slow

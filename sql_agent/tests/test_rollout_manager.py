@@ -177,8 +177,9 @@ def test_a_step_whose_reward_model_is_gone_stops_and_says_so(play):
         play(KNOWN, *settings, "rollout.max_lost_fraction=1")
 
 
-def test_the_store_gives_a_rollout_time_to_be_judged_after_its_deadline(play, store_url):
-    """Or it would be played a second time while its verdict is on its way."""
+@pytest.mark.parametrize(("settings", "held_s"), [([], 0.0), (["trainer.max_lag=2", "llm_proxy=true"], 2 * 600.0)])
+def test_the_store_gives_a_rollout_time_to_be_judged_after_its_deadline(play, store_url, settings, held_s):
+    """Or it would be played a second time while its verdict is on its way, or new weights hold its calls."""
 
     async def timeouts():
         store = PatientStore(store_url)
@@ -188,10 +189,10 @@ def test_the_store_gives_a_rollout_time_to_be_judged_after_its_deadline(play, st
             await store.close()
 
     before = asyncio.run(timeouts())  # other tests use the same store
-    play(KNOWN)
+    play(KNOWN, "trainer.steps=1", *settings)
     ours = {seconds for number, seconds in asyncio.run(timeouts()).items() if number not in before}
     # 15 s to play, 60 for the call that is open, the judge and the end, no reward to wait for, 30 for the machine
-    assert ours == {105.0}
+    assert ours == {105.0 + held_s}
 
 
 def test_without_a_runner_the_step_ends_at_its_deadline(play):

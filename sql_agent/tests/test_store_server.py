@@ -173,7 +173,7 @@ def test_the_size_of_a_span_is_that_of_its_numbers():
     assert sys.getsizeof(70_000) <= 32
 
 
-async def test_what_is_waited_for_is_handed_out_before_what_came_earlier():
+async def test_what_may_pass_is_handed_out_before_what_came_earlier():
     store = BoundedStore()
     await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=number) for number in (0, 1)])
     await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=2, metadata={FIRST: True})] * 2)

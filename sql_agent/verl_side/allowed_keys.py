@@ -86,9 +86,21 @@ FIXED_BELOW = tuple(
 )
 
 
-def check_keys(keys: Iterable[str]) -> None:
-    """Raises ValueError: a key may not be set; the message names the allowed key that is most like it."""
+def check_keys(keys: Iterable[str], *, packed: bool) -> None:
+    """Check the keys of a run.
+
+    Args:
+        packed: the workers compute the rows of a group together (`sql_agent.verl_side.plugin.packed_engine`).
+    Raises:
+        ValueError: a key may not be set; the message names the allowed key that is most like it.
+    """
     for key in keys:
+        if packed and "attn_implementation" in key:  # any other than ours lets the rows of a group see one another
+            raise ValueError(
+                f"verl.{key} chooses the attention, and on a CPU, or with engine.shared_prompts, the workers compute "
+                "the rows of a group together, with an attention of their own; leave the key out, or train on GPUs "
+                "without engine.shared_prompts"
+            )
         if key.endswith("ulysses_sequence_parallel_size"):
             raise ValueError(
                 f"verl.{key} splits each row over several workers (sequence parallelism), which the engine of a CPU "

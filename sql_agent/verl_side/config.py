@@ -72,7 +72,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     """verl's overrides as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
 
     Raises:
-        ValueError: `cfg.verl` has a key that one of our settings decides, or that is not among `ALLOWED_KEYS`.
+        ValueError: `cfg.verl` has a key that one of our settings decides, or that `check_keys` refuses.
     """
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
@@ -81,16 +81,16 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         set_path(tree, key, value)
-    return merged(tree, _checked(cfg.verl))
+    return merged(tree, _checked(cfg.verl, packed=cpu or cfg.engine.shared_prompts is not None))
 
 
-def _checked(verl: dict[str, Any]) -> dict[str, Any]:
+def _checked(verl: dict[str, Any], *, packed: bool) -> dict[str, Any]:
     settings = dict(verl_keys(TrainConfig))
     for key in _leaf_keys(verl):
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):
                 raise ValueError(f"verl.{key} is the setting {setting} here; give that, --set {setting}=VALUE")
-    check_keys(_leaf_keys(verl))
+    check_keys(_leaf_keys(verl), packed=packed)
     return verl
 
 
