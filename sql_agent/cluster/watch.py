@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,11 +46,16 @@ class NodeWatch:
         self._nodes, self._lost, self._left, self._connect = nodes, lost, left, connect
         self._there = _alive(nodes())
         self._needed: set[str] | None = None
+        self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="nodes").start()
 
     def needs(self, addresses: set[str]) -> None:
         """Say without which nodes the run cannot go on; before, only verl's own errors end it."""
         self._needed = addresses
+
+    def end(self) -> None:
+        """Look no more; Ray is about to be left."""
+        self._ended.set()
 
     def fatal(self) -> str | None:
         """The sentence about what is gone and explains an error of verl; None: everything answers."""
@@ -62,8 +66,7 @@ class NodeWatch:
 
     def _watch(self) -> None:
         told: set[tuple[str, int]] = set()
-        while True:
-            time.sleep(LOOK_S)
+        while not self._ended.wait(LOOK_S):
             if self._fails(self._head, ConnectionRefusedError):
                 return self._lost(self._without_head())
             if self._needed is None:  # no runner is there yet, and verl notices what it needs

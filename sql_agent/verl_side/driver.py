@@ -127,6 +127,8 @@ def main() -> None:
         fail((watch.fatal() if watch else None) or last_line(error))
         with contextlib.suppress(OSError):  # the error may be that the log's disk is full
             traceback.print_exc()
+    if watch:
+        watch.end()
     ray.shutdown()
     _exit(code)
 

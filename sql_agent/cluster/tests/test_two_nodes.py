@@ -56,7 +56,7 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 1))
         command = train(head, run_dir, small_policy, *settings, "trainer.steps=40")
-        until(lambda: 2 in steps(run_dir), command, 600)
+        until(lambda: 2 in steps(run_dir), command, 900)
         assert other.run("pkill", "-KILL", "raylet").returncode == 0
         out, err = command.communicate(timeout=60)
         assert command.returncode == 1
@@ -93,7 +93,7 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 0))
         command = train(head, run_dir, small_policy, "trainer.steps=4")
-        until(lambda: 1 in steps(run_dir), command, 600)
+        until(lambda: 1 in steps(run_dir), command, 900)
         assert other.run("pkill", "-KILL", "raylet").returncode == 0
         out, err = command.communicate(timeout=600)
         assert command.returncode == 0, out + err
@@ -104,7 +104,7 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
         assert other.run(RAY, "stop", "--force").returncode == 0
         join_ray(other, head, gpus=0)
         command = train(head, run_dir, small_policy, "trainer.steps=40")
-        until(lambda: 5 in steps(run_dir), command, 600)
+        until(lambda: 5 in steps(run_dir), command, 900)
         assert head.run("pkill", "-KILL", "-f", "m sql_agent.train_sql_agent").returncode == 0
         command.communicate(timeout=60)
         deadline = time.monotonic() + 60
