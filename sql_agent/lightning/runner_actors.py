@@ -87,21 +87,31 @@ def _follow(runners: list[Any], failed: Callable[[str], None]) -> None:
     The run's own end takes the actors away. A runner that ends before, in order too, has lost the store for a while.
     """
     import ray
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
     playing = {runner.play.remote(): number for number, runner in enumerate(runners)}
-    deaths = [deque[float](maxlen=MOST_DEATHS) for _ in runners]
+    deaths, restarts = [deque[float](maxlen=MOST_DEATHS) for _ in runners], [0 for _ in runners]
     while playing:
         (done, *_), _ = ray.wait(list(playing))
-        number, cause = playing.pop(done), "it had lost the store"
+        number, cause, counts = playing.pop(done), "it had lost the store", True
         try:
             ray.get(done)
         except (RayActorError, RayTaskError) as error:
             cause = str(error).strip().splitlines()[-1]
             if isinstance(error, RayActorError) and error.actor_init_failed:  # Ray starts it no more
                 return failed(f"runner {number} cannot be started: {cause}")
-        deaths[number].append(time.monotonic())
-        if len(deaths[number]) == MOST_DEATHS and time.monotonic() - deaths[number][0] < DEATHS_WITHIN_S:
-            return failed(f"runner {number} ended {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: {cause}")
+            before, restarts[number] = restarts[number], _restarts(runners[number])
+            # a runner on a dead node is asked in vain until Ray has noticed, and dies once
+            counts = restarts[number] > before or not isinstance(error, ActorUnavailableError)
+        if counts:
+            deaths[number].append(time.monotonic())
+            if len(deaths[number]) == MOST_DEATHS and time.monotonic() - deaths[number][0] < DEATHS_WITHIN_S:
+                return failed(f"runner {number} ended {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: {cause}")
         time.sleep(RESTART_PAUSE_S)
         playing[runners[number].play.remote()] = number
+
+
+def _restarts(runner: Any) -> int:
+    from ray._private.state import state  # what `ray list actors` shows needs the dashboard
+
+    return state.actor_table(runner._actor_id.hex())["NumRestarts"]
