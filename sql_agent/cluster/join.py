@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from agentgrpo.processes import RUN_ID, hold_folder, run_folder
-from sql_agent.cluster import secrets
+from sql_agent.cluster import handover
 from sql_agent.cluster.network import Network
 
 READY_S = 120.0
@@ -47,7 +47,7 @@ def join(network: Network, runtime_env: dict[str, Any]) -> list[Any]:
         "env_vars": runtime_env["env_vars"] | {RUN_ID: run_id, "TMPDIR": str(run_folder(run_id))},
     }
     ray.init(address=network.ray_address, namespace=f"agentgrpo-{run_id}", runtime_env=runtime_env)
-    kept = [secrets.keep()]
+    kept = [handover.keep()]
     here, keeper = ray.get_runtime_context().get_node_id(), ray.remote(Keeper)
     for node in ray.nodes():
         if node["Alive"] and node["NodeID"] != here:  # the command has a folder and a guard on its own node

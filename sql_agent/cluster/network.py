@@ -79,7 +79,7 @@ def settle() -> None:
 
     if not ray.is_initialized():  # verl's driver, which loads the plugin before it joins, is no actor
         return
-    from sql_agent.cluster import secrets
+    from sql_agent.cluster import handover
 
-    secrets.take()
+    handover.take()
     os.environ |= sockets_of(json.loads(told)["interface"] or interface_of(ray.util.get_node_ip_address()))

@@ -42,6 +42,9 @@ def test_a_stage_beyond_its_limit_is_ended_with_what_it_started(tmp_path):
     assert found.tail == "log:\nbegun"
     assert found.seconds < 20
     child = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10  # it was sent a signal, and is nobody's child
+    while psutil.pid_exists(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 

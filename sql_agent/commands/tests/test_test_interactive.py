@@ -166,8 +166,8 @@ def test_flags_that_cannot_be_meant_are_named(arguments, words, capsys):
         (["--database", "gone.sqlite"], "--database gone.sqlite: no such file"),
         (["--data", "gone.jsonl"], r"gone\.jsonl: no such file"),
         (["--task", "gsm8k", "--data", "gone.jsonl"], r"gone\.jsonl: no such file"),
-        (["--env", "text2sql"], "env.type=text2sql needs a database: --database FILE"),
-        (["--env", "examples/own_environment/orders.py:Orders"], "give a file of rows, --train-file ROWS.jsonl"),
+        (["--env", "text2sql"], "--env text2sql needs a database: --database FILE"),
+        (["--env", "examples/own_environment/orders.py:Orders"], "give a file of rows, --tasks ROWS.jsonl"),
     ],
 )
 def test_what_is_not_there_is_said_before_the_model_is_read(arguments, words, monkeypatch):
