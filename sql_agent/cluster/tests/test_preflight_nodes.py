@@ -1,7 +1,6 @@
 """The preflight on two real nodes with a Ray of their own: one start for all tests; only the last one changes it."""
 
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -131,17 +130,6 @@ def test_more_nodes_than_have_joined_and_more_workers_than_they_have_gpus(cluste
 def test_no_cluster_at_the_address(cluster, folder):
     (said,) = look(cluster[0], folder, cluster={"ray_address": "10.77.0.2:7000"})
     assert said.startswith("no Ray cluster answers at 10.77.0.2:7000 (UNAVAILABLE: ")
-
-
-def test_code_that_only_the_commands_node_has(cluster, folder):
-    code = folder / "private" / "code"
-    for package in OUR_PACKAGES:
-        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("tests", "__pycache__"))
-    (code / "scripts").mkdir()
-    (code / "scripts" / "setup.sh").touch()  # makes it a clone
-    (said,) = look(cluster[0], folder, python=code)
-    assert said.startswith(f"{TWO} cannot run this project's code (ModuleNotFoundError: No module named 'sql_agent")
-    assert f"), expected it in {code} with the packages of the command; clone and set it up there, " in said
 
 
 def test_code_files_an_interface_and_a_run_folder_that_are_others_on_the_second_node(cluster, folder):
