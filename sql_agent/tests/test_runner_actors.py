@@ -70,4 +70,5 @@ def followed(tmp_path, ray_dir):
     command = [sys.executable, "-c", SCRIPT, str(plays), ray_dir]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))  # Ray prints too
+    return json.loads(line)

@@ -134,8 +134,10 @@ def test_no_cluster_at_the_address(cluster, folder):
 
 def test_code_files_an_interface_and_a_run_folder_that_are_others_on_the_second_node(cluster, folder):
     private, code = folder / "private", folder / "private" / "code"
-    assert cluster[1].run("mkdir", code).returncode == 0
-    assert cluster[1].run("cp", "-r", *(ROOT / package for package in OUR_PACKAGES), code).returncode == 0
+    for node in cluster:
+        assert node.run("mkdir", "-p", code / "scripts").returncode == 0
+        assert node.run("touch", code / "scripts" / "setup.sh").returncode == 0  # makes it a clone
+        assert node.run("cp", "-r", *(ROOT / package for package in OUR_PACKAGES), code).returncode == 0
     with (code / "sql_agent" / "names.py").open("a") as changed:
         changed.write("# changed\n")
     (private / "reward.py").write_text("def mine(record): return 1.0\n")
