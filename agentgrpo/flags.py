@@ -83,6 +83,18 @@ class Parser(argparse.ArgumentParser):
         """Settings that `--set` takes, by their own names, earlier ones and verl's."""
         super().__init__(*args, **options)
 
+    def add_set(self, example: str) -> None:
+        """Add --set, which is read into `overrides`."""
+        self.add_argument(
+            "--set",
+            nargs="+",
+            action="extend",
+            default=[],
+            metavar="A.B=C",
+            dest="overrides",
+            help=f"one setting or several, e.g. --set {example}",
+        )
+
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]
         """Add an argument as argparse does; of several long names only the first is shown."""
         long = list(dict.fromkeys(dashed(name) for name in names if name.startswith("--")))

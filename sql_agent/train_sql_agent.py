@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentgrpo.checkpoints import step_of
-from agentgrpo.checks import require
+from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import in_words
 from agentgrpo.model_size import count_weights
 from agentgrpo.passwords import masked, revealed
@@ -95,6 +95,11 @@ def run(
 
 def look_at_nodes(cfg: TrainConfig) -> Network:
     """Look at the cluster that the run joins; its model is made or fetched first, since every node is asked for it."""
+    if cfg.cluster.ray_address is None:
+        raise UsageError(
+            f"cluster.nodes is {cfg.cluster.nodes}, and no Ray cluster is named that has so many; start one "
+            "(doc/cluster.md) and give --ray-address HOST:PORT, or auto on one of its nodes"
+        )
     require(run_dir=cfg.run_dir)
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY).resolve()
@@ -122,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
         if trains:  # a runner gets its tasks from the store
             check_own_tasks(cfg, environment)
         grpo = cfg.algorithm == "grpo"
-        joins = cfg.cluster.ray_address is not None and trains and grpo and not args.dry_run
+        several = cfg.cluster.ray_address is not None or cfg.cluster.nodes > 1
+        joins = several and trains and grpo and not args.dry_run
         network = look_at_nodes(cfg) if joins else Network(cfg.cluster.ray_address)
         cpu = (
             planned_on_cpu(cfg.engine, cfg.cluster) if args.dry_run else use_cpu(cfg.engine, cfg.cluster, network.gpus)

@@ -107,7 +107,7 @@ def gather(order: Order, name: str) -> Facts:
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Of this project's modules and templates, without its tests."""
+    """Return one hash of this project's modules and templates, without its tests."""
     found = hashlib.sha256()
     for package in OUR_PACKAGES:
         for file in sorted((root / package).rglob("*")):
@@ -118,7 +118,7 @@ def code_digest(root: Path = ROOT) -> str:
 
 
 def digest(path: Path) -> str:
-    """Of a file, or of all files of a folder but hidden ones: names, sizes, and the first and last MiB of each.
+    """Hash a file, or all files of a folder but hidden ones, by names, sizes, and the first and last MiB of each.
 
     Returns:
         64 hexadecimal characters, or words on why nothing can be read.

@@ -7,6 +7,7 @@ actor keeps the environment, and whoever needs it asks; Ray lets nobody in witho
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from agentgrpo.processes import RUN_ID
@@ -32,9 +33,13 @@ def keep() -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_THEIR_OWN)}
     actor: Any = ray.remote(Secrets)
-    return actor.options(name=NAME, num_cpus=0, scheduling_strategy=here).remote(environment)
+    return actor.options(name=NAME, num_cpus=0, scheduling_strategy=here).remote(handed_over(os.environ))
+
+
+def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of the command's environment is meant for other nodes and processes, too."""
+    return {name: value for name, value in environment.items() if not name.startswith(_THEIR_OWN)}
 
 
 def take() -> None:
@@ -47,8 +52,12 @@ def take() -> None:
     import ray
 
     given: Any = ray.get(ray.get_actor(NAME).environment.remote(), timeout=ANSWER_S)
+    fill(os.environ, given)
+
+
+def fill(own: MutableMapping[str, str], given: Mapping[str, str]) -> None:
     for name, value in given.items():
         if name == RUN_ID or name.endswith(_SECRETS):  # the shell of `ray start` may have had older ones
-            os.environ[name] = value
+            own[name] = value
         else:
-            os.environ.setdefault(name, value)
+            own.setdefault(name, value)

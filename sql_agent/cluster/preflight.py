@@ -45,7 +45,7 @@ MODEL = "the model"
 
 
 def look(cfg: TrainConfig, own_files: Mapping[str, str], *, join_s: float = JOIN_S) -> Network:
-    """Where the run's processes listen and which Ray they join, after a look at every node, which is printed.
+    """Look at every node, print what is there, and return where the run's processes listen and which Ray they join.
 
     Args:
         cfg: it names a cluster, and its model is a folder.

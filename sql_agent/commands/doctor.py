@@ -62,15 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         help="with --model, --database and tasks: the longest first prompt; default: what the model's context leaves",
     )
     parser.add_argument("--config", type=named_path, help="with --model: settings of the run, as in training")
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="A.B=C",
-        dest="overrides",
-        help="likewise, e.g. --set cluster.workers_per_node=2",
-    )
+    parser.add_set("cluster.workers_per_node=2")
     args = parser.parse_args(argv)
     if (args.config or args.overrides) and not args.model:
         parser.error("--config and --set need --model, the model whose memory they change")

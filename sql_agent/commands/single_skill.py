@@ -44,15 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="experiment; files it imports are found from it",
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="A.B=C",
-        dest="overrides",
-        help="one setting or several, e.g. --set training.grad_accum=8 seed=1",
-    )
+    parser.add_set("training.grad_accum=8 seed=1")
     parser.add_argument(
         "--resume", type=Path, metavar="RUN_DIR", help="go on with this run from its last checkpoint, same settings"
     )

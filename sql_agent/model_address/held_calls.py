@@ -22,7 +22,7 @@ from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 logger = logging.getLogger(__name__)
 
 PATH = "/held"
-"""Of the LLM proxy: POST `{"held": true}` or false; GET `?seconds=S` answers how many of the last S s were held."""
+"""The LLM proxy takes POST `{"held": true}` or false there, and GET `?seconds=S` gives the held ones of the last S."""
 LONGEST_HOLD_S = 600.0
 """A hold counts no longer than that, so that every wait has an end even where the trainer is gone."""
 _KEPT = 256  # holds; there is one a train step, and a rollout takes a few steps at most

@@ -26,15 +26,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.settings = {name: name for name in sorted(names - groups)}
     parser.settings |= {**dict(verl_keys(TrainConfig)), **dict(earlier_settings(TrainConfig))}
     parser.add_argument("--config", type=named_path, help=f"YAML file with settings (see {shipped_settings()})")
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="A.B=C",
-        dest="overrides",
-        help="one setting or several, e.g. --set optim.learning_rate=3e-5 trainer.steps=40",
-    )
+    parser.add_set("optim.learning_rate=3e-5 trainer.steps=40")
     add_flags(parser, TrainConfig, only_named=True)
     parser.add_argument(
         "--reward",

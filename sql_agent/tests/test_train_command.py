@@ -32,6 +32,7 @@ from sql_agent.settings.main_job import StoreConfig
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import use_cpu
+from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main
 
@@ -516,6 +517,17 @@ def test_a_run_of_other_workers_is_not_gone_on_with(capsys, tmp_path):
     assert (
         "was written by 4 workers, each its share; go on with as many (--set cluster.workers_per_node=4), or" in error
     )
+    cfg = load_config(None, ["cluster.nodes=2", "cluster.workers_per_node=4", f"run_dir={tmp_path}"])
+    words = r"as many \(cluster\.nodes times cluster\.workers_per_node has to be 4\)"
+    with pytest.raises(UsageError, match=words):
+        check_resume(cfg, tmp_path / "checkpoints" / "global_step_5", cpu=True)
+
+
+def test_several_nodes_need_a_cluster(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    error = error_of(capsys, "--run-dir", str(tmp_path / "run"), "--device", "cpu", "--set", "cluster.nodes=2")
+    assert "cluster.nodes is 2, and no Ray cluster is named that has so many; start one" in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_checkpoints_of_which_none_is_whole_stop_the_start(capsys, tmp_path):

@@ -288,9 +288,9 @@ def compose(overrides: dict[str, Any]) -> Any:
 
 
 def validate(config: Any) -> None:
-    """verl's own checks of what `compose` gives, those that its trainer and its workers make as they start.
+    """Make verl's own checks of what `compose` gives, those that its trainer and its workers make as they start.
 
-    They import verl, which takes ten seconds, and look at no GPU.
+    This imports verl, which takes ten seconds, and looks at no GPU.
 
     Raises:
         ValueError: verl refuses a setting; the message is verl's.

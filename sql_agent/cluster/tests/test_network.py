@@ -4,6 +4,7 @@ import pytest
 
 from agentgrpo.checks import UsageError
 from sql_agent.cluster.network import LOOPBACK, Network, interface_of
+from sql_agent.cluster.preflight import look
 from sql_agent.settings.load import load_config
 from sql_agent.startup.preflight import with_ray
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
@@ -54,6 +55,31 @@ def test_ray_address_of_the_environment_is_joined_unless_a_setting_names_another
     assert with_ray(load_config(None, ["cluster.ray_address=auto"])).cluster.ray_address == "auto"
     monkeypatch.delenv("RAY_ADDRESS")
     assert with_ray(load_config(None)).cluster.ray_address is None
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("local", ""),
+        (
+            "http://10.0.0.9:8265",
+            "RAY_ADDRESS=http://10.0.0.9:8265 is for `ray job`; to join its cluster, give --ray-address\n",
+        ),
+    ],
+)
+def test_a_ray_address_that_is_no_cluster_is_not_joined(monkeypatch, capsys, address, said):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert with_ray(load_config(None)).cluster.ray_address is None
+    assert capsys.readouterr().err == said
+
+
+def test_a_password_that_only_this_process_has_is_refused(monkeypatch):
+    monkeypatch.delenv("AGENTGRPO_DB_PASSWORD", raising=False)
+    cfg = load_config(None, ["cluster.ray_address=auto", "rollout.backend=mysql://user:secret@db:3306"])
+    with pytest.raises(
+        UsageError, match=r"rollout\.backend: the password in mysql://user:\*\*\*@db.* set AGENTGRPO_DB_PASSWORD"
+    ):
+        look(cfg, {})
 
 
 def test_the_rows_of_a_mini_batch_are_shared_among_the_workers_of_all_nodes():
