@@ -99,6 +99,9 @@ def test_before_anything_is_needed_verl_has_to_fail_first(ray):
     wait(lambda: ray.said, 0.1)
     assert ray.said == []
     assert watched.fatal() == LOST
+    watched.needs({"10.0.0.2"})
+    wait(lambda: ray.said)
+    assert ray.said == [("lost", LOST)]
 
 
 def test_a_head_that_is_gone_is_said_without_asking_ray(ray):
