@@ -44,7 +44,7 @@ PARTS = {
     "lag": ("bench.parts.lag", "measure"),
 }
 # These parts are measured only with --only: the first two need `--model models/smollm2-135m-instruct`, the last one
-# takes half an hour.
+# takes 17 minutes.
 ON_REQUEST = ("shared", "memory", "lag")
 
 
@@ -54,7 +54,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--only",
         metavar="PART,...",
         help=f"some of {', '.join(PARTS)}; default all but shared and memory, which need a pretrained --model, "
-        "and lag, which takes half an hour",
+        "and lag, which takes 17 minutes",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
