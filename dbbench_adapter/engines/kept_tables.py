@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from dbbench_adapter.datatypes import Table
 
 # Of all tasks together; a table of 30 rows takes 12 KiB.
-MAX_BYTES = 8 * 1024**2
+MAX_BYTES = 4 * 1024**2
 
 T = TypeVar("T")
 
