@@ -11,7 +11,7 @@ tasks have neither. A column that WHERE or an inner JOIN compares with `=` count
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from sqlglot import exp
 from sqlglot.generators.mysql import MySQLGenerator
@@ -180,9 +180,8 @@ def _refuse_bare_columns(select: exp.Select) -> None:
         return
     keys = [_resolved(key, select) for key in groups]
     fixed = [*(key for key in keys if isinstance(key, exp.Column)), *_equated(select)]
-    texts = {_text(key) for key in keys}
     for number, item in enumerate(select.expressions, 1):
-        for column in _inside(item.unalias(), texts):
+        for column in _inside(item.unalias(), keys):
             if not any(_same(column, other) for other in fixed):
                 raise _bare(column, number, grouped=bool(groups))
 
@@ -220,15 +219,17 @@ def _equated(select: exp.Select) -> Iterator[exp.Column]:
             yield from (side for side in (equality.left, equality.right) if isinstance(side, exp.Column))
 
 
-def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp.Column]:
-    """Columns in an expression, except in aggregates, windows, sub-queries and grouped expressions."""
-    stack = [node]
+def _inside(node: exp.Expr, keys: Sequence[exp.Expr] = ()) -> Iterator[exp.Column]:
+    """Columns in an expression, except in aggregates, windows, sub-queries and the expressions that are keys."""
+    stack, texts = [node], None
     while stack:
         part = stack.pop()
         if isinstance(part, _OPAQUE) or (isinstance(part, exp.Anonymous) and part.name.lower() in _AGGREGATES):
             continue
-        if group_texts and not isinstance(part, exp.Column | exp.Literal) and _text(part) in group_texts:
-            continue
+        if keys and not isinstance(part, exp.Column | exp.Literal):
+            texts = {_text(key) for key in keys} if texts is None else texts
+            if _text(part) in texts:
+                continue
         if isinstance(part, exp.Column):
             if not isinstance(part.this, exp.Star):
                 yield part

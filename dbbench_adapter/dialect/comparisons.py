@@ -13,15 +13,18 @@ from sqlglot import exp
 from dbbench_adapter.dialect.functions.dates import moment, seconds_of
 from dbbench_adapter.dialect.kind_finder import KindFinder, branches
 from dbbench_adapter.dialect.kinds import BINARY, DATE, DATETIME, DOUBLE, NULL, TEXT, Kind, as_number
-from dbbench_adapter.dialect.literals import number_of, settle_literals
+from dbbench_adapter.dialect.literals import COMPARED, number_of, settle_literals
 from dbbench_adapter.dialect.signatures import called
 from dbbench_adapter.dialect.syntax import COLLATION, StatementError, call, read_through, unsupported
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_MATCHES = (exp.Like, exp.RegexpLike)
+_COMPARING = (*COMPARED, exp.Case, *_MATCHES)
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div)
 # SQLite gives these the precedence of a comparison, MySQL a higher one.
 _PREDICATES = (exp.In, exp.Between, exp.Like, exp.RegexpLike, exp.Escape, exp.Is, exp.Not)
 _SHIFTS = (exp.DateAdd, exp.DateSub, exp.TimestampAdd)
+_CONDITIONS = (exp.Where, exp.Having, exp.Not)
 _ROWS = (exp.Tuple, exp.Any, exp.All)
 
 
@@ -31,6 +34,8 @@ def compare(node: exp.Expr, finder: KindFinder) -> None:
     Raises:
         StatementError: SQLite cannot compare these kinds as MySQL does.
     """
+    if not isinstance(node, _COMPARING):
+        return
     settle_literals(node, finder)
     if isinstance(node, COMPARISONS):
         _compare_two(node, finder)
@@ -44,7 +49,7 @@ def compare(node: exp.Expr, finder: KindFinder) -> None:
         value, other = node.this, node.args["expression"]
         how = exp.Literal.string(_how(finder.kind(value), finder.kind(other)))
         node.replace(call("null_if", how, value, other))
-    elif isinstance(node, exp.Like | exp.RegexpLike):
+    elif isinstance(node, _MATCHES):
         _match_bytes(node)
 
 
@@ -113,7 +118,7 @@ def _conditions(node: exp.Expr) -> list[exp.Expr]:
         return [] if compared else [node.this]
     if isinstance(node, exp.Connector):
         return [node.left, node.right]
-    return [node.this] if isinstance(node, exp.Where | exp.Having | exp.Not) else []
+    return [node.this] if isinstance(node, _CONDITIONS) else []
 
 
 def _count_by_origin(value: exp.Expr, kind: Kind | None) -> None:

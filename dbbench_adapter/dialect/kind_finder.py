@@ -29,6 +29,7 @@ from dbbench_adapter.dialect.kinds import (
 from dbbench_adapter.dialect.signatures import called
 
 _MAX_ALIAS_DEPTH = 20
+_NESTED = (exp.CTE, exp.Subquery)
 
 
 class KindFinder:
@@ -39,7 +40,7 @@ class KindFinder:
         for node in nodes:
             if isinstance(node, exp.Alias):
                 self._aliases.setdefault(node.alias.lower(), []).append(node.this)
-            elif isinstance(node, exp.CTE | exp.Subquery) and node.alias_column_names:
+            elif isinstance(node, _NESTED) and node.alias_column_names:
                 inner = node.this
                 for name, item in zip(node.alias_column_names, getattr(inner, "selects", ()), strict=False):
                     self._aliases.setdefault(name.lower(), []).append(item.unalias())

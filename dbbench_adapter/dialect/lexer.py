@@ -79,6 +79,8 @@ def split_statements(sql: str) -> list[str]:
     Returns:
         [] for a text without any statement.
     """
+    if ";" not in sql and sql[:1].isalpha():  # the first token is code, and one statement is all there is
+        return [sql.strip()]
     statements: list[str] = []
     start, has_code = 0, False
     for token in tokens(sql):

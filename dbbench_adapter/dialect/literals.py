@@ -22,6 +22,7 @@ _TAKE_LARGE = (
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Between, exp.In),
     *(exp.Tuple, exp.Limit, exp.Offset),
 )
+_COUNTS = (exp.Limit, exp.Offset)
 
 
 def settled_literals(nodes: Iterable[exp.Expr]) -> list[exp.Expr]:
@@ -41,7 +42,7 @@ def settled_literals(nodes: Iterable[exp.Expr]) -> list[exp.Expr]:
 
 
 def _settle(node: exp.Expr) -> None:
-    if isinstance(node, exp.Limit | exp.Offset):
+    if isinstance(node, _COUNTS):
         _cap(node)
     elif isinstance(node, exp.HexString):
         node.set("this", node.name.zfill(len(node.name) + len(node.name) % 2))
@@ -102,6 +103,10 @@ def text_of(node: exp.Expr) -> exp.Literal:
         raise unsupported("bytes that are no text") from None
 
 
+# With `exp.Case` all nodes whose literals `settle_literals` reads.
+COMPARED = (exp.In, exp.Between, exp.Binary, exp.Nullif)
+
+
 def settle_literals(node: exp.Expr, finder: KindFinder) -> None:
     """Turn literals that a node compares, in place, into what they are beside the other values."""
     found = [(value, finder.kind(value)) for value in _compared(node)]
@@ -128,6 +133,6 @@ def _settle_bytes(found: list[tuple[exp.Expr, Kind | None]]) -> None:
 def _compared(node: exp.Expr) -> Iterator[exp.Expr]:
     if isinstance(node, exp.Case):
         yield from (node.this, *(branch.this for branch in node.args["ifs"]))
-    elif isinstance(node, exp.In | exp.Between | exp.Binary | exp.Nullif):
+    elif isinstance(node, COMPARED):
         parts = [node.args.get(name) for name in ("this", "expression", "low", "high")]
         yield from (part for part in [*parts, *(node.args.get("expressions") or [])] if isinstance(part, exp.Expr))

@@ -20,7 +20,7 @@ from dbbench_adapter.dialect.allowed_sql import aggregates
 from dbbench_adapter.dialect.comparisons import collated, put
 from dbbench_adapter.dialect.kind_finder import KindFinder
 from dbbench_adapter.dialect.kinds import BINARY
-from dbbench_adapter.dialect.syntax import call, read_through, unparenthesised
+from dbbench_adapter.dialect.syntax import call, nodes_of, read_through, unparenthesised
 
 # The nodes that `collate_computed` accepts.
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)
@@ -67,8 +67,9 @@ def _collate(value: exp.Expr, finder: KindFinder) -> None:
 
 def order_groups(tree: exp.Expr) -> None:
     """Order groups on SQLite by their first rows, in place, wherever the query's own order leaves a choice."""
-    cte_names = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
-    for query in tree.find_all(exp.Select):
+    nodes = nodes_of(tree)
+    cte_names = {cte.alias.lower() for cte in nodes if isinstance(cte, exp.CTE)}
+    for query in (node for node in nodes if isinstance(node, exp.Select)):
         matters = query.parent is None or query.args.get("limit") is not None
         source = query.args.get("from_")
         table = source.this if source is not None else None

@@ -16,6 +16,7 @@ from dbbench_adapter.dialect.kinds import BINARY, DOUBLE, INT, integer_range
 from dbbench_adapter.dialect.syntax import call
 
 _SUMS = (exp.Add, exp.Sub, exp.Mul)
+_GUARDED = (*_SUMS, exp.Div, exp.IntDiv, exp.Neg)
 _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift, exp.BitwiseRightShift)
 _FIRST_SIGN = (exp.Mod, exp.Nullif, exp.Abs, exp.Max, exp.Min, exp.AnyValue, exp.Round, exp.Ceil, exp.Floor)
 # Like the nodes above these are unsigned where their first operand is; a product or quotient where either is.
@@ -35,7 +36,7 @@ def guards(nodes: Sequence[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr
     defines = any(isinstance(node, _DEFINITIONS) for node in nodes)
     for node in nodes:  # parents come first
         check()
-        name = _guard(node, finder) if isinstance(node, (*_SUMS, exp.Div, exp.IntDiv, exp.Neg)) else None
+        name = _guard(node, finder) if isinstance(node, _GUARDED) else None
         if name is None or (defines and node.find_ancestor(*_DEFINITIONS)):
             continue
         found[id(node)] = name

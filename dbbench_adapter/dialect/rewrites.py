@@ -17,6 +17,12 @@ from dbbench_adapter.dialect.ranges import guard, guards, sums
 from dbbench_adapter.dialect.stored import store, stored_default
 from dbbench_adapter.dialect.syntax import COLLATION, StatementError, call, syntax_error, unsupported
 
+# Half of a statement's nodes; nothing below changes them for what they are.
+_LEAVES = frozenset([exp.Identifier, exp.Column, exp.Table, exp.Literal, exp.Star])
+_VARIABLES = (exp.Parameter, exp.SessionParameter)
+_BITS_OVER_ROWS = (exp.BitwiseAndAgg, exp.BitwiseOrAgg, exp.BitwiseXorAgg)
+# The nodes that `shift_dates` reads.
+SHIFTED = (exp.Interval, exp.DateAdd, exp.DateSub, exp.TimestampAdd)
 _UNITS = frozenset(["SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"])
 
 
@@ -41,6 +47,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         StatementError: the translation does not support something in it.
     """
     assignments = _assignments(tree)
+    nodes = [node for node in nodes if type(node) not in _LEAVES]
     scalar, guarded, summed = scalar_queries(nodes), guards(nodes, finder), sums(tree, nodes, finder)
     for node in nodes:
         check()
@@ -49,9 +56,9 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
             node.this.set("expressions", [call("distinct_key", *node.this.expressions)])
         elif isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
             _having_as_where(node)
-        elif isinstance(node, exp.Parameter | exp.SessionParameter):
+        elif isinstance(node, _VARIABLES):
             raise unsupported("user and system variables")
-        elif isinstance(node, exp.BitwiseAndAgg | exp.BitwiseOrAgg | exp.BitwiseXorAgg):
+        elif isinstance(node, _BITS_OVER_ROWS):
             raise unsupported("BIT_AND, BIT_OR and BIT_XOR over rows")
         elif isinstance(node, exp.Placeholder):
             raise syntax_error("?")
@@ -69,7 +76,8 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     if isinstance(tree, exp.Insert):
         _default_is_null(tree)
     store(tree, finder)
-    order_groups(tree)
+    if any(isinstance(node, exp.Group) for node in nodes):
+        order_groups(tree)
     for node, name in guarded:
         guard(node, name)
     for node, name in summed:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.mysql import MySQL
 from sqlglot.dialects.sqlite import SQLite
@@ -199,6 +198,9 @@ class MysqlOnSqlite(SQLite):
         }
 
 
+_READER, _PRINTER = _AgentMySQL(), MysqlOnSqlite()
+
+
 def parse(sql: str) -> list[exp.Expr | None]:
     """
     Raises:
@@ -206,7 +208,12 @@ def parse(sql: str) -> list[exp.Expr | None]:
         PARSER_ERRORS: the text does not parse; one of these is raised.
         StatementTimeout: parsing takes too long.
     """
-    return sqlglot.parse(sql, read=_AgentMySQL)
+    return _READER.parse(sql)
+
+
+def printed(tree: exp.Expr) -> str:
+    """The tree as SQLite's SQL; it may change."""
+    return _PRINTER.generate(tree, copy=False, identify=True, unsupported_level=ErrorLevel.IGNORE)
 
 
 def parse_one(sql: str) -> exp.Expr:
@@ -263,6 +270,18 @@ def _without_hints(sql: str) -> str:
 
 def _bare_code(sql: str) -> str:
     return "".join(token.text if token.kind in ("word", "sign") else " " for token in tokens(sql))
+
+
+def nodes_of(tree: exp.Expr) -> list[exp.Expr]:
+    """The nodes in the order of `tree.walk()`, in a tenth of its time."""
+    found = [tree]
+    for node in found:
+        for part in node.args.values():
+            if type(part) is list:
+                found += [each for each in part if isinstance(each, exp.Expr)]
+            elif isinstance(part, exp.Expr):
+                found.append(part)
+    return found
 
 
 def call(name: str, *values: Any) -> exp.Anonymous:

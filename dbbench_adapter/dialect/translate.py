@@ -25,11 +25,12 @@ from dbbench_adapter.dialect.kind_finder import KindFinder
 from dbbench_adapter.dialect.kinds import Columns, Kind
 from dbbench_adapter.dialect.limits import blows_up
 from dbbench_adapter.dialect.literals import settled_literals
-from dbbench_adapter.dialect.rewrites import rewritten, shift_dates
+from dbbench_adapter.dialect.rewrites import SHIFTED, rewritten, shift_dates
 from dbbench_adapter.dialect.syntax import (
-    MysqlOnSqlite,
     StatementError,
+    nodes_of,
     parse_one,
+    printed,
     syntax_error,
     too_deep,
     unparenthesise_operands,
@@ -91,8 +92,11 @@ def _translated(sql: str, columns: Columns) -> Statement:
     tree = unparenthesised(tree)
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         raise unsupported("WITH ROLLUP")
-    shift_dates(tree)
-    nodes = settled_literals(tree.walk())  # walking costs more than anything else here, so it is done once
+    nodes = nodes_of(tree)
+    if any(isinstance(node, SHIFTED) for node in nodes):
+        shift_dates(tree)
+        nodes = nodes_of(tree)
+    nodes = settled_literals(nodes)
     for node in nodes:
         if isinstance(node, exp.SetOperation):
             unparenthesise_operands(node)
@@ -101,7 +105,7 @@ def _translated(sql: str, columns: Columns) -> Statement:
     catalogue = _find_tables(nodes)
     tables = _named_tables(tree, nodes)
     sorts = any(_sorts(node) for node in nodes)
-    if any(isinstance(node, exp.Subquery | exp.CTE) for node in nodes) and blows_up(tree):
+    if any(isinstance(node, _NESTED) for node in nodes) and blows_up(tree):
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
     finder = KindFinder(nodes, columns)
     if isinstance(tree, exp.Create | exp.Alter):
@@ -110,9 +114,8 @@ def _translated(sql: str, columns: Columns) -> Statement:
     refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
     kinds = finder.kinds_of(tree)
     tree = rewritten(tree, nodes, finder)
-    printed = tree.sql(MysqlOnSqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
-    return Statement(kind, printed, catalogue=catalogue, tables=tables, sorts=sorts, kinds=kinds)
+    return Statement(kind, printed(tree), catalogue=catalogue, tables=tables, sorts=sorts, kinds=kinds)
 
 
 def _drop_dual(nodes: list[exp.Expr]) -> None:
@@ -135,6 +138,7 @@ def _sorts(node: exp.Expr) -> bool:
     return isinstance(node, _SORTING) or (isinstance(node, exp.SetOperation) and node.args.get("distinct") is not False)
 
 
+_NESTED = (exp.Subquery, exp.CTE)
 _SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.Create)
 translated_often = lru_cache(maxsize=512)(_translated)  # rollouts of a group repeat statements
 

@@ -24,6 +24,7 @@ STATEMENT_TIMEOUT_S = 5.0
 MAX_NAME_CHARS = 64
 # The longest value of a TEXT column in MySQL.
 MAX_TEXT_BYTES = 65_535
+_TEXTS = (str, bytes)
 
 
 class BackendUnavailable(RuntimeError):
@@ -123,7 +124,7 @@ class Backend(AbstractContextManager["Backend"], Protocol):
 
 def num_chars(row: Iterable[Any], *, other: int = 1) -> int:
     """The characters of a row's texts and bytes; any other cell counts as `other`."""
-    return sum(len(cell) if isinstance(cell, str | bytes) else other for cell in row)
+    return sum([len(cell) if isinstance(cell, _TEXTS) else other for cell in row])
 
 
 def first_rows(rows: Iterable[Row], max_rows: int, max_chars: int, *, other: int = 1) -> tuple[Row, ...]:

@@ -11,9 +11,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import ClassVar, Self
 
-from dbbench_adapter.datatypes import Cell, Score, Table, Task
+from dbbench_adapter.datatypes import Score, Table, Task
 from dbbench_adapter.engines import Backend, Database, Result, Snapshot, TableError
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S, UNREADABLE
 from dbbench_adapter.interaction import Episode, Message
@@ -152,13 +153,14 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
         null: the value that replaces a missing cell.
     """
 
-    def stored(cell: Cell, is_text: bool) -> Cell:
-        return cell if not is_text else null if cell is None else str(cell)
-
     def converted(table: Table) -> Table:
         texts = [not task.typed or "TEXT" in column.type.upper() for column in table.columns]
         rows = tuple(
-            tuple(stored(cell, k >= len(texts) or texts[k]) for k, cell in enumerate(row)) for row in table.rows
+            tuple(
+                cell if type(cell) is str or not is_text else null if cell is None else str(cell)
+                for cell, is_text in zip(row, chain(texts, repeat(True)), strict=False)
+            )
+            for row in table.rows
         )
         return replace(table, rows=rows)
 

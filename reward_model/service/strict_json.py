@@ -5,7 +5,6 @@ The number of objects and keys is limited, because reading them keeps other requ
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -15,9 +14,12 @@ from typing import Any
 MAX_DEPTH = 64
 # The most keys of one object; every unknown key is an error, which takes time to make.
 MAX_KEYS = 1000
-# The most objects of one body; a full list of long conversations with tools has fewer.
+# The most objects of one body, and the most lists; a full list of long conversations with tools has fewer.
 MAX_OBJECTS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_LARGE_POWER = re.compile(r"[eE]\+?\d{3}")
+_BLOCK_CHARS = 100
 
 
 class StrictJsonError(ValueError):
@@ -29,20 +31,30 @@ class StrictJsonError(ValueError):
 
 
 def read_json(text: bytes | str) -> Any:
-    """Raises StrictJsonError: the text is not UTF-8 or not JSON, is nested too deeply, has too many objects or keys,
-    has a key twice, or has a number that is not finite.
-    """
-    objects = itertools.count(1)
+    """Raises StrictJsonError: the text is not UTF-8 or not JSON, is nested too deeply, has too many objects, lists or
+    keys, has a key twice, or has a number that is not finite.
 
-    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if next(objects) > MAX_OBJECTS:
-            raise StrictJsonError("", f"more than {MAX_OBJECTS} objects; send fewer conversations at a time")
-        return _without_duplicates(pairs)
+    A loop over the values of 100 kB holds Python's lock for milliseconds, so there is one only where something was
+    found that has to be named.
+    """
+    odd: list[str] = []
+
+    def not_finite(digits: str) -> Any:
+        odd.append(digits)
+        return _NotFinite
+
+    def finite(digits: str) -> Any:
+        value = float(digits)
+        return value if math.isfinite(value) else not_finite(digits)
 
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
+        _refuse_many(text, "{", "objects")
         value = json.loads(
-            text, parse_constant=lambda _: _NotFinite, parse_float=_finite, object_pairs_hook=make_object
+            text,
+            parse_constant=not_finite,
+            parse_float=finite if _may_overflow(text) else None,
+            object_pairs_hook=_without_duplicates,
         )
     except UnicodeDecodeError as error:
         raise StrictJsonError("", f"byte {error.start} is not UTF-8") from None
@@ -54,7 +66,10 @@ def read_json(text: bytes | str) -> Any:
         raise
     except ValueError:  # int() raises it
         raise StrictJsonError("", "a number has more digits than are read") from None
-    _check(value, surrogates="\\ud" in text or "\\uD" in text)
+    _refuse_many(text, "[", "lists")
+    surrogates = "\\ud" in text or "\\uD" in text
+    if odd or _is_deep(text, value) or (surrogates and not _is_text(json.dumps(value, ensure_ascii=False))):
+        _name_the_fault(value, surrogates=surrogates)
     return value
 
 
@@ -62,23 +77,39 @@ class _NotFinite:
     """It stands for NaN or Infinity until the field is known."""
 
 
-def _finite(digits: str) -> Any:
-    value = float(digits)
-    return value if math.isfinite(value) else _NotFinite
+def _may_overflow(text: str) -> bool:
+    """Whether a number may be too large for a double; one without a block of digits has 198 at most, and 1e298 fits."""
+    blocks = range(0, len(text), _BLOCK_CHARS)
+    return bool(_LARGE_POWER.search(text)) or any(text[at : at + _BLOCK_CHARS].isdigit() for at in blocks)
+
+
+def _refuse_many(text: str, bracket: str, what: str) -> None:
+    if text.count(bracket) > MAX_OBJECTS and _STRING.sub("", text).count(bracket) > MAX_OBJECTS:
+        raise StrictJsonError("", f"more than {MAX_OBJECTS} {what}; send fewer conversations at a time")
+
+
+def _is_deep(text: str, value: Any) -> bool:
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [below for values in inner for below in values if isinstance(below, dict | list)]
+    return bool(level)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise StrictJsonError(field_name([key]), "this key is there twice; send it once")
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise StrictJsonError(field_name([twice]), "this key is there twice; send it once")
     if len(found) > MAX_KEYS:
         raise StrictJsonError("", f"an object of {len(found)} keys; expected {MAX_KEYS} at most")
     return found
 
 
-def _check(value: Any, *, surrogates: bool) -> None:
+def _name_the_fault(value: Any, *, surrogates: bool) -> None:
     # A loop instead of recursion, because a body may be nested deeply.
     waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
     while waiting:

@@ -8,6 +8,7 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from reward_model.datatypes import Encoded
 from reward_model.scorer import Scorer
+from reward_model.service import batch_scorer as batch_scorer_module
 from reward_model.service import metrics
 from reward_model.service.batch_scorer import CPU, BatchScorer, PrefixCache
 
@@ -99,3 +100,14 @@ def test_the_prefixes_used_last_are_kept():
     kept.update([], [((1, 1), "a"), ((2, 2), "b")])
     kept.update([(1, 1)], [((3, 3), "c")])  # 6 tokens: (2, 2) is the one not used for longest
     assert list(kept) == [(1, 1), (3, 3)]
+
+
+@pytest.mark.parametrize(("every_s", "expected"), [(-1.0, 3), (3600.0, 1)])
+def test_freed_memory_is_returned_after_a_batch_but_not_after_each_of_many(scorer, monkeypatch, every_s, expected):
+    returned = []
+    monkeypatch.setattr(batch_scorer_module, "FREE_EVERY_S", every_s)
+    monkeypatch.setattr(batch_scorer_module, "return_freed_memory", lambda: returned.append(1))
+    batch_scorer = BatchScorer(scorer, CPU, threads=2)
+    for _ in range(3):
+        scores(batch_scorer, [row(TASK)])
+    assert len(returned) == expected

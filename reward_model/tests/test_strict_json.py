@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from reward_model.service import strict_json
 from reward_model.service.strict_json import StrictJsonError, read_json
 
 
@@ -22,8 +23,12 @@ def test_both_halves_of_a_surrogate_pair_are_a_character():
         pytest.param('{"a": NaN}', "a", "NaN", id="nan"),
         pytest.param('{"a": [0, -Infinity]}', "a.1", "Infinity", id="infinity"),
         pytest.param('{"a": 1e999}', "a", "Infinity", id="a_float_that_overflows"),
+        pytest.param('{"a": 12345e307}', "a", "Infinity", id="digits_and_a_power_of_ten_that_overflow"),
+        pytest.param('{"a": ' + "9" * 250 + "e99}", "a", "Infinity", id="many_digits_and_a_small_power_of_ten"),
+        pytest.param('{"a": ' + "9" * 310 + ".0}", "a", "Infinity", id="digits_alone_that_overflow"),
         pytest.param('{"a": 1, "a": 2}', "a", "twice", id="key_twice"),
         pytest.param('{"a": {"b": "\\ud800"}}', "a.b", "surrogate", id="half_a_surrogate_pair"),
+        pytest.param('{"b": ["\\ud83d\\ude00", 1, "\\\\\\udc00"]}', "b.2", "surrogate", id="half_a_pair_beside_a_pair"),
         pytest.param('{"a": ' + "[" * 100 + "]" * 100 + "}", "a.0.0.0.0.0.0.0", "nested", id="deep"),
         pytest.param("[" * 100_000, "", "nested", id="so_deep_that_the_parser_gives_up"),
         pytest.param("1" * 5000, "", "digits", id="a_number_of_5000_digits"),
@@ -58,3 +63,29 @@ def test_more_objects_than_any_list_of_conversations_has_are_refused():
     assert len(read_json(b"[" + b"{}," * 9_999 + b"{}]")) == 10_000
     with pytest.raises(StrictJsonError, match="more than 10000 objects"):
         read_json(b"[" + b"{}," * 10_000 + b"{}]")
+
+
+def test_more_lists_than_any_list_of_conversations_has_are_refused():
+    assert len(read_json(b"[" + b"[]," * 9_998 + b"[]]")) == 9_999
+    with pytest.raises(StrictJsonError, match="more than 10000 lists"):
+        read_json(b"[" + b"[]," * 9_999 + b"[]]")
+
+
+@pytest.mark.parametrize("text", ["{" * 20_000, "[" * 20_000, '\\"{[' * 5_000, "\\" * 9_999 + "[" * 20_000])
+def test_brackets_in_texts_are_no_objects_or_lists(text):
+    assert read_json(json.dumps({"a": text, "b": [1]})) == {"a": text, "b": [1]}
+
+
+def test_the_deepest_value_may_be_64_deep():
+    deepest = "[" * 65 + "]" * 65
+    assert read_json(deepest)
+    with pytest.raises(StrictJsonError, match="nested deeper than 64"):
+        read_json(f"[{deepest}]")
+
+
+def test_no_loop_goes_over_the_values_of_a_body_without_fault(monkeypatch):
+    """33,000 numbers held Python's lock for 3 ms, in which nothing was scored."""
+    monkeypatch.setattr(strict_json, "_name_the_fault", None)
+    body = {"text_1": "a", "text_2": [1, -2.5, "1e400", "\U0001f600"] * 8_000}
+    assert read_json(json.dumps(body)) == body
+    assert read_json('{"a": 1e300}') == {"a": 1e300}

@@ -21,6 +21,7 @@ __all__ = ["AGGREGATES", "FUNCTIONS", "MAX_VALUE_BYTES"]
 
 # Only longer texts count towards the limit of what a statement may make.
 LONG_CHARS = 1_000
+_TEXTS = (str, bytes)
 
 
 def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any]:
@@ -29,7 +30,7 @@ def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any
     @wraps(function)
     def limited(*values: Any) -> Any:
         check()
-        if sum(len(value) for value in values if isinstance(value, str | bytes)) > MAX_VALUE_BYTES:
+        if sum([len(value) for value in values if isinstance(value, _TEXTS)]) > MAX_VALUE_BYTES:
             raise ValueError("the arguments are too long")
         if strict and None in values:
             return None

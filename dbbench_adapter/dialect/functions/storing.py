@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections.abc import Callable
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+from functools import lru_cache
 from typing import Any
 
 from dbbench_adapter.clock import Refused
@@ -36,6 +38,8 @@ _MAX_INTEGER_DIGITS = 20
 _YEAR_DIGITS = 4
 _LARGEST_FLOAT = 3.4028234663852886e38
 _SHOWN_CHARS = 80
+# Of a character in UTF-8.
+_MOST_BYTES = 4
 
 
 def stored_as(declared: str, column: str, value: Any) -> Any:
@@ -52,6 +56,22 @@ def stored_as(declared: str, column: str, value: Any) -> Any:
     if kind.is_temporal:
         return _moment(declared, kind, column, text_of(value))
     return _text(declared, column, text_of(value))
+
+
+@lru_cache(maxsize=1024)
+def surely_holds(declared: str) -> Callable[[Any], bool]:
+    """A test whether a column holds a value as it is, which says no where only `stored_as` knows.
+
+    Args:
+        declared: see `stored_as`.
+    """
+    limits, (name, sizes, _) = integer_range(declared), column_type(declared)
+    if limits is not None and name != "YEAR":
+        return lambda value: type(value) is int and limits[0] <= value <= limits[1]
+    if name in TEXT_BYTES or name in ("VARCHAR", "NVARCHAR"):
+        longest = TEXT_BYTES[name] // _MOST_BYTES if name in TEXT_BYTES else (sizes or (1,))[0]
+        return lambda value: type(value) is str and len(value) <= longest
+    return lambda value: False
 
 
 def stored_ignoring(declared: str, column: str, value: Any) -> Any:

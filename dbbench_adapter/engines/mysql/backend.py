@@ -13,10 +13,10 @@ run, any temporary table.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ from dbbench_adapter.engines.base import (
     num_chars,
     quoted,
 )
+from dbbench_adapter.engines.kept_tables import KeptTables
 from dbbench_adapter.engines.mysql.allowed_sql import may_write, refusal
 from dbbench_adapter.engines.mysql.names import (
     NEUTRAL_NAME,
@@ -51,7 +52,7 @@ from dbbench_adapter.engines.mysql.names import (
     uses_catalogue,
     with_neutral_names,
 )
-from dbbench_adapter.engines.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
+from dbbench_adapter.engines.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot, together
 from dbbench_adapter.engines.mysql.state import StateReader
 
 MAX_SQL_BYTES = 1_000_000
@@ -73,8 +74,10 @@ _FAULT_KINDS = (pymysql.DataError, pymysql.IntegrityError, pymysql.ProgrammingEr
 _FAULTS = frozenset(
     [1059, 1074, 1075, 1103, 1117, 1118, 1166, 1264, 1265, 1292, 1300, 1366, 1406, 1416, 1425, 1426, 1427, 1439, 4025]
 )
-# The size of an escaped and encoded text is estimated with this factor; half of it would be enough.
-_MAX_BYTES_PER_CHAR = 8
+# Rows that are inserted at once; the private server takes a statement of 1 MiB.
+_INSERT_BYTES = 1_000_000
+# So much is sent before an answer is read.
+_TOGETHER_BYTES = 1_000_000
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 
 
@@ -90,6 +93,7 @@ class MysqlBackend(Backend):
 
     def __init__(self, url: str) -> None:
         self._pool = Pool(url)
+        self._statements = KeptTables[tuple[_Making, ...]](lambda made: sum(len(each.rest) for each in made))
 
     def __enter__(self) -> MysqlBackend:
         self._pool.open()
@@ -98,13 +102,16 @@ class MysqlBackend(Backend):
     def open(
         self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> MysqlDatabase:
-        check_tables(tables)
         slot = self._pool.take()
+
+        def make() -> tuple[_Making, ...]:
+            with slot.admin.cursor() as cursor:
+                return _statements(cursor, slot.name, tables, typed=typed, max_bytes=self._pool.max_statement_bytes)
+
         database = MysqlDatabase(self._pool, slot, typed=typed, statement_timeout_s=statement_timeout_s)
         try:
-            with self._pool.failures_named(), slot.admin.cursor() as cursor:
-                for table in tables:
-                    _make_table(cursor, slot.name, table, typed=typed, max_bytes=self._pool.max_statement_bytes)
+            with self._pool.failures_named():
+                _make_tables(slot.admin, slot.name, self._statements.of(tables, make, typed=typed))
         except BaseException:  # Ctrl-C too leaves no database behind
             database.close()
             raise
@@ -146,10 +153,8 @@ class MysqlDatabase(Database):
 
     def new_session(self) -> None:
         if self._slot.settings is not None and self._slot.agent is not None:
-            with contextlib.suppress(pymysql.Error):  # always, as many settings leave a transaction open
-                self._slot.agent.commit()
             with self._pool.failures_named():
-                self._pool.reset(self._slot)
+                self._pool.reset(self._slot, commit=True)  # always, as many settings leave a transaction open
 
     def table_hash(self, tables: Sequence[Table]) -> str | None:
         self.new_session()
@@ -268,49 +273,81 @@ def unsorted_groups(sql: str) -> str:
 # The tables of a task -------------------------------------------------------------------------------------------------
 
 
-def _make_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:
-    """Make a table and insert its rows.
+@dataclass(frozen=True)
+class _Making:
+    """A statement that makes or fills a table."""
+
+    table: str
+    verb: bytes
+    rest: bytes
+    """What follows the database's name."""
+
+    def sent(self, database: str) -> bytes:
+        return self.verb + database.encode() + b"." + self.rest
+
+
+def _make_tables(admin: Connection, database: str, statements: Sequence[_Making]) -> None:
+    """Raises TableError: the server does not take a name, a type or a cell; pymysql.Error: another error of it."""
+    sent = [statement.sent(database) for statement in statements]
+    few = sum(map(len, sent)) <= _TOGETHER_BYTES
+    answers = together(admin, *sent) if few else (together(admin, each)[0] for each in sent)
+    for statement, error in zip(statements, answers, strict=True):
+        if isinstance(error, pymysql.Error):
+            number, *text = error.args
+            if not isinstance(error, _FAULT_KINDS) and number not in _FAULTS:
+                raise error
+            said = ": ".join(map(str, (number, *text))).replace(database, NEUTRAL_NAME)
+            raise _fault(statement.table, said) from error
+
+
+def _statements(
+    cursor: Cursor, database: str, tables: Sequence[Table], *, typed: bool, max_bytes: int
+) -> tuple[_Making, ...]:
+    """The statements that make and fill the tables.
 
     Args:
         typed: use the declared types; False makes every column TEXT.
         max_bytes: the longest statement that is sent; the server ends the session over a longer one.
     Raises:
-        TableError: the server does not take a name, a type or a cell.
-        pymysql.Error: any other error of the server.
+        TableError: a name or a cell cannot be sent.
     """
-    try:
-        _make_and_fill(cursor, database, table, typed=typed, max_bytes=max_bytes)
-    except ValueError as error:  # `_check_size` raised it, or a text is no Unicode
-        raise _fault(table, str(error)) from error
-    except pymysql.Error as error:
-        number, *text = error.args
-        if not isinstance(error, _FAULT_KINDS) and number not in _FAULTS:
-            raise
-        raise _fault(table, ": ".join(map(str, (number, *text))).replace(database, NEUTRAL_NAME)) from error
+    check_tables(tables)
+    found: list[_Making] = []
+    for table in tables:
+        try:
+            found += _of_table(cursor, database, table, typed=typed, max_bytes=max_bytes)
+        except ValueError as error:  # `_check_size` raised it, or a text is no Unicode
+            raise _fault(table.name, str(error)) from error
+    return tuple(found)
 
 
-def _make_and_fill(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:
+def _of_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> Iterator[_Making]:
     columns = ", ".join(f"{quoted(c.name)} {_column_type(c.type) if typed else 'TEXT'}" for c in table.columns)
-    create = f"CREATE TABLE {database}.{quoted(table.name)} ({columns})"
-    _check_size(create, max_bytes)
-    cursor.execute(create)
-    marks = ", ".join("%s" for _ in table.columns)
-    insert = f"INSERT INTO {database}.{quoted(table.name).replace('%', '%%')} VALUES ({marks})"
-    rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
-    for row in rows:
-        if sum(len(cell) for cell in row if isinstance(cell, str)) > max_bytes // _MAX_BYTES_PER_CHAR:
-            _check_size(cursor.mogrify(insert, row), max_bytes)
-    if rows:
-        cursor.executemany(insert, rows)
+    create = _Making(table.name, b"CREATE TABLE ", f"{quoted(table.name)} ({columns})".encode())
+    _check_size(create.sent(database), max_bytes)
+    yield create
+    values, marks = f"{quoted(table.name)} VALUES ".encode(), f"({', '.join('%s' for _ in table.columns)})"
+    batch: list[bytes] = []
+    size_bytes = 0
+    for row in table.rows:
+        text = cursor.mogrify(marks, [cell if cell is None or typed else str(cell) for cell in row]).encode()
+        if batch and size_bytes + len(text) > _INSERT_BYTES:
+            yield _Making(table.name, b"INSERT INTO ", values + b",".join(batch))
+            batch, size_bytes = [], 0
+        batch.append(text)
+        size_bytes += len(text) + 1
+        _check_size(_Making(table.name, b"INSERT INTO ", values + text).sent(database), max_bytes)
+    if batch:
+        yield _Making(table.name, b"INSERT INTO ", values + b",".join(batch))
 
 
-def _check_size(sql: str, max_bytes: int) -> None:
-    if (size := len(sql.encode())) > max_bytes:
-        raise ValueError(f"a statement of {size} bytes, the server takes {max_bytes}")
+def _check_size(sql: bytes, max_bytes: int) -> None:
+    if len(sql) > max_bytes:
+        raise ValueError(f"a statement of {len(sql)} bytes, the server takes {max_bytes}")
 
 
-def _fault(table: Table, reason: str) -> TableError:
-    return TableError(f"table {table.name!r} cannot be made: {reason}; correct the task file")
+def _fault(table: str, reason: str) -> TableError:
+    return TableError(f"table {table!r} cannot be made: {reason}; correct the task file")
 
 
 def _column_type(declared: str) -> str:

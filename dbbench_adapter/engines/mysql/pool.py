@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import re
 import secrets
+import struct
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pymysql
+from pymysql.constants import COMMAND
 
 from dbbench_adapter.engines.base import BackendUnavailable
 from dbbench_adapter.engines.mysql import parse_address
@@ -50,6 +52,8 @@ _COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's ut
 # These columns of the catalogue are compared with case, like names of files.
 _CASE_SENSITIVE = frozenset(["SCHEMA_NAME", "TABLE_SCHEMA", "TABLE_NAME"])
 _RESET_CONNECTION = 0x1F
+# `together` takes this for a statement that makes the session as it was after connecting.
+RESET = b"\0reset"
 MAX_DATABASE_BYTES = 128 * 1024**2
 # From this time on a running statement is ended if its database is larger than `MAX_DATABASE_BYTES`.
 _MEASURE_AFTER_S = 0.25
@@ -58,6 +62,7 @@ _CATALOGUE_VIEWS = (
     *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
     *("CHARACTER_SETS", "COLLATIONS", "ENGINES"),
 )
+_MAX_PACKET_BYTES = 2**24 - 1
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Connection = pymysql.Connection
@@ -189,7 +194,8 @@ class Pool:
                 cursor.execute("SELECT @@hostname, @@datadir, @@max_allowed_packet")
                 ((hostname, folder, max_packet_bytes),) = cursor.fetchall()
             self.private = {self.host: "localhost", str(hostname): "localhost", str(folder).strip("/"): "..."}
-            self.max_statement_bytes = int(max_packet_bytes) - 1  # a packet's first byte names its command
+            # a packet's first byte names its command; a longer statement would be sent in several packets
+            self.max_statement_bytes = min(int(max_packet_bytes), _MAX_PACKET_BYTES) - 1
             self._remove_orphans(slot.admin)
         self._free.append(slot)
 
@@ -261,11 +267,11 @@ class Pool:
         collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
             with self.failures_named():
-                self.keeper.hold()
                 try:
                     slot = self._free.pop()
                     stale = True
                 except IndexError:
+                    self.keeper.hold()  # a connection of an earlier episode shows by its answer that the lock is held
                     slot = self._new_slot()
                     stale = False
                 try:
@@ -281,9 +287,8 @@ class Pool:
         # A slot that may not be empty is never used again.
         try:
             self.reset(slot)
-            with slot.admin.cursor() as cursor:
-                cursor.execute(f"DROP DATABASE IF EXISTS {slot.name}")
-                unchanged = _account(slot) == slot.account
+            dropped, account = together(slot.admin, f"DROP DATABASE IF EXISTS {slot.name}", _show_user(slot))
+            unchanged = not isinstance(dropped, pymysql.Error) and str(account) == slot.account
         except (pymysql.Error, OSError):
             unchanged = False
         if unchanged:
@@ -305,16 +310,16 @@ class Pool:
                 self.end_session(slot)
                 slot.agent = self._connect_agent(slot)
             if slot.settings != wanted:
-                try:
-                    # MariaDB reads a database's character set only when a session changes to it from another database
-                    slot.agent.select_db("information_schema")
-                    slot.agent.select_db(slot.name)
-                except pymysql.OperationalError:  # the agent dropped the database, so none is selected from now on
+                settings = self._settings(typed=typed, statement_timeout_s=statement_timeout_s)
+                # MariaDB reads a database's character set only when a session changes to it from another database
+                answers = together(slot.agent, "USE information_schema", f"USE {slot.name}", settings)
+                if isinstance(answers[1], pymysql.Error):  # the agent dropped it, so none is selected from now on
                     slot.admin.ping(reconnect=False)
                     hang_up(slot.agent)
                     slot.agent = self._connect_agent(slot)
-                with slot.agent.cursor() as cursor:
-                    cursor.execute(self._settings(typed=typed, statement_timeout_s=statement_timeout_s))
+                    answers = together(slot.agent, settings)
+                if isinstance(answers[-1], pymysql.Error):
+                    raise answers[-1]
                 setattr(slot.agent, "_read_timeout", statement_timeout_s + GIVE_UP_AFTER_S)  # noqa: B010
                 slot.settings = wanted
         return slot.agent
@@ -331,7 +336,7 @@ class Pool:
         if drop_rest(cursor):
             self.end_session(slot)
 
-    def reset(self, slot: Slot) -> None:
+    def reset(self, slot: Slot, *, commit: bool = False) -> None:
         if slot.settings is None:  # the session has not been used since the last reset
             return
         slot.settings = None
@@ -339,8 +344,10 @@ class Pool:
             self.end_session(slot)  # a statement may still run on the server
             return
         try:
-            reset_connection(slot.agent)
-        except (pymysql.Error, OSError):
+            (*_, done) = together(slot.agent, *["COMMIT"] * commit, RESET)
+        except (pymysql.Error, OSError) as error:
+            done = error
+        if isinstance(done, Exception):
             self.end_session(slot)
 
     def end_session(self, slot: Slot) -> None:
@@ -384,7 +391,10 @@ class Pool:
             # an unescaped underscore stands for any character here, so databases of similar names could be made
             for rights, name in ((_GRANTS, slot.name), ("SELECT", self.catalogue)):
                 cursor.execute(f"GRANT {rights} ON `{name.replace('_', chr(92) + '_')}`.* TO {slot.name}")
-        slot.account = _account(slot)
+        (account,) = together(admin, _show_user(slot))
+        if isinstance(account, pymysql.Error):
+            raise account
+        slot.account = str(account)
         self._all.append(slot)
         return slot
 
@@ -429,10 +439,8 @@ def connect(host: str, **arguments: Any) -> Connection:
     )
 
 
-def _account(slot: Slot) -> str:
-    with slot.admin.cursor() as cursor:
-        cursor.execute(f"SHOW CREATE USER {slot.name}")
-        return str(cursor.fetchall())
+def _show_user(slot: Slot) -> str:
+    return f"SHOW CREATE USER {slot.name}"
 
 
 def _databases(admin: Connection) -> list[str]:
@@ -479,9 +487,41 @@ def reset_connection(connection: Connection) -> None:
     Raises:
         pymysql.Error, OSError: the session has ended.
     """
+    (done,) = together(connection, RESET)
+    if isinstance(done, pymysql.Error):
+        raise done
+
+
+def together(connection: Connection, *commands: str | bytes) -> list[Any]:
+    """Send statements at once and read their answers: one wait instead of several. pymysql has no method for this.
+
+    The server carries them out one by one, also after one that fails. None may return rows without end.
+
+    Args:
+        commands: statements of less than 16 MiB, or `RESET`.
+    Returns:
+        For each command its rows, or its error.
+    Raises:
+        pymysql.Error, OSError: the session has ended.
+    """
     session: Any = connection
-    session._execute_command(_RESET_CONNECTION, b"")
-    session._read_ok_packet()
+    if not connection.open:
+        raise pymysql.InterfaceError(0, "the connection is closed")
+    sent = [each.encode() if isinstance(each, str) else each for each in commands]
+    packets = [bytes([_RESET_CONNECTION]) if each == RESET else bytes([COMMAND.COM_QUERY]) + each for each in sent]
+    session._write_bytes(b"".join(struct.pack("<i", len(packet)) + packet for packet in packets))
+    answers: list[Any] = []
+    for _ in packets:
+        session._next_seq_id = 1
+        try:
+            session._read_query_result()
+            answers.append(session._result.rows)
+        except pymysql.Error as error:
+            if not connection.open:
+                raise
+            answers.append(error)
+    session._result = None
+    return answers
 
 
 def hang_up(connection: Connection | None) -> None:

@@ -111,6 +111,8 @@ class PrivateServer:
         command += [f"--socket={self._folder / 'socket'}", f"--port={port}", "--bind-address=127.0.0.1"]
         command += ["--skip-name-resolve", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
         command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
+        # an episode's tables live too short for statistics that are kept: without them an episode takes a sixth less
+        command += ["--innodb-stats-persistent=0"]
         command += ["--skip-symbolic-links", "--local-infile=0", "--max-allowed-packet=1M"]
         command += ["--enforce-storage-engine=InnoDB"]  # the sizes of InnoDB's tables are measured
         # if it is ON, CREATE TABLE ... SELECT fills temporary files that nobody measures; old servers do not know it

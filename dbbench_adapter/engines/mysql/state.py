@@ -75,7 +75,7 @@ class StateReader:
     def _kinds(self) -> dict[str, str]:
         # They are read in the administrator's session.
         with self._slot.admin.cursor() as cursor:
-            # unlike SHOW TABLES, this is no error if the agent dropped the database
+            # unlike SHOW FULL TABLES, this tells tables with versions, and is no error without the database
             cursor.execute(
                 "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s",
                 (self._slot.name,),

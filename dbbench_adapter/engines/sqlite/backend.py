@@ -23,12 +23,13 @@ import sqlite3
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from dbbench_adapter.clock import Refused, StatementTimeout, check, expired, refused, time_limit
 from dbbench_adapter.datatypes import Cell, Column, Rows, Table
-from dbbench_adapter.dialect.functions.storing import stored_as
+from dbbench_adapter.dialect.functions.storing import stored_as, surely_holds
 from dbbench_adapter.dialect.functions.values import text_of
 from dbbench_adapter.dialect.kinds import (
     Columns,
@@ -56,7 +57,15 @@ from dbbench_adapter.engines.base import (
     join_hashes,
     quoted,
 )
-from dbbench_adapter.engines.sqlite.catalogue import catalogue_answer, column_names, make_views, no_table, table_names
+from dbbench_adapter.engines.kept_tables import KeptTables
+from dbbench_adapter.engines.sqlite.catalogue import (
+    Read,
+    catalogue_answer,
+    column_names,
+    make_views,
+    no_table,
+    table_names,
+)
 from dbbench_adapter.engines.sqlite.sandbox import (
     MAX_SORT_GROWTH_BYTES,
     MAX_SORT_OPCODES,
@@ -75,19 +84,30 @@ JUDGE_TIMEOUT_S = 10.0
 _UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
 
 
+@dataclass(frozen=True)
+class Image:
+    """A database as an episode begins with it."""
+
+    content: bytes | None
+    """As SQLite writes it to a file; None if there is no table."""
+    columns: Columns
+    names: frozenset[str]
+
+
 class SqliteBackend(Backend):
     # They exist no longer than the backend does.
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
         self._watchdog = Watchdog()
+        self._images = KeptTables[Image](lambda image: len(image.content or b""))
 
     def open(
         self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> SqliteDatabase:
-        check_tables(tables)
+        image = self._images.of(tables, lambda: _made(tables, typed=typed), typed=typed)
         self._watchdog.ensure_alive()
-        database = SqliteDatabase(tables, self._watchdog, typed=typed, statement_timeout_s=statement_timeout_s)
+        database = SqliteDatabase(image, self._watchdog, statement_timeout_s=statement_timeout_s)
         self._live.add(database)
         return database
 
@@ -99,26 +119,18 @@ class SqliteBackend(Backend):
 
 
 class SqliteDatabase(Database):
-    def __init__(self, tables: Sequence[Table], watchdog: Watchdog, *, typed: bool, statement_timeout_s: float) -> None:
+    def __init__(self, image: Image, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
         self._timeout_s, self._watchdog = statement_timeout_s, watchdog
-        self._trusted = True
+        self._trusted = False
         self._altering = False  # ALTER TABLE calls SQLite's internal functions
         self._guard = Guard()
         self._bytes_left = MAX_JUDGED_BYTES
         self._autocommit = True
         self.closed = False
-        self._names = {table.name for table in tables}
-        self._connection = connect()
+        self._names, self._columns = image.names, image.columns
+        self._connection = connect(image.content)
         self._connection.set_authorizer(self._authorize)
-        try:
-            for table in tables:
-                _make_table(self._connection, table, typed=typed)
-            self._columns = self._columns_now()
-        except TableError:
-            self.close()
-            raise
         self._connection.set_progress_handler(self._stopped, PROGRESS_OPCODES)
-        self._trusted = False
 
     def run(self, sql: str) -> Result:
         self._guard = Guard()
@@ -184,28 +196,15 @@ class SqliteDatabase(Database):
         if statement.kind != "query":
             cursor.close()
             if self._altering or statement.sql.startswith("CREATE"):
-                self._columns = self._columns_now()
+                self._columns = _columns(self._read)
             return Result()
         return _fetched(cursor, statement)
-
-    def _columns_now(self) -> Columns:
-        # SQLite declares columns of CREATE TABLE ... AS by types of its own.
-        found = []
-        temporary = self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'")
-        for table in dict.fromkeys([*table_names(self._read), *(name for (name,) in temporary)]):
-            for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
-                unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
-                named = mysql_type(declared)
-                kind = None if unknown else declared_kind(named)
-                known = "" if copied or sqlite_type(named) is None else named
-                found.append(TableColumn(table.lower(), column.lower(), kind, known))
-        return tuple(found)
 
     def _refuse_other_case(self, statement: Statement) -> None:
         # MySQL on Linux tells `T` from `t`, SQLite does not.
         unsure = [name for name in statement.tables if name not in self._names]
         if unsure:
-            self._names = set(table_names(self._read))
+            self._names = frozenset(table_names(self._read))
             folded = {name.lower() for name in self._names}
             for name in unsure:
                 if name not in self._names and name.lower() in folded:
@@ -269,6 +268,31 @@ class SqliteDatabase(Database):
         return not self._trusted and (expired() or self._guard.exceeded())
 
 
+def _columns(read: Read) -> Columns:
+    # SQLite declares columns of CREATE TABLE ... AS by types of its own.
+    found = []
+    temporary = read("SELECT name FROM temp.sqlite_master WHERE type = 'table'")
+    for table in dict.fromkeys([*table_names(read), *(name for (name,) in temporary)]):
+        for column, declared in read("SELECT name, type FROM pragma_table_info(?)", table):
+            unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
+            named = mysql_type(declared)
+            kind = None if unknown else declared_kind(named)
+            known = "" if copied or sqlite_type(named) is None else named
+            found.append(TableColumn(table.lower(), column.lower(), kind, known))
+    return tuple(found)
+
+
+def _made(tables: Sequence[Table], *, typed: bool) -> Image:
+    """Raises TableError: a table cannot be made."""
+    check_tables(tables)
+    with closing(connect(functions=False)) as connection:
+        for table in tables:
+            _make_table(connection, table, typed=typed)
+        columns = _columns(lambda sql, *values: connection.execute(sql, values).fetchall())
+        content = connection.serialize() if tables else None  # SQLite writes no database without tables
+        return Image(content, columns, frozenset(table.name for table in tables))
+
+
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
     """Raises TableError: SQLite cannot make the table."""
     types = [column.type if typed else "TEXT" for column in table.columns]
@@ -277,7 +301,14 @@ def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) ->
     try:
         rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
         if typed:
-            rows = [[_held(*cell) for cell in zip(row, table.columns, strict=True)] for row in rows]
+            columns = [(column, surely_holds(column.type)) for column in table.columns]
+            rows = [
+                [
+                    cell if holds(cell) else _held(cell, column)
+                    for cell, (column, holds) in zip(row, columns, strict=True)
+                ]
+                for row in rows
+            ]
         connection.execute(f"CREATE TABLE {quoted(table.name)} ({declared})")
         connection.execute("BEGIN")
         connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)

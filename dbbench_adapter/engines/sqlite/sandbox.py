@@ -169,21 +169,34 @@ def _refuse_arguments(*_: object) -> None:
     raise TypeError("no function of MySQL's takes so many arguments")
 
 
-def connect() -> sqlite3.Connection:
+def connect(content: bytes | None = None, *, functions: bool = True) -> sqlite3.Connection:
+    """A connection to a database in memory, on which everything is allowed.
+
+    Args:
+        content: the whole database, as `sqlite3.Connection.serialize` returns it; None for one without tables.
+        functions: whether statements may call MySQL's functions.
+    """
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    if content is not None:
+        connection.deserialize(content)
     connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
     connection.execute("PRAGMA trusted_schema = OFF")  # nothing in a schema calls a function of ours
     renew_temporary(connection)
     for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
     connection.create_collation(COLLATION, collate)
+    if functions:
+        _register_functions(connection)
+    return connection
+
+
+def _register_functions(connection: sqlite3.Connection) -> None:
     for name in _shadowing():
         connection.create_function(name, -1, _refuse_arguments)  # this refuses all other numbers
     for name, (count, function) in FUNCTIONS.items():
         connection.create_function(name, count, function)
     for name, (count, aggregate) in AGGREGATES.items():
         connection.create_aggregate(name, count, aggregate)  # pyright: ignore[reportArgumentType]
-    return connection
 
 
 def renew_temporary(connection: sqlite3.Connection) -> None:
