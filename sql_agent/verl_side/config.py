@@ -234,6 +234,13 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     only_on_a_cpu = {
         f"{REF}.fsdp_config.use_torch_compile": False,
         f"{VLLM}.distributed_executor_backend": "uni",  # saves a process that imports torch and vLLM
+        # What a prompt begins with is found again in whole blocks. vLLM takes blocks of 128 tokens on a CPU, in which a
+        # first prompt of 68 has no whole one; it wants a multiple of 32 there, and takes 16 on a GPU.
+        f"{VLLM}.block_size": 32,
+        # A prompt that does not fit into a pass any more waits for the next one, which holds the longest. vLLM would
+        # cut it, and of a cut prompt whose request has a seed it takes back a random number, which torch's generator
+        # on a CPU cannot: the engine would end (v1/worker/gpu_model_runner.py, `_bookkeeping_sync`).
+        f"{ROLLOUT}.enable_chunked_prefill": False,
     }
     return {
         f"{ACTOR}.fsdp_config.mixed_precision": mixed,
