@@ -13,6 +13,7 @@ import json
 import os
 import random
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -32,11 +33,11 @@ def main() -> None:
     os._exit(0)
 
 
-def play(engine: object, asked: list[list[int]]) -> list:
+def play(engine: Any, asked: list[list[int]]) -> list[Any]:
     from vllm import SamplingParams
 
     seeds = [SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True, seed=seed) for seed in range(len(asked))]
-    return engine.generate([{"prompt_token_ids": ids} for ids in asked], seeds, use_tqdm=False)  # type: ignore
+    return engine.generate([{"prompt_token_ids": ids} for ids in asked], seeds, use_tqdm=False)
 
 
 if __name__ == "__main__":
