@@ -137,6 +137,13 @@ PATCHES = (
     ),
     Patch(
         "trainer",
+        f"{_PLUGIN}one_pass:_take_own_log_probs",
+        "verl.workers.engine_workers",
+        ("ppo_loss",),
+        "one update after a batch computes its rows once",
+    ),
+    Patch(
+        "trainer",
         f"{_PLUGIN}trl_class:_hide_trl",
         "verl.utils.import_utils",
         ("is_trl_available",),
@@ -219,6 +226,13 @@ PATCHES = (
         "verl.trainer.ppo.ray_trainer",
         ("RayPPOTrainer._balance_batch",),
         "several workers update the weights as one would, and groups stay together",
+    ),
+    Patch(
+        "driver",
+        f"{_PLUGIN}one_pass:_compare_afterwards",
+        "verl.trainer.ppo.ray_trainer",
+        ("RayPPOTrainer._update_actor",),
+        "entropy, and sampler against trainer, where one update computes its rows once",
     ),
     Patch(
         "driver",

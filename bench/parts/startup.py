@@ -31,8 +31,7 @@ ROLLOUTS = ("data.train_batch_size=8", "rollout.group_size=4", "rollout.redraws=
 STEPS = 4
 PHASES = {
     "time/gen_s": ("rollouts", "the longest one; agents, store and proxy beside the sampler on the same cores"),
-    "time/log_prob_s": ("old log-probs", ""),
-    "time/update_s": ("update", ""),
+    "time/update_s": ("update", "its pass over the rows gives the old log-probs too"),
     "time/weight_sync_s": ("weights to the sampler", ""),
 }
 MEMORY_SETTINGS = ("trainer.steps=2", "trainer.save_every=2", "trainer.val_before_train=false", "trainer.val_every=0",

@@ -78,10 +78,15 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
     keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg, network, cpu=cpu)
     keys |= LAGGED if cfg.trainer.max_lag else {}
+    tree = merged(_nested(keys), _checked(cfg.verl, packed=cpu or cfg.engine.shared_prompts is not None))
+    return merged(tree, _nested(ONE_PASS)) if _updates_once(cfg, tree, cpu=cpu) else tree
+
+
+def _nested(keys: dict[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         set_path(tree, key, value)
-    return merged(tree, _checked(cfg.verl, packed=cpu or cfg.engine.shared_prompts is not None))
+    return tree
 
 
 def _checked(verl: dict[str, Any], *, packed: bool) -> dict[str, Any]:
@@ -143,6 +148,21 @@ LAGGED: dict[str, Any] = {
     f"{ROLLOUT}.enable_sleep_mode": False,
 }
 """Keys of a run with `trainer.max_lag`."""
+ONE_PASS: dict[str, Any] = {
+    "algorithm.rollout_correction.bypass_mode": True,
+    f"{ACTOR}.calculate_entropy": True,
+}
+"""Keys of a run whose old log-probs are those of the update itself (`sql_agent.verl_side.plugin.one_pass`)."""
+
+
+def _updates_once(cfg: TrainConfig, tree: dict[str, Any], *, cpu: bool) -> bool:
+    """Whether one update follows a batch, and nothing needs old log-probs before it."""
+    actor, model = tree["actor_rollout_ref"]["actor"], tree["actor_rollout_ref"]["model"]
+    corrected = tree["algorithm"].get("rollout_correction", {}).get("rollout_is") is not None
+    one = actor["ppo_mini_batch_size"] == cfg.data.train_batch_size and actor.get("ppo_epochs", 1) == 1
+    # verl's own engine without its fused kernels would keep the logits of all tokens for the entropies of the update
+    fused = cpu or cfg.engine.shared_prompts is not None or bool(model["use_fused_kernels"])
+    return one and fused and not corrected
 
 
 def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
@@ -214,6 +234,13 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     only_on_a_cpu = {
         f"{REF}.fsdp_config.use_torch_compile": False,
         f"{VLLM}.distributed_executor_backend": "uni",  # saves a process that imports torch and vLLM
+        # What a prompt begins with is found again in whole blocks. vLLM takes blocks of 128 tokens on a CPU, in which a
+        # first prompt of 68 has no whole one; it wants a multiple of 32 there, and takes 16 on a GPU.
+        f"{VLLM}.block_size": 32,
+        # A prompt that does not fit into a pass any more waits for the next one, which holds the longest. vLLM would
+        # cut it, and of a cut prompt whose request has a seed it takes back a random number, which torch's generator
+        # on a CPU cannot: the engine would end (v1/worker/gpu_model_runner.py, `_bookkeeping_sync`).
+        f"{ROLLOUT}.enable_chunked_prefill": False,
     }
     return {
         f"{ACTOR}.fsdp_config.mixed_precision": mixed,
