@@ -151,6 +151,8 @@ def shared_prefix_attention(
         NotImplementedError: the layer needs something other than full causal attention.
     """
     check_full_causal(module, segments, sliding_window, softcap)
+    if torch.is_autocast_enabled(query.device.type):  # as torch's attention does; rotary embeddings made them float32
+        query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
     lengths = [segment.length for segment in segments]
     queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
     grouped = query.shape[1] != key.shape[1]
@@ -162,7 +164,9 @@ def shared_prefix_attention(
         ]
         if not dropout and queries[number].numel() * (segment.depth + segment.length) >= SMALL:
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            attended.append(LastTokensAttention.apply(queries[number][0], states[0][0], states[1][0], scale)[None])
+            with torch.autocast(query.device.type, enabled=False):
+                whole = LastTokensAttention.apply(queries[number][0], states[0][0], states[1][0], scale)
+            attended.append(whole[None])
             continue
         mask = segment.mask if segment.ancestors else None
         attended.append(

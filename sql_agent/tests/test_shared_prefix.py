@@ -118,6 +118,28 @@ def test_long_segments_in_the_precisions_of_training(dtype, close, monkeypatch):
         assert (ours.double() - exact).norm() <= close * exact.norm()
 
 
+def test_under_autocast_long_segments_are_bfloat16_as_torch_makes_short_ones(monkeypatch):
+    packed = pack_rows([[*range(60), 100 + row, *range(40)] for row in range(3)])
+    generator = torch.Generator().manual_seed(0)
+    length = len(packed.input_ids)
+    # a model's rotary embeddings make queries and keys float32; values stay as they are
+    states = [
+        torch.randn(1, heads, length, 16, generator=generator).to(dtype).requires_grad_()
+        for heads, dtype in ((6, torch.float32), (2, torch.float32), (2, torch.bfloat16))
+    ]
+    found = []
+    for small in (shared_prefix.SMALL, 0):
+        monkeypatch.setattr(shared_prefix, "SMALL", small)
+        with torch.autocast("cpu", torch.bfloat16):
+            attended, _ = shared_prefix_attention(torch.nn.Module(), *states, None, segments=packed.segments)
+        assert attended.dtype is torch.bfloat16
+        gradients = torch.autograd.grad((attended.float() ** 2).sum(), states)
+        assert [each.dtype for each in gradients] == [each.dtype for each in states]
+        found.append((attended, *gradients))
+    for torchs, ours in zip(*found, strict=True):
+        assert (ours.double() - torchs.double()).norm() <= 1e-2 * torchs.double().norm()
+
+
 def test_hand_worked():
     packed = pack_rows([[7, 1], [7, 2]])
     zeros = torch.zeros(1, 1, 3, 1)

@@ -2,8 +2,8 @@
 
 verl's own `FusedLinearForPPOFunction` takes some positions and the whole vocabulary at a time: the gradient of the
 output layer (113 MB for SmolLM2-135M) is added up once for each of these chunks, and six copies of its logits are made.
-A tile of the vocabulary has the whole gradient of its own weights, and its logits stay in one buffer, which fits into
-the cache. The backward pass knows the sums over the vocabulary already, so it takes one tile at a time as well.
+A tile of the vocabulary has the whole gradient of its own weights, and its logits fit into the cache. The backward pass
+knows the sums over the vocabulary already, so it takes one tile at a time as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from sql_agent.cpu_products import product
 
 TILE = 2**21
 """Logits that exist at a time, 8 MiB in float32; the forward pass keeps a copy of them."""
@@ -73,21 +75,19 @@ class LogProbs(torch.autograd.Function):
                 to_logits /= ctx.temperature
             to_logits = to_logits.to(hidden.dtype)
             if to_hidden is not None:
-                to_hidden += to_logits @ part
+                to_hidden += product(to_logits, part)
             if to_weight is not None:
-                torch.mm(to_logits.t(), hidden, out=to_weight[start : start + len(part)])
+                to_weight[start : start + len(part)] = product(to_logits.t(), hidden)
         return None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight, None, None
 
 
 def _tiles(hidden: Tensor, weight: Tensor, temperature: float) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the start of each tile, its rows of the weight, and its logits, shape (K, tile), which the caller may
-    change: the next tile overwrites them."""
+    change."""
     width = min(len(weight), max(1, TILE // max(1, len(hidden))))
-    buffer = hidden.new_empty(len(hidden) * width)
     for start in range(0, len(weight), width):
         part = weight[start : start + width]
-        products = buffer[: len(hidden) * len(part)].view(len(hidden), len(part))
-        logits = torch.mm(hidden, part.t(), out=products).float()
+        logits = product(hidden, part.t()).float()
         if temperature != 1:
             logits /= temperature
         yield start, part, logits
