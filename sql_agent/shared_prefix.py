@@ -219,7 +219,9 @@ class LastTokensAttention(torch.autograd.Function):
             weights = _weights(queries, keys, ctx.scale)
             to_value[head, :seen] += product(weights.to(value.dtype).t(), above)
             to_weights = product(above.to(exact), values.to(exact).t())
-            to_scores = torch._softmax_backward_data(to_weights, weights, -1, exact).mul_(ctx.scale).to(query.dtype)
+            to_scores = (
+                torch.ops.aten._softmax_backward_data(to_weights, weights, -1, exact).mul_(ctx.scale).to(query.dtype)
+            )
             to_query[heads, rows] = product(to_scores, keys).view_as(queries)
             to_key[head, :seen] += product(to_scores.t(), queries.reshape(-1, queries.shape[-1]))
         return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None

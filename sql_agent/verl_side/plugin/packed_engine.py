@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -99,6 +100,14 @@ class PackedEngine(FSDPEngineWithLMHead):
                 "lm_head out of lora.target_modules"
             )
         return module
+
+    def _build_optimizer(self, module: Any) -> Any:
+        # torch takes its fused AdamW on request only; the other one makes a new tensor for each step of the formula
+        config = self.optimizer_config  # pyright: ignore[reportAttributeAccessIssue]
+        if get_device_name() == "cpu" and (config.optimizer_impl, config.optimizer) == ("torch.optim", "AdamW"):
+            own = {"fused": True, **(config.override_optimizer_config or {})}
+            self.optimizer_config = replace(config, override_optimizer_config=own)
+        return super()._build_optimizer(module)  # pyright: ignore[reportAttributeAccessIssue]
 
     def forward_backward_batch(self, data: Any, loss_function: Callable, forward_only: bool = False) -> Any:
         limit = data["max_token_len_per_gpu"]
