@@ -14,12 +14,20 @@ Leaves out sliding windows and capped scores; a row may hold any number of turns
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from sql_agent.cpu_products import product
+
+SCORES = 2**18
+"""Scores that exist at a time: 1 MiB in float32, which a core's cache holds."""
+SMALL = 2**24
+"""Multiplications of queries and keys below which torch's attention is faster: it is one call."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +151,24 @@ def shared_prefix_attention(
         NotImplementedError: the layer needs something other than full causal attention.
     """
     check_full_causal(module, segments, sliding_window, softcap)
+    if torch.is_autocast_enabled(query.device.type):  # as torch's attention does; rotary embeddings made them float32
+        query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
     lengths = [segment.length for segment in segments]
     queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
     grouped = query.shape[1] != key.shape[1]
     attended = []
     for number, segment in enumerate(segments):
-        if segment.ancestors:
-            seen = [*segment.ancestors, number]
-            mask = segment.mask
-            states = torch.cat([keys[s] for s in seen], 2), torch.cat([values[s] for s in seen], 2)
-        else:
-            mask, states = None, (keys[number], values[number])
+        seen = [*segment.ancestors, number]
+        states = [
+            torch.cat([each[s] for s in seen], 2) if segment.ancestors else each[number] for each in (keys, values)
+        ]
+        if not dropout and queries[number].numel() * (segment.depth + segment.length) >= SMALL:
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            with torch.autocast(query.device.type, enabled=False):
+                whole = LastTokensAttention.apply(queries[number][0], states[0][0], states[1][0], scale)
+            attended.append(whole[None])
+            continue
+        mask = segment.mask if segment.ancestors else None
         attended.append(
             scaled_dot_product_attention(
                 queries[number],
@@ -166,6 +181,75 @@ def shared_prefix_attention(
             )
         )
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+
+
+class LastTokensAttention(torch.autograd.Function):
+    """Causal attention of the last N of M tokens: `apply(query, key, value, scale)`, shape (heads, N, E).
+
+    torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) multiplies small blocks by MKL, and takes
+    three to four times as long on an AMD EPYC. Here the scores and their gradients are float32 and all other products
+    in the dtype of `query`, as there. Scores are computed twice and never kept.
+
+    Args:
+        query: shape (heads, N, D).
+        key: shape (kv_heads, M, D); heads is a multiple of kv_heads.
+        value: shape (kv_heads, M, E).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.scale = scale
+        attended = query.new_empty(*query.shape[:2], value.shape[-1])
+        for heads, rows, head, seen in _blocks(query, key):
+            queries, keys, values = query[heads, rows], key[head, :seen], value[head, :seen]
+            weights = _weights(queries, keys, scale).to(value.dtype)
+            attended[heads, rows] = product(weights, values).view(*queries.shape[:2], -1)
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query, key, value = ctx.saved_tensors
+        exact = torch.promote_types(torch.float32, query.dtype)
+        to_query = torch.empty_like(query)
+        to_key, to_value = (torch.zeros_like(each, dtype=exact) for each in (key, value))
+        for heads, rows, head, seen in _blocks(query, key):
+            queries, keys, values = query[heads, rows], key[head, :seen], value[head, :seen]
+            above = gradient[heads, rows].reshape(-1, value.shape[-1])
+            weights = _weights(queries, keys, ctx.scale)
+            to_value[head, :seen] += product(weights.to(value.dtype).t(), above)
+            to_weights = product(above.to(exact), values.to(exact).t())
+            to_scores = (
+                torch.ops.aten._softmax_backward_data(to_weights, weights, -1, exact).mul_(ctx.scale).to(query.dtype)
+            )
+            to_query[heads, rows] = product(to_scores, keys).view_as(queries)
+            to_key[head, :seen] += product(to_scores.t(), queries.reshape(-1, queries.shape[-1]))
+        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None
+
+
+def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[slice, slice, int, int]]:
+    """Yield the heads and rows of blocks of queries, the head of their keys, and how many tokens the last row sees."""
+    group, rows, before = len(query) // len(key), query.shape[1], key.shape[1] - query.shape[1]
+    at_a_time = max(1, SCORES // (group * key.shape[1]))
+    for head in range(len(key)):
+        for start in range(0, rows, at_a_time):
+            end = min(start + at_a_time, rows)
+            yield slice(head * group, (head + 1) * group), slice(start, end), head, before + end
+
+
+def _weights(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """What each of the last R tokens gives to each of M, shape (group * R, M).
+
+    Args:
+        queries: shape (group, R, D).
+        keys: shape (M, D).
+    """
+    exact = torch.promote_types(torch.float32, queries.dtype)
+    group, rows, width = queries.shape
+    scores = product(queries.reshape(-1, width).to(exact) * scale, keys.to(exact).t())
+    later = torch.full((rows, rows), -torch.inf, dtype=exact).triu(1)
+    scores.view(group, rows, -1)[..., -rows:] += later
+    return scores.softmax(-1)
 
 
 def check_full_causal(

@@ -25,14 +25,14 @@ class Learner:
 
     Args:
         loss: the loss and its settings.
-        fused: whether torch's fused AdamW is used, which rounds differently; None: torch's choice.
     """
 
-    def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig, *, fused: bool | None = None) -> None:
+    def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig) -> None:
         self._policy, self._optim, self._settings = policy, optim, loss
         self._loss: Loss = made(LOSSES[loss.name], loss)
+        # fused, as transformers' trainer has it; on a CPU the other one makes a new tensor for each step of the formula
         self.optimiser = torch.optim.AdamW(
-            policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay, fused=fused
+            policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay, fused=True
         )
         self.steps = self.bad_steps = 0
         """Optimiser steps so far, and steps that were left out because loss or gradient was not finite."""

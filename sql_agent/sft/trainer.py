@@ -53,7 +53,7 @@ class CrossEntropy(Learner):
 
     def __init__(self, policy: LocalPolicy, learning_rate: float) -> None:
         optim = OptimConfig(learning_rate=learning_rate, weight_decay=0.0)
-        super().__init__(policy, optim, LossConfig(aggregation="token-mean"), fused=True)  # as transformers' trainer
+        super().__init__(policy, optim, LossConfig(aggregation="token-mean"))
 
     def update(self, conversations: Sequence[Encoded], learning_rate: float) -> dict[str, float]:
         """

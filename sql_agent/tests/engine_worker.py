@@ -6,10 +6,10 @@ Plays no episode: rows of random tokens, `GROUPS` groups of four rollouts, each 
 shares, and a response of RESPONSE tokens of which every third is a tool's; one rollout is lost. The second rollout of a
 group has a second conversation, with a prompt of its own; the third has a branch, which goes on from its first turn.
 
-Answers a line of JSON: the engine's class, the largest difference of log-probs and entropies in nats, the largest
-relative one of a weight's gradient, seconds of CPU time both ways, what is resident at most, in GiB, and how many of
-REPEATS further updates by two threads, from the same weights and rows, give other gradients than the first of them, in
-any bit.
+Answers a line of JSON: the engine's class, whether the optimiser's step is fused, the largest difference of log-probs
+and entropies in nats, the largest relative one of a weight's gradient, seconds of CPU time both ways, what is resident
+at most, in GiB, and how many of REPEATS further updates by two threads, from the same weights and rows, give other
+gradients than the first of them, in any bit.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def main() -> None:
     apart_s = time.process_time() - started
     answer = {
         "engine": type(engine).__name__,
+        "fused": [group["fused"] for group in engine.optimizer.param_groups],
         "log_probs": max(
             difference(old.batch["old_log_probs"][i], value[0], rows[i]) for i, value in enumerate(values) if value
         ),

@@ -191,3 +191,17 @@ def test_a_learner_with_the_state_of_another_goes_on_as_that_one(random_policy_f
         learner.learn(ROWS[:2], temperature=1.0)
     assert all(map(torch.equal, weights(one), weights(two)))
     assert (second.steps, second.bad_steps) == (first.steps, first.bad_steps) == (2, 0)
+
+
+def test_the_optimisers_step_is_fused_and_a_run_that_began_without_goes_on_without(policy):
+    """The two round differently, so a resumed run keeps what its checkpoint names."""
+    learner = Learner(policy, FAST, LossConfig(kl_coef=0.0))
+    learner.learn(ROWS, temperature=1.0)
+    state = learner.state()
+    (group,) = state["optimiser"]["param_groups"]
+    assert group["fused"]
+    group["fused"] = None
+    learner.load_state(state)
+    assert learner.optimiser.param_groups[0]["fused"] is None
+    assert learner.learn(ROWS, temperature=1.0)["policy/grad_norm"] > 0
+    assert learner.steps == 2

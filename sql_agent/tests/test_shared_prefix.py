@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from sql_agent import shared_prefix
 from sql_agent.shared_prefix import Segment, pack_chains, pack_rows, shared_prefix_attention
 
 
@@ -75,6 +76,68 @@ def test_each_row_attends_to_itself_alone():
             is_causal=True,
         )
         torch.testing.assert_close(attended[:, place], alone.transpose(1, 2))
+
+
+def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_the_same(monkeypatch):
+    """Blocks of eight scores: two rows of two heads at a time, or one where a row sees more than four tokens."""
+    packed = pack_rows([[5, 6, 7, 1], [5, 6, 7, 2, 3], [5, 6, 8], [9, 9]])
+    generator = torch.Generator().manual_seed(0)
+    length = len(packed.input_ids)
+    states = [
+        torch.randn(1, heads, length, width, generator=generator, dtype=torch.float64).requires_grad_()
+        for heads, width in ((4, 8), (2, 8), (2, 3))
+    ]
+    weights = torch.randn(1, length, 4, 3, generator=generator, dtype=torch.float64)
+    found = []
+    for small in (shared_prefix.SMALL, 0):
+        monkeypatch.setattr(shared_prefix, "SMALL", small)
+        monkeypatch.setattr(shared_prefix, "SCORES", 8)
+        attended, _ = shared_prefix_attention(torch.nn.Module(), *states, None, scaling=0.5, segments=packed.segments)
+        found.append((attended, *torch.autograd.grad((attended * weights).sum(), states)))
+    torch.testing.assert_close(found[1], found[0])
+    assert not torch.equal(found[1][0], found[0][0])  # two ways indeed
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
+def test_long_segments_in_the_precisions_of_training(dtype, close, monkeypatch):
+    """bfloat16 keeps 8 bits of a number; the scores and what is added up are float32."""
+    packed = pack_rows([[*range(60), 100 + row, *range(40)] for row in range(3)])
+    generator = torch.Generator().manual_seed(0)
+    length = len(packed.input_ids)
+    # heads beside one another for each token, as a model makes them
+    states = [torch.randn(1, length, heads, 16, generator=generator).to(dtype) for heads in (6, 2, 2)]
+    weights = torch.randn(1, length, 6, 16, generator=generator)
+    monkeypatch.setattr(shared_prefix, "SMALL", 0)
+    found = []
+    for exactly in (torch.float64, dtype):
+        own = [each.to(exactly).transpose(1, 2).requires_grad_() for each in states]
+        attended, _ = shared_prefix_attention(torch.nn.Module(), *own, None, segments=packed.segments)
+        assert attended.dtype is exactly
+        found.append((attended, *torch.autograd.grad((attended * weights).sum(), own)))
+    for exact, ours in zip(*found, strict=True):
+        assert (ours.double() - exact).norm() <= close * exact.norm()
+
+
+def test_under_autocast_long_segments_are_bfloat16_as_torch_makes_short_ones(monkeypatch):
+    packed = pack_rows([[*range(60), 100 + row, *range(40)] for row in range(3)])
+    generator = torch.Generator().manual_seed(0)
+    length = len(packed.input_ids)
+    # a model's rotary embeddings make queries and keys float32; values stay as they are
+    states = [
+        torch.randn(1, heads, length, 16, generator=generator).to(dtype).requires_grad_()
+        for heads, dtype in ((6, torch.float32), (2, torch.float32), (2, torch.bfloat16))
+    ]
+    found = []
+    for small in (shared_prefix.SMALL, 0):
+        monkeypatch.setattr(shared_prefix, "SMALL", small)
+        with torch.autocast("cpu", torch.bfloat16):
+            attended, _ = shared_prefix_attention(torch.nn.Module(), *states, None, segments=packed.segments)
+        assert attended.dtype is torch.bfloat16
+        gradients = torch.autograd.grad((attended.float() ** 2).sum(), states)
+        assert [each.dtype for each in gradients] == [each.dtype for each in states]
+        found.append((attended, *gradients))
+    for torchs, ours in zip(*found, strict=True):
+        assert (ours.double() - torchs.double()).norm() <= 1e-2 * torchs.double().norm()
 
 
 def test_hand_worked():

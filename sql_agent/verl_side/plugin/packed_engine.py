@@ -3,9 +3,9 @@
 verl computes every row of a micro-batch in full, and the logits of every token: eight rollouts of 750 tokens at a
 vocabulary of 49,152 are 1.2 GB of float32 logits before the first copy. Here the rows of a group are packed
 (`shared_prefix`), and the output layer gets only the positions whose next token the policy sampled. It returns their
-log-probs and entropies, a chunk of logits at a time. The rest (FSDP2, loss, optimiser, checkpoints) is verl's. A CPU
-has it always, and computes attention a segment at a time; with `engine.shared_prompts` a GPU has it too, or a CPU
-computes attention as a GPU then does. Source of the two methods that are overridden: verl
+log-probs and entropies, a tile of the vocabulary at a time (`log_probs`). The rest (FSDP2, loss, optimiser,
+checkpoints) is verl's. A CPU has it always, and computes attention a segment at a time; with `engine.shared_prompts` a
+GPU has it too, or a CPU computes attention as a GPU then does. Source of the two methods that are overridden: verl
 workers/engine/fsdp/transformer_impl.py, `forward_backward_batch` and `forward_step` of `FSDPEngineWithLMHead`.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +23,6 @@ import torch.distributed as dist
 from transformers import AttentionInterface
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_device_name
-from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -30,11 +30,10 @@ from verl.workers.engine.utils import detach_tree
 
 from agentgrpo.micro_batches import return_freed_memory
 from sql_agent.block_mask import block_mask, flex_shared_attention
+from sql_agent.log_probs import LogProbs
 from sql_agent.shared_prefix import PackedRows, pack_chains
 from sql_agent.verl_side.plugin.packed_attention import NAME
 
-# Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152.
-CHUNK = 256
 # Fields of a model's config that change logits after the output layer, unless they are None or 1.
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 
@@ -60,15 +59,13 @@ class LogProbHead:
 
         A CPU always computes in float32: at a logit of 20, bfloat16 is off by up to 0.06 nats (arXiv:2506.13585 sec.
         3.2 reports the effect on training). On a GPU FSDP gives the weights in the run's precision, and the products
-        are in it, as in verl's own fused kernel.
+        are in it, as in verl's own kernel.
         """
         weight: Any = self._head.weight
         with torch.autocast(hidden.device.type, enabled=False):
-            log_probs, entropies = FusedLinearForPPOFunction.apply(
-                hidden[0].to(weight.dtype).index_select(0, self.rows), weight, self.labels, self.temperature, CHUNK
-            )
-        # FSDP would warn of a view
-        return torch.stack([log_probs[None], entropies[None].to(log_probs.dtype)], -1)
+            states = hidden[0].to(weight.dtype).index_select(0, self.rows)
+            log_probs, entropies = LogProbs.apply(states, weight, self.labels, self.temperature)
+        return torch.stack([log_probs[None], entropies[None]], -1)  # FSDP would warn of a view
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
@@ -103,6 +100,14 @@ class PackedEngine(FSDPEngineWithLMHead):
                 "lm_head out of lora.target_modules"
             )
         return module
+
+    def _build_optimizer(self, module: Any) -> Any:
+        # torch takes its fused AdamW on request only; the other one makes a new tensor for each step of the formula
+        config = self.optimizer_config  # pyright: ignore[reportAttributeAccessIssue]
+        if get_device_name() == "cpu" and (config.optimizer_impl, config.optimizer) == ("torch.optim", "AdamW"):
+            own = {"fused": True, **(config.override_optimizer_config or {})}
+            self.optimizer_config = replace(config, override_optimizer_config=own)
+        return super()._build_optimizer(module)  # pyright: ignore[reportAttributeAccessIssue]
 
     def forward_backward_batch(self, data: Any, loss_function: Callable, forward_only: bool = False) -> Any:
         limit = data["max_token_len_per_gpu"]

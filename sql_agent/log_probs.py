@@ -1,0 +1,99 @@
+"""Computes log-probs and entropies of tokens without keeping their logits, a tile of the vocabulary at a time.
+
+verl's own `FusedLinearForPPOFunction` takes some positions and the whole vocabulary at a time: the gradient of the
+output layer (113 MB for SmolLM2-135M) is added up once for each of these chunks, and six copies of its logits are made.
+A tile of the vocabulary has the whole gradient of its own weights, and its logits fit into the cache. The backward pass
+knows the sums over the vocabulary already, so it takes one tile at a time as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sql_agent.cpu_products import product
+
+TILE = 2**21
+"""Logits that exist at a time, 8 MiB in float32; the forward pass keeps a copy of them."""
+
+
+class LogProbs(torch.autograd.Function):
+    """`apply(hidden, weight, labels, temperature)`: log-probs of the labels, and the entropies, in nats.
+
+    Args:
+        hidden: shape (K, D).
+        weight: of the output layer, shape (V, D), in the dtype of `hidden`. Products are in that; all else is float32.
+        labels: shape (K,).
+        temperature: divisor of the logits, above 0.
+    Returns:
+        Two tensors of shape (K,) in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        largest = hidden.new_full((len(hidden),), -torch.inf, dtype=torch.float32)
+        # sums of exp(z) and of exp(z) z over the vocabulary, where z is a logit minus the largest one so far
+        total, weighted, chosen = (torch.zeros_like(largest) for _ in range(3))
+        for start, _, logits in _tiles(hidden, weight, temperature):
+            before, largest = largest, torch.maximum(largest, logits.amax(-1))
+            inside, column = _columns(labels, start, logits)
+            chosen = torch.where(inside, logits.gather(-1, column[:, None])[:, 0], chosen)
+            logits -= largest[:, None]
+            powers = logits.exp()
+            # what was summed so far was measured from a smaller logit; there is nothing before the first tile
+            step = torch.where(total > 0, before - largest, 0.0)
+            weighted = (weighted + total * step) * step.exp()
+            total = total * step.exp() + powers.sum(-1)
+            weighted += powers.mul_(logits).sum(-1)
+        log_total = total.log()
+        entropies = log_total - weighted / total
+        ctx.save_for_backward(hidden, weight, labels, largest + log_total, entropies)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return chosen - largest - log_total, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, labels, log_totals, entropies = ctx.saved_tensors
+        of_log_probs, of_entropies = gradients
+        to_hidden = torch.zeros_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+        to_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for start, part, logits in _tiles(hidden, weight, ctx.temperature):
+            inside, column = _columns(labels, start, logits)
+            logits -= log_totals[:, None]
+            # d log_prob / d logit = [it is the label] - p; d entropy / d logit = -p (log p + entropy)
+            factor = 0.0 if of_log_probs is None else -of_log_probs[:, None]
+            if of_entropies is not None:
+                factor = factor - of_entropies[:, None] * (logits + entropies[:, None])
+            to_logits = logits.exp_().mul_(factor)
+            if of_log_probs is not None:
+                to_logits.scatter_add_(-1, column[:, None], torch.where(inside, of_log_probs, 0.0)[:, None])
+            if ctx.temperature != 1:
+                to_logits /= ctx.temperature
+            to_logits = to_logits.to(hidden.dtype)
+            if to_hidden is not None:
+                to_hidden += product(to_logits, part)
+            if to_weight is not None:
+                to_weight[start : start + len(part)] = product(to_logits.t(), hidden)
+        return None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight, None, None
+
+
+def _tiles(hidden: Tensor, weight: Tensor, temperature: float) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the start of each tile, its rows of the weight, and its logits, shape (K, tile), which the caller may
+    change."""
+    width = min(len(weight), max(1, TILE // max(1, len(hidden))))
+    for start in range(0, len(weight), width):
+        part = weight[start : start + width]
+        logits = product(hidden, part.t()).float()
+        if temperature != 1:
+            logits /= temperature
+        yield start, part, logits
+
+
+def _columns(labels: Tensor, start: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each label is in the tile, and its column there."""
+    column = labels - start
+    return (column >= 0) & (column < logits.shape[-1]), column.clamp(0, logits.shape[-1] - 1)
