@@ -144,9 +144,9 @@ async def _play(store: PatientStore, rollout: Any) -> None:
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     for number, (prompt_tokens, reply_tokens) in enumerate(SEVEN_B_TURNS, start=1):
         attributes = {
-            "prompt_token_ids": random.choices(range(150_000), k=prompt_tokens),
-            "response_token_ids": random.choices(range(150_000), k=reply_tokens),
-            "response_log_probs": [random.random() for _ in range(reply_tokens)],
+            "prompt_token_ids": json.dumps(random.choices(range(150_000), k=prompt_tokens)),
+            "response_token_ids": json.dumps(random.choices(range(150_000), k=reply_tokens)),
+            "response_log_probs": json.dumps([random.random() for _ in range(reply_tokens)]),
         }
         now, ok = time.time(), agl.TraceStatus(status_code="OK")
         fields = agl.SpanCoreFields(name=TURN_SPAN, attributes=attributes, start_time=now, end_time=now, status=ok)
@@ -158,7 +158,7 @@ async def _read(store: PatientStore, rollout: Any) -> None:
     spans = await store.query_spans(rollout.rollout_id, attempt_id="latest")
     if len(spans) != len(SEVEN_B_TURNS):
         raise RuntimeError(f"rollout {rollout.rollout_id} has {len(spans)} spans, expected {len(SEVEN_B_TURNS)}")
-    await store.mark_read(rollout)
+    await store.mark_read([rollout])
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from typing import Any
 
 import aiohttp
 
-from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc
 from sql_agent.lightning.spans import turn_span
+from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
+from sql_agent.model_servers.turns import TURN, with_turn
 
 STORED_S = 60.0
 
@@ -37,7 +38,7 @@ def call_all(order: Order, store_url: str) -> tuple[list[float], float]:
 
 
 async def _call_all(order: Order, store_url: str) -> tuple[list[float], float]:
-    store = agl.LightningStoreClient(store_url)
+    store = PatientStore(store_url)
     rollout = await store.start_rollout(input={})
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     path = "rollout/{rollout_id}/attempt/{attempt_id}".format(**ids)
@@ -57,7 +58,7 @@ async def _call_all(order: Order, store_url: str) -> tuple[list[float], float]:
                 response.raise_for_status()
             latency_ms.append(1000 * (time.perf_counter() - started))
             if order.traced:
-                span = turn_span(answer, **ids, number=number + 1)
+                span = turn_span(with_turn(answer)[TURN], **ids, number=number + 1)
                 writing.append(asyncio.create_task(store.add_span(span)))
 
     connector = aiohttp.TCPConnector(limit=0)

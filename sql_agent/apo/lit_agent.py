@@ -30,12 +30,14 @@ class InstructedLitAgent(SqlLitAgent):
         once = cfg.rollout.model_copy(update={"max_attempts": 1})
         super().__init__(cfg.model_copy(update={"rollout": once}))
 
-    async def _record(self, environment: Taskset, task: dict[str, Any], resources: Any, rollout: Any) -> RolloutRecord:
+    async def _record(
+        self, environment: Taskset, task: dict[str, Any], resources: Any, rollout: Any
+    ) -> tuple[RolloutRecord, list[Any]]:
         limits = self.cfg.agent
         if rollout.mode == "val":
             limits = limits.model_copy(update={"temperature": 0.0})
         assert self.cfg.base_url is not None and isinstance(environment, Environment)
-        return await run_rollout(
+        record = await run_rollout(
             environment.task(task),
             environment=environment.with_instructions(resources[INSTRUCTIONS].template),
             base_url=self.cfg.base_url,
@@ -43,3 +45,4 @@ class InstructedLitAgent(SqlLitAgent):
             config=limits,
             api_key=os.environ.get(POLICY_KEY) or "-",
         )
+        return record, []

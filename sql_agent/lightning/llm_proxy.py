@@ -41,6 +41,7 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
+from sql_agent.model_servers.turns import turn_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ async def write(turn: Turn) -> None:
     assert store is not None
     try:
         ids = turn.rollout_id, turn.attempt_id, turn.sequence_id
-        told = {"started": turn.started, "agent": turn.agent, "asked_again": turn.asked_again}
-        await store.add_span(turn_span(turn.answer, *ids, **told))
+        attributes = turn_of(turn.answer, agent=turn.agent, asked_again=turn.asked_again)
+        await store.add_span(turn_span(attributes, *ids, started=turn.started))
     except Exception:  # the rollout manager will miss the span and count the rollout as lost
         logger.exception("the span of rollout %s, call %d is lost", turn.rollout_id, turn.sequence_id)
 

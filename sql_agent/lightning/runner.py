@@ -31,6 +31,7 @@ from sql_agent.lightning.spans import outcome_span, turn_span
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.held_calls import ask_held
 from sql_agent.model_address.request_guard import RUN_TOKEN
+from sql_agent.model_servers.turns import TURN
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
@@ -111,12 +112,15 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         except BackendUnavailable as failure:
             asked, lost = self.made.task(task), Score(None, "db_unavailable")
             record = RolloutRecord(asked.id, asked.kind, "db_unavailable", lost, error=str(failure))
+            turns = []
         else:
-            record = await self._record(environment, task, resources, rollout)
-        return await self._ended(record, rollout)
+            record, turns = await self._record(environment, task, resources, rollout)
+        return [*turns, await self._ended(record, rollout)]
 
-    async def _record(self, environment: Taskset, task: dict[str, Any], resources: Any, rollout: Any) -> RolloutRecord:
-        """Play the task and write a span for each turn."""
+    async def _record(
+        self, environment: Taskset, task: dict[str, Any], resources: Any, rollout: Any
+    ) -> tuple[RolloutRecord, list[Any]]:
+        """Play the task; returns the spans of its turns too, if the LLM proxy does not write them."""
         metadata = rollout.metadata or {}
         llm = resources["main_llm"]
         agent = self.cfg.agent
@@ -124,18 +128,17 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             agent = agent.model_copy(update={"temperature": metadata["temperature"]})
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         held_s = functools.partial(ask_held, llm.endpoint) if self.cfg.trainer.max_lag else None
-        writing: list[asyncio.Task[Any]] = []
-
-        def write_turn(reply: Any) -> None:  # while the next call runs, not after the last one
-            span = turn_span(reply.model_dump(), *ids, len(writing) + 1)
-            writing.append(asyncio.create_task(self.runner.get_store().add_span(span)))
-
         if isinstance(environment, AgentTasks):
             model, seed = metadata.get("model", llm.model), metadata.get("seed")
             policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed, held=held_s is not None)
             alone = self.rewarder.rewards_alone
             asked = environment.task(task)
-            return await play(environment.agent, asked, policy, agent, others_reward=alone, held_s=held_s)
+            return await play(environment.agent, asked, policy, agent, others_reward=alone, held_s=held_s), []
+        turns: list[Any] = []
+
+        def keep_turn(reply: Any) -> None:
+            turns.append(turn_span(reply.model_extra[TURN], *ids, len(turns) + 1))
+
         assert isinstance(environment, Environment)
         record = await run_rollout(
             environment.task(task),
@@ -144,19 +147,17 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             model=metadata.get("model", llm.model),
             config=agent,
             api_key=os.environ.get(RUN_TOKEN) or "-",
-            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself. The
-            # server tells two rollouts apart by `user` that have the same text in different tokens.
-            extra_body={"user": rollout.attempt.attempt_id}
-            | ({} if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True}),
-            on_reply=None if self.cfg.llm_proxy else write_turn,
+            # The ids are in the answer, so this process writes the spans. The server tells two rollouts apart by `user`
+            # that have the same text in different tokens.
+            extra_body={"user": rollout.attempt.attempt_id, "return_token_ids": True, "logprobs": True},
+            on_reply=keep_turn,
             seed=metadata.get("seed"),
             max_response_tokens=self.cfg.data.max_response_tokens,
             held_s=held_s,
         )
-        await asyncio.gather(*writing)
-        return record
+        return record, turns
 
-    async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
+    async def _ended(self, record: RolloutRecord, rollout: Any) -> Any:
         """The last span of a rollout, with its reward.
 
         Raises:
@@ -172,8 +173,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         played = Rollout("", rollout.input, played=record, one_conversation=self.cfg.env.agent is None)
         await self.rewarder(played)
         if record.comparison is not None:
-            await self.runner.get_store().save_comparison(rollout.attempt, record.comparison)
-        return [outcome_span(played, rollout.rollout_id, rollout.attempt.attempt_id)]
+            self.runner.get_store().keep_comparison(rollout.attempt, record.comparison)
+        return outcome_span(played, rollout.rollout_id, rollout.attempt.attempt_id)
 
 
 class PassiveTracer(agl.OtelTracer):
@@ -207,6 +208,11 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
     def get_worker_id(self) -> str:
         """Return an id that no other runner of any run has; a rollout assigned to it is played here or nowhere."""
         return f"{super().get_worker_id()}-{os.environ.get(RUN_ID, os.getpid())}"
+
+    async def _post_process_rollout_result(self, rollout: Any, raw_result: Any) -> Any:
+        """As upstream, which sends one span after another; these go together, the reward behind its turns."""
+        await asyncio.gather(*(self.get_store().add_span(span) for span in raw_result))
+        return raw_result
 
     async def iter(self, *, event: Any = None) -> None:
         size_thread_pool(2 * self._concurrency)  # a cancelled rollout may hold a thread beside its successor's

@@ -15,16 +15,11 @@ from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Turn
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
+from sql_agent.model_servers.turns import AGENT, ASKED_AGAIN, WEIGHTS
 from sql_agent.source.datatypes import Rollout
 
 # Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes.
 TURN_SPAN = "litellm_request"
-# Attribute of a turn's span: the name of the agent that made the call.
-AGENT = "agentgrpo.agent"
-# Attribute of a turn's span: the train step whose weights it was sampled with, where the model server says so.
-WEIGHTS = "agentgrpo.weights"
-# Attribute of a turn's span: how often new weights ended the call before it was answered.
-ASKED_AGAIN = "agentgrpo.asked_again"
 # Attribute of the reward span the runner writes last, the text of `outcome_text`.
 OUTCOME = "agentgrpo.outcome"
 # The number of a rollout's last span, higher than that of any call.
@@ -48,42 +43,17 @@ class SpanLike(Protocol):
 
 
 def turn_span(
-    answer: dict[str, Any],
-    rollout_id: str,
-    attempt_id: str,
-    number: int,
-    *,
-    started: float | None = None,
-    agent: str | None = None,
-    asked_again: int = 0,
+    turn: dict[str, Any], rollout_id: str, attempt_id: str, number: int, *, started: float | None = None
 ) -> Any:
     """The span of a model call that has just ended.
 
     Args:
-        answer: one of vLLM's chat completions; the ids are empty if the server gave none.
+        turn: its attributes (`sql_agent.model_servers.turns`).
         number: of the call in its rollout, counted from 1; without one agent-lightning would ask the store for it.
         started: Unix time; None: it is not known.
-        agent: name of the agent that made the call, where it is known.
-        asked_again: how often new weights ended the call before.
     """
-    weights = answer.get("system_fingerprint") or ""  # as `sql_agent.verl_side.plugin.exact_prompts` sets it
-    choice = answer["choices"][0]
-    log_probs = (choice.get("logprobs") or {}).get("content") or []
-    attributes = {
-        "gen_ai.response.id": answer["id"],
-        "gen_ai.response.finish_reason": choice.get("finish_reason") or "",
-        "prompt_token_ids": answer.get("prompt_token_ids") or [],
-        "response_token_ids": choice.get("token_ids") or [],
-        "response_log_probs": [token["logprob"] for token in log_probs],
-        "agentgrpo.has_tool_calls": bool(choice["message"].get("tool_calls")),
-        **({} if agent is None else {AGENT: agent}),
-        **({WEIGHTS: int(weights)} if weights.isdecimal() else {}),
-        **({ASKED_AGAIN: asked_again} if asked_again else {}),
-    }
     now, status = time.time(), agl.TraceStatus(status_code="OK")
-    fields = agl.SpanCoreFields(
-        name=TURN_SPAN, attributes=attributes, start_time=started or now, end_time=now, status=status
-    )
+    fields = agl.SpanCoreFields(name=TURN_SPAN, attributes=turn, start_time=started or now, end_time=now, status=status)
     return agl.Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=number)
 
 
@@ -117,20 +87,22 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
     """
     turns = []
     for span in sorted((s for s in spans if s.name == TURN_SPAN), key=lambda s: s.sequence_id):
-        prompt_ids, sampled_ids = (span.attributes.get(k) or () for k in ("prompt_token_ids", "response_token_ids"))
+        prompt_ids, sampled_ids, log_probs = (
+            tuple(json.loads(span.attributes.get(name) or "[]"))
+            for name in ("prompt_token_ids", "response_token_ids", "response_log_probs")
+        )
         if not prompt_ids or not sampled_ids:
             what = "a model call came back without token ids; the server needs return_token_ids"
             raise UntrainableCallError("no_token_ids", what)
-        log_probs = tuple(span.attributes.get("response_log_probs") or ())
         if len(log_probs) != len(sampled_ids):
             what = f"a model call came back with {len(log_probs)} log-probabilities for {len(sampled_ids)} sampled ids"
             raise UntrainableCallError("no_log_probs", f"{what}; the server needs logprobs")
-        if one_conversation and turns and turns[-1].prompt_ids == tuple(prompt_ids):
+        if one_conversation and turns and turns[-1].prompt_ids == prompt_ids:
             turns.pop()
         turns.append(
             Turn(
-                tuple(prompt_ids),
-                tuple(sampled_ids),
+                prompt_ids,
+                sampled_ids,
                 log_probs,
                 bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
                 span.attributes.get(AGENT),

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
+from sql_agent.lightning.span_sender import SpanSender
 from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
 from sql_agent.store_server import READ
 
@@ -56,6 +57,28 @@ class StoreClient(agl.LightningStoreClient):
 class PatientStore(StoreClient):
     def __init__(self, address: str) -> None:
         super().__init__(address, retry_delays=(), health_retry_delays=(), request_timeout=REQUEST_TIMEOUT_S)
+        self._sender = SpanSender(self._add_packed_spans, super().add_span)
+        self._resources: dict[str, Any] = {}
+        self._compared: dict[str, dict[str, Any]] = {}
+        """Metadata of attempts, by their ids, that are sent when the attempt ends."""
+
+    async def get_resources_by_id(self, resources_id: str) -> Any:
+        """Ask once: what a run publishes under an id does not change."""
+        if resources_id not in self._resources and (found := await super().get_resources_by_id(resources_id)):
+            self._resources[resources_id] = found
+        return self._resources.get(resources_id)
+
+    async def add_span(self, span: Any) -> Any:
+        """Send it with others; it is in the store when this returns."""
+        await self._sender.send(span)
+        return span
+
+    async def _add_packed_spans(self, body: bytes) -> None:
+        session = await self._get_session()
+        # an empty answer would come compressed
+        headers = {"Content-Type": "application/x-protobuf", "Accept-Encoding": "identity"}
+        async with session.post(self.otlp_traces_endpoint(), data=body, headers=headers) as response:
+            response.raise_for_status()
 
     async def _request_json(
         self,
@@ -139,16 +162,19 @@ class PatientStore(StoreClient):
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
         """Update as upstream does, but report no failure of a cancelled rollout; the store would queue it again."""
+        metadata = self._compared.pop(attempt_id, None)
         if changes.get("status") == "failed":
             ended = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=0)
             if any(rollout.status == "cancelled" for rollout in ended):
                 return await self.get_latest_attempt(rollout_id)
+        elif metadata is not None:
+            changes = {"metadata": metadata, **changes}
         return await super().update_attempt(rollout_id, attempt_id, **changes)
 
-    async def save_comparison(self, attempt: Any, comparison: dict[str, Any]) -> None:
-        """Keep what the judge compared beside the attempt, not in a span: the store has the task's solution already."""
-        metadata = {**(attempt.metadata or {}), _COMPARISON: json.dumps(comparison)}
-        await self.update_attempt(attempt.rollout_id, attempt.attempt_id, metadata=metadata)
+    def keep_comparison(self, attempt: Any, comparison: dict[str, Any]) -> None:
+        """Put what the judge compared beside the attempt when it ends, and not in a span: the store has the task's
+        solution already."""
+        self._compared[attempt.attempt_id] = {**(attempt.metadata or {}), _COMPARISON: json.dumps(comparison)}
 
     async def read_comparison(self, rollout_id: str) -> dict[str, Any] | None:
         """What was kept of the newest attempt; None if nothing was."""
@@ -156,9 +182,10 @@ class PatientStore(StoreClient):
         text = (attempt.metadata or {}).get(_COMPARISON) if attempt else None
         return json.loads(text) if text else None
 
-    async def mark_read(self, rollout: Any) -> None:
-        """Mark this rollout's spans as read, so that our store frees them; a store of `agl store` frees nothing."""
-        await self.update_rollout(rollout.rollout_id, metadata={**(rollout.metadata or {}), READ: True})
+    async def mark_read(self, rollouts: Sequence[Any]) -> None:
+        """Mark their spans as read, in one request, so that our store frees them; one of `agl store` frees nothing."""
+        first, names = rollouts[0], [rollout.rollout_id for rollout in rollouts]
+        await self.update_rollout(first.rollout_id, metadata={**(first.metadata or {}), READ: names})
 
 
 def _without_mark(answer: Any) -> Any:

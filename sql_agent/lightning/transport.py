@@ -46,6 +46,8 @@ class StoreTransport:
         self._resources_id: str | None = None
         self._pending: dict[str, Rollout] = {}
         self._reading: dict[asyncio.Task[None], Rollout] = {}
+        self._read_ones: list[Any] = []
+        """The store's rollouts that were read since it was told the last time."""
 
     async def collect(self) -> None:
         if self._pending:
@@ -57,6 +59,12 @@ class StoreTransport:
             if task.done():
                 task.result()  # raises what it raised
         self._reading = {task: rollout for task, rollout in self._reading.items() if not task.done()}
+        await self._tell_read()
+
+    async def _tell_read(self) -> None:
+        read, self._read_ones = self._read_ones, []
+        if read:
+            await self.store.mark_read(read)
 
     async def end(self, slots: Sequence[GroupSlot]) -> None:
         ending = {id(rollout) for slot in slots for rollout in slot.draws[-1]}
@@ -65,6 +73,7 @@ class StoreTransport:
             del self._pending[name]
             rollout.lost, rollout.end_seen_at = "step_deadline", time.monotonic()
         await asyncio.gather(*(task for task, rollout in self._reading.items() if id(rollout) in ending))
+        await self._tell_read()
         await self._cancel_unfinished(late)
 
     async def _cancel_unfinished(self, late: Iterable[str]) -> None:
@@ -139,7 +148,7 @@ class StoreTransport:
     async def _read(self, rollout: Any, result: Rollout) -> None:
         await self._read_spans(rollout, result)
         result.settled = True
-        await self.store.mark_read(rollout)
+        self._read_ones.append(rollout)
 
     async def _read_spans(self, rollout: Any, result: Rollout) -> None:
         """Read the spans of one finished rollout into `result`; they may arrive a moment after its end."""

@@ -33,6 +33,7 @@ from sql_agent.model_address.request_limits import RequestLimits, error_body
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.model_servers.ask import ChatServers
 from sql_agent.model_servers.refusals import UNREAD_CALL, words_of
+from sql_agent.model_servers.turns import with_turn, without_tokens
 
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
@@ -179,6 +180,7 @@ class RolloutRoute:
             asked = request if sampling is None else policy_request(request, sampling, sequence_id)
             stream = bool(asked.pop("stream", False))
             usage = bool((asked.pop("stream_options", None) or {}).get("include_usage"))
+            writes_itself = bool(asked.get("return_token_ids"))
         except (ValueError, AttributeError, TypeError) as error:
             refusal = error_body(error)
             if attempt is not None:
@@ -194,7 +196,9 @@ class RolloutRoute:
         if answered is None:
             return None
         status, answer, again = answered
-        if status == 200:
+        if status == 200 and writes_itself:
+            answer = with_turn(answer, asked_again=again)
+        elif status == 200:
             agent = unquote(http.headers.get(AGENT_HEADER, "")) or None
             self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent, again), attempt)
             answer = without_tokens(answer)
@@ -314,9 +318,3 @@ def _readable(body: bytes) -> dict[str, Any]:
     except ValueError:
         said = None
     return said if isinstance(said, dict) else _error(words_of(body))
-
-
-def without_tokens(response: dict[str, Any]) -> dict[str, Any]:
-    # The agent did not ask for ids and log-probs, and parsing them costs time (ms).
-    choices = [{**choice, "logprobs": None, "token_ids": None} for choice in response["choices"]]
-    return {**response, "choices": choices, "prompt_token_ids": None, "prompt_logprobs": None}

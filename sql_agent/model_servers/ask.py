@@ -24,6 +24,7 @@ from sql_agent.model_servers.refusals import (
     words_of,
 )
 from sql_agent.model_servers.replies import ReplyError, call_ids, read_reply
+from sql_agent.model_servers.turns import with_turn
 
 Json = dict[str, Any]
 # Sends a request and returns the status and the body of the answer.
@@ -85,7 +86,8 @@ class ChatClient(DefaultAsyncHttpxClient):
     """The HTTP client of an `AsyncOpenAI`.
 
     The client's timeout, which it has to send with each request as `AsyncOpenAI` does, is the deadline of a whole call;
-    of an `httpx.Timeout`, the one to read. httpx's own begins anew with every byte that arrives.
+    of an `httpx.Timeout`, the one to read. httpx's own begins anew with every byte that arrives. Who asks for token ids
+    gets them as `turns.TURN`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -113,6 +115,8 @@ class ChatClient(DefaultAsyncHttpxClient):
         status, answer = await self._servers.ask(f"{request.url.netloc} {asked['model']}", asked, send)
         if isinstance(answer, bytes):
             return last
+        if status == 200 and asked.get("return_token_ids"):
+            answer = with_turn(answer)
         content, kind = json.dumps(answer).encode(), {"content-type": "application/json"}
         return httpx.Response(status, content=content, headers=kind, request=request)
 

@@ -11,8 +11,9 @@ from openai import APITimeoutError, NotFoundError, OpenAI
 
 from agentgrpo.agl_without_litellm import agl
 from sql_agent import oracle
-from sql_agent.lightning.spans import TURN_SPAN, Turn, read_turns
+from sql_agent.lightning.spans import TURN_SPAN, Turn, read_turns, turn_span
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
+from sql_agent.model_servers.turns import TURN
 from sql_agent.tests.conftest import HangingServer, llm_proxy
 
 pytestmark = pytest.mark.slow
@@ -137,6 +138,20 @@ def test_the_agent_is_spared_the_token_ids_it_did_not_ask_for(proxy_url, store_u
     reply = client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": "hi"}])
     assert (reply.choices[0].logprobs, reply.model_extra) == (None, {"prompt_token_ids": None, "prompt_logprobs": None})
     assert reply.choices[0].message.tool_calls is not None
+
+
+def test_a_caller_that_asks_for_the_ids_gets_them_as_the_spans_attributes_and_writes_it_itself(proxy_url, store_url):
+    rollout, attempt = enqueue(store_url)
+    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key=os.environ[RUN_TOKEN])
+    messages = [{"role": "user", "content": "hi"}]
+    asked = {"return_token_ids": True, "logprobs": True}
+    reply = client.chat.completions.create(model="policy-0", messages=messages, extra_body=asked)
+    (turn,) = read_turns([turn_span(reply.model_extra[TURN], rollout, attempt, 1)])
+    sql = oracle.byte_ids([SQL])
+    assert turn == Turn(tuple(oracle.byte_ids(messages)), tuple(sql), (0.0,) * len(sql), True)
+    assert (reply.choices[0].logprobs, reply.model_extra["prompt_token_ids"]) == (None, None)
+    client.chat.completions.create(model="policy-0", messages=messages)  # later, and it is the one span that is there
+    assert [span.sequence_id for span in spans_of(store_url, rollout, attempt, 1)] == [2]
 
 
 @pytest.mark.parametrize(

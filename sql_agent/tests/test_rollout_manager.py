@@ -215,12 +215,6 @@ def test_a_rollout_that_is_given_up_ends_for_the_seconds_to_the_batch_when_it_is
     assert metrics["time/batch_ready_s"] < 1 < 2 <= metrics["time/rollout_s"]
 
 
-def test_turns_that_nobody_recorded_are_lost_not_guessed(play):
-    """`llm_proxy` leaves the tracing to a proxy, and here there is none."""
-    with pytest.raises(RuntimeError, match="'missing_spans'"):
-        play(KNOWN, "llm_proxy=true")
-
-
 def half_right(task, others):
     """A script that solves `others`, and `task` in the first of two rollouts only."""
     replies, asked = oracle.replay([task, *others]), []

@@ -2,6 +2,7 @@
 
 `test_chains` has rollouts of several conversations."""
 
+import json
 import math
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,7 @@ from sql_agent.lightning.spans import (
     read_turns,
     turn_span,
 )
+from sql_agent.model_servers.turns import turn_of
 from sql_agent.tests.records import make_outcome, reported
 
 
@@ -89,7 +91,7 @@ class Span:
 
 def model_call(sequence_id, prompt, sampled):
     ids = {"prompt_token_ids": prompt, "response_token_ids": sampled, "response_log_probs": [-1.0] * len(sampled)}
-    return Span("litellm_request", sequence_id, ids)
+    return Span("litellm_request", sequence_id, {name: json.dumps(numbers) for name, numbers in ids.items()})
 
 
 def test_turns_come_in_sequence_order_whatever_order_spans_arrive_in():
@@ -100,17 +102,17 @@ def test_turns_come_in_sequence_order_whatever_order_spans_arrive_in():
 def test_a_turn_has_everything_that_its_span_says():
     span = model_call(1, [1], [2, 3])
     span.attributes |= {"gen_ai.response.finish_reason": "tool_calls", "agentgrpo.has_tool_calls": True}
-    other = Span("some_other_call", 2, {**span.attributes, "prompt_token_ids": [1, 2, 3, 4]})
+    other = Span("some_other_call", 2, {**span.attributes, "prompt_token_ids": "[1, 2, 3, 4]"})
     assert read_turns([span, other]) == [Turn((1,), (2, 3), (-1.0, -1.0), has_tool_calls=True)]
 
 
 @pytest.mark.parametrize(
     ("left_out", "reason", "words"),
     [
-        ({"response_token_ids": []}, "no_token_ids", "without token ids; the server needs return_token_ids"),
-        ({"prompt_token_ids": []}, "no_token_ids", "without token ids; the server needs return_token_ids"),
-        ({"response_log_probs": []}, "no_log_probs", "with 0 log-probabilities for 2 sampled ids"),
-        ({"response_log_probs": [-0.5]}, "no_log_probs", "with 1 log-probabilities for 2 sampled ids"),
+        ({"response_token_ids": "[]"}, "no_token_ids", "without token ids; the server needs return_token_ids"),
+        ({"prompt_token_ids": "[]"}, "no_token_ids", "without token ids; the server needs return_token_ids"),
+        ({"response_log_probs": "[]"}, "no_log_probs", "with 0 log-probabilities for 2 sampled ids"),
+        ({"response_log_probs": "[-0.5]"}, "no_log_probs", "with 1 log-probabilities for 2 sampled ids"),
     ],
 )
 def test_a_call_that_cannot_be_trained_on_loses_its_rollout_under_its_own_reason(left_out, reason, words):
@@ -126,7 +128,7 @@ def test_a_reply_of_vllm_becomes_a_turn():
     log_probs = {"content": [{"logprob": -0.1}, {"logprob": -0.2}]}
     choice = {"message": said, "finish_reason": "tool_calls", "token_ids": [3, 4], "logprobs": log_probs}
     answer = {"id": "chatcmpl-1", "choices": [choice], "prompt_token_ids": [1, 2]}
-    span = turn_span(answer, "ro-1", "at-1", 1)
+    span = turn_span(turn_of(answer), "ro-1", "at-1", 1)
     assert read_turns([span]) == [Turn((1, 2), (3, 4), (-0.1, -0.2), has_tool_calls=True)]
 
 

@@ -36,7 +36,7 @@ async def played(store, count=1, status="succeeded"):
 
 
 async def read(store, rollout):
-    await store.update_rollout(rollout.rollout_id, metadata={**rollout.metadata, READ: True})
+    await store.update_rollout(rollout.rollout_id, metadata={**rollout.metadata, READ: [rollout.rollout_id]})
 
 
 async def spans_left(store):
@@ -57,6 +57,37 @@ async def test_spans_stay_until_they_are_marked_as_read_and_go_then():
     await read(store, other)  # the request was repeated
     assert await spans_left(store) == (0, 0, 0)
     assert [r.status for r in await store.query_rollouts()] == ["succeeded", "succeeded"]  # still listed
+
+
+async def test_one_request_marks_many_rollouts_as_read():
+    store = BoundedStore()
+    one, two, three = await played(store, 3)
+    await store.update_rollout(one.rollout_id, metadata={READ: [one.rollout_id, two.rollout_id]})
+    left = [len(await store.query_spans(each.rollout_id, attempt_id="latest")) for each in (one, two, three)]
+    assert left == [0, 0, 2]
+
+
+async def test_who_asks_without_waiting_gets_those_that_have_ended_in_the_order_of_the_question():
+    store = BoundedStore()
+    ended, failed, plays = (
+        *await played(store),
+        *await played(store, status="failed"),
+        *await played(store, status=None),
+    )
+    names = [rollout.rollout_id for rollout in (failed, plays, ended)]
+    found = await store.wait_for_rollouts(rollout_ids=[*names, "ro-unknown"], timeout=0)
+    assert [(each.rollout_id, each.status) for each in found] == [(names[0], "failed"), (names[2], "succeeded")]
+
+
+async def test_a_question_notices_a_rollout_whose_time_is_over(monkeypatch):
+    store = BoundedStore()
+    config = agl.RolloutConfig(timeout_seconds=5.0)
+    await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input={}, config=config)])
+    (rollout,) = await store.dequeue_many_rollouts(limit=1, worker_id="runner")
+    later = time.time() + 20.0
+    monkeypatch.setattr(time, "time", lambda: later)
+    (found,) = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=0)
+    assert found.status == "failed"
 
 
 async def test_late_spans_of_a_cancelled_or_read_rollout_do_not_stay():

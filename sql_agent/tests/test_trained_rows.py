@@ -2,6 +2,7 @@
 advantage. A scripted store and no model."""
 
 import dataclasses
+import json
 import math
 from types import SimpleNamespace
 
@@ -131,7 +132,8 @@ def test_a_scorer_that_refuses_more_than_its_share_stops_the_step_and_one_that_i
 
 def span(sequence_id, prompt, sampled):
     ids = {"prompt_token_ids": prompt, "response_token_ids": sampled, "response_log_probs": [-0.5] * len(sampled)}
-    return SimpleNamespace(name=TURN_SPAN, sequence_id=sequence_id, attributes=ids)
+    attributes = {name: json.dumps(numbers) for name, numbers in ids.items()}
+    return SimpleNamespace(name=TURN_SPAN, sequence_id=sequence_id, attributes=attributes)
 
 
 def reward_span(reward, num_turns, reason="match", tokens=None, one_conversation=True):
@@ -154,15 +156,16 @@ async def read(*answers, status="succeeded", settings=()):
             asked.append((rollout_id, attempt_id))
             return left.pop(0) if len(left) > 1 else left[0]
 
-        async def mark_read(self, rollout):
-            marked.append(rollout.rollout_id)
+        async def mark_read(self, rollouts):
+            marked.append([rollout.rollout_id for rollout in rollouts])
 
     cfg = load_config(None, ["rollout.poll_s=0.001", "rollout.span_timeout_s=0.05", *settings])
     transport = StoreTransport(cfg, "run", Store(), "policy", [], None)  # pyright: ignore[reportArgumentType]
     result = Rollout("g", {"id": "task"})
     await transport._read(SimpleNamespace(rollout_id="r", status=status), result)
     assert result.settled
-    assert marked == ["r"]  # whatever became of it, nobody asks for its spans again
+    await transport.collect()
+    assert marked == [["r"]]  # whatever became of it, nobody asks for its spans again
     return result, asked
 
 
