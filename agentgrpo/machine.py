@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from importlib.metadata import distributions
+from itertools import takewhile
 from pathlib import Path
 
 # Packages that run in one version alone: this project changes them at import, or they are compiled for one another.
@@ -90,7 +91,11 @@ def listed_gpus() -> int:
 def count_gpus() -> int:
     """The number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
     known, visible = listed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
+    if visible is None:
+        return known
+    names = [name.strip() for name in visible.split(",")]
+    # CUDA hides what stands behind a device that there is not, such as -1
+    return min(known, len(list(takewhile(lambda name: name and not name.startswith("-"), names))))
 
 
 def git_commit() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
 from agentgrpo.nearest import did_you_mean
@@ -160,6 +160,16 @@ class LoraConfig(Settings):
     """0 trains all weights."""
     alpha: Annotated[int, VerlKey("actor_rollout_ref.model.lora_alpha")] = Field(default=16, ge=1)
     target_modules: Annotated[str, VerlKey("actor_rollout_ref.model.target_modules")] = "all-linear"
+
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> LoraConfig:
+        # the settings of a run, which are saved whole, have a rank of 0 beside the rest
+        if (given := sorted(self.model_fields_set)) and "rank" not in given:
+            raise ValueError(
+                f"lora.{given[0]} is for an adapter, and lora.rank, which makes one, is left out; add "
+                f"lora.rank=16, or leave lora.{given[0]} out"
+            )
+        return self
 
 
 class ClusterConfig(Settings):

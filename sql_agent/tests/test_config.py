@@ -171,6 +171,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             "a server of a run closes new connections beyond 512: lower one of the two",
         ),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
+        (["lora.alpha=32"], "lora.rank, which makes one, is left out; add lora.rank=16, or leave lora.alpha out"),
         (["engine.n_gpus=4", "engine.tensor_parallel_size=3"], r"tensor_parallel_size \(3\) has to divide .*\(4\)"),
         (["engine.tensor_parallel_size=2"], r"tensor_parallel_size \(2\) has to divide engine.n_gpus \(1\)"),
         # 8 tasks of 4 rollouts
@@ -263,8 +264,8 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("data.max_response_tokens=2000", "actor_rollout_ref.actor.loss_scale_factor", 2000),
         ("lora.rank=8", "actor_rollout_ref.model.lora_rank", 8),
         ("lora.rank=8", "actor_rollout_ref.model.lora.merge", True),
-        ("lora.alpha=32", "actor_rollout_ref.model.lora_alpha", 32),
-        ("lora.target_modules=q_proj", "actor_rollout_ref.model.target_modules", "q_proj"),
+        ("lora={rank: 8, alpha: 32}", "actor_rollout_ref.model.lora_alpha", 32),
+        ("lora={rank: 8, target_modules: q_proj}", "actor_rollout_ref.model.target_modules", "q_proj"),
         ("engine.n_gpus=4", "trainer.n_gpus_per_node", 4),
         ("engine={n_gpus: 2, tensor_parallel_size: 2}", "actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
         ("engine.gpu_memory_utilization=0.7", "actor_rollout_ref.rollout.gpu_memory_utilization", 0.7),

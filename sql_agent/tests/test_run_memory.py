@@ -358,14 +358,31 @@ def test_a_run_is_refused_before_anything_loads(driver, capsys, tmp_path, random
     )
 
 
-def test_a_dry_run_for_gpus_needs_none_and_has_verls_own_checks(capsys, tmp_path, random_policy_folder):
+@pytest.mark.parametrize(
+    ("settings", "n_gpus", "nodes", "address"),
+    [
+        pytest.param(["engine.n_gpus=1"], 1, 1, None, id="one"),
+        pytest.param(["engine.n_gpus=2"], 2, 1, None, id="two"),
+        pytest.param(["engine.n_gpus=8", "engine.tensor_parallel_size=2"], 8, 1, None, id="eight"),
+        pytest.param(
+            ["engine.n_gpus=8", "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"],
+            *(8, 2, "10.0.0.1:6379"),
+            id="two_nodes_of_eight",
+        ),
+    ],
+)
+def test_a_dry_run_for_gpus_needs_none_and_has_verls_own_checks(
+    capsys, tmp_path, random_policy_folder, settings, n_gpus, nodes, address
+):
     where = ["--model", str(random_policy_folder), "--run-dir", str(tmp_path)]
-    assert main([*where, "--device", "gpu", "--dry-run", "--set", "engine.n_gpus=8"]) == 0
+    assert main([*where, "--device", "gpu", "--dry-run", "--set", *settings]) == 0
     said = capsys.readouterr().out
     (memory,) = [line for line in said.splitlines() if line.startswith("memory: ")]
     assert memory.startswith("memory: GiB of each GPU: 2.")
     assert memory.endswith("; no GPU was looked at")
-    assert '"n_gpus_per_node": 8' in said
+    keys = json.loads(said.split("# verl's keys\n")[1].split("\n\n# plan")[0])
+    assert (keys["trainer"]["n_gpus_per_node"], keys["trainer"]["nnodes"]) == (n_gpus, nodes)
+    assert keys["ray_kwargs"]["ray_init"].get("address") == address
 
 
 def test_doctor_knows_the_workers_of_a_cpu(capsys, monkeypatch, random_policy_folder):
