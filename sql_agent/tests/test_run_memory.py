@@ -134,6 +134,9 @@ def test_a_cpus_workers_hold_their_shares_and_a_server_each():
     one = 16 * 348 // 2 + 4 * (40 + 2 * 154) + 8 * 154 + (2 * 128 * 288 + 128 * 4 * 44) + 512 * 22 * 10 + 8 * 40
     assert need_of(cfg, SHAPE, cpu=True).update == one
     assert cpu_need(cfg, SHAPE) == int(6.5 * GIB) + 2 * (one + 4 * 348 + 2 * GIB)
+    # the scores of a layer's two heads in the backward pass
+    flex = load_config(None, [*SMALL, *settings, "engine.shared_prompts=flex_attention"])
+    assert cpu_need(flex, SHAPE) == cpu_need(cfg, SHAPE) + 2 * 29 * 2 * 128**2
     # four workers share, two of which are on this node
     two_nodes = load_config(None, [*SMALL, *settings, "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"])
     assert cpu_need(two_nodes, SHAPE) == cpu_need(cfg, SHAPE) - 2 * 16 * 348 // 4
