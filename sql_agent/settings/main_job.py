@@ -186,6 +186,10 @@ class ClusterConfig(Settings):
     workers_per_node: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
     """Training workers (FSDP2 ranks) on a CPU, each with a model server beside it; on GPUs `engine.n_gpus`. They share
     the rows of an update evenly, and the cores."""
+    sampler_gpus: Annotated[int, VerlKey("actor_rollout_ref.rollout.n_gpus_per_node")] = Field(default=0, ge=0)
+    """GPUs for the model servers alone, beside those that train; weights go there by NCCL. With `trainer.max_lag`
+    rollouts and updates then have all of their GPUs all of the time. 0: a model server beside each training worker, on
+    its GPU (experimental: no GPU has run it, doc/gpu.md)."""
 
 
 class EngineConfig(Settings):

@@ -71,7 +71,7 @@ def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
         return _check_cpu(cfg, cpu_need(cfg, shape), round(available_memory_gib() * GIB))
     if not cards:
         return Finding(f"{describe_need(cfg, need_of(cfg, shape, cpu=False), None)}; no GPU was looked at")
-    card = min(cards[: cfg.engine.n_gpus], key=lambda each: each.free)
+    card = min(cards[: _gpus_here(cfg)], key=lambda each: each.free)
     found = describe_need(cfg, need_of(cfg, shape, cpu=False), card.total)
     fault = fault_of(cfg, shape, card)
     if fault is None:
@@ -80,8 +80,8 @@ def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
 
 
 def _remedy(cfg: TrainConfig, shape: ModelShape, card: Card, cards: Sequence[Card]) -> str:
-    others = [each.name for each in cards if fault_of(cfg, shape, each) is None][: cfg.engine.n_gpus]
-    if len(others) == cfg.engine.n_gpus:
+    others = [each.name for each in cards if fault_of(cfg, shape, each) is None][: _gpus_here(cfg)]
+    if len(others) == _gpus_here(cfg):
         return f"it would fit with CUDA_VISIBLE_DEVICES={','.join(others)} before the command"
     settings = settings_that_fit(cfg, shape, card)
     if not settings:
@@ -89,6 +89,10 @@ def _remedy(cfg: TrainConfig, shape: ModelShape, card: Card, cards: Sequence[Car
     gpus = int(dict(each.split("=") for each in settings).get("engine.n_gpus", cfg.engine.n_gpus))
     where = f" on {gpus} such cards" if gpus > len(cards) else ""
     return f"it would fit{where} with --set {' '.join(settings)}"
+
+
+def _gpus_here(cfg: TrainConfig) -> int:
+    return cfg.engine.n_gpus + cfg.cluster.sampler_gpus
 
 
 def _check_cpu(cfg: TrainConfig, needed: int, available: int) -> Finding:
@@ -182,7 +186,8 @@ def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
         one: dict[str, Any] = {}
         set_path(one, name, value)
         tree = merged(tree, one)
-    if tree["engine"]["n_gpus"] % tree["engine"]["tensor_parallel_size"]:
+    server = tree["engine"]["tensor_parallel_size"]
+    if tree["engine"]["n_gpus"] % server or tree["cluster"]["sampler_gpus"] % server:
         return cfg  # these changes belong to one another
     return TrainConfig.model_validate(tree)
 
@@ -193,7 +198,8 @@ def _with_share(cfg: TrainConfig, shape: ModelShape, card: Card) -> TrainConfig:
         return cfg
     need = need_of(cfg, shape, cpu=False)
     beside = phases(cfg, need, 0)  # without a share
-    rest = card.free - (max(beside.values()) if cfg.trainer.max_lag else beside["rollouts"])
+    shared = cfg.trainer.max_lag and not cfg.cluster.sampler_gpus
+    rest = card.free - (max(beside.values()) if shared else beside["rollouts"])
     share = min(MOST_SHARE, floor(100 * rest / card.total) / 100)
     if share * card.total < need.sampler:
         return cfg

@@ -127,6 +127,9 @@ def _activations(cfg: TrainConfig, shape: ModelShape, act: int, *, cpu: bool) ->
 def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
     """Bytes on one GPU while rollouts are played, while weights are sent, and in the update.
 
+    With `cluster.sampler_gpus` the first is of a GPU of those, which also takes new weights in, and the other two are
+    of one that trains.
+
     Args:
         total: of the card, of which vLLM takes its share; None: it takes what it needs at least.
     Raises:
@@ -138,6 +141,12 @@ def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
     resting = (0 if offload["optimizer_offload"] else need.moments) + (0 if offload["param_offload"] else need.weights)
     # the adapter is merged into weights that are on the GPU; without one each weight is sent from where it lies
     sending = resting + (need.weights if offload["param_offload"] and cfg.lora.rank else 0)
+    if cfg.cluster.sampler_gpus:  # vLLM's share is on other GPUs than the rest; NCCL has two buffers on both sides
+        return {
+            "rollouts": share + 3 * bucket + need.largest + PROCESSES,
+            "weight sync": sending + 2 * bucket + need.largest + PROCESSES,
+            "the update": need.update + PROCESSES,
+        }
     return {
         "rollouts": share + resting + PROCESSES,
         "weight sync": (share if awake else need.served) + sending + bucket + need.largest + PROCESSES,

@@ -103,6 +103,13 @@ BUCKET_KEY = "verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bu
             id="a_lag_keeps_the_sampler",
         ),
         pytest.param(
+            ["cluster.sampler_gpus=1", "trainer.max_lag=1", "llm_proxy=true"],
+            1000,
+            # on one card the sampler, two buffers of NCCL and one to vLLM; on another the trainer and two buffers
+            {"rollouts": 504 + 3 * BUCKET, "weight sync": 44 + 2 * BUCKET, "the update": 66},
+            id="samplers_apart",
+        ),
+        pytest.param(
             [f"{OFFLOAD}.param_offload=true", f"{OFFLOAD}.optimizer_offload=true"],
             1000,
             {"rollouts": 500, "weight sync": 9 + BUCKET, "the update": 66},
@@ -292,6 +299,8 @@ def test_the_cards_that_a_run_gets_are_judged(tmp_path):
     other = "it would fit with CUDA_VISIBLE_DEVICES=0 before the command"
     assert problems_of(tmp_path, "1.5B", [TAKEN, FREE]) == [fault + other]
     assert problems_of(tmp_path, "1.5B", [FREE, TAKEN], "engine.n_gpus=2") != []
+    assert problems_of(tmp_path, "1.5B", [FREE, TAKEN], "cluster.sampler_gpus=1") != []
+    assert problems_of(tmp_path, "1.5B", [FREE, FREE, TAKEN], "cluster.sampler_gpus=1") == []
     two = "it would fit with CUDA_VISIBLE_DEVICES=0,2 before the command"
     (said,) = problems_of(tmp_path, "1.5B", [FREE, TAKEN, FREE._replace(name="2")], "engine.n_gpus=2")
     assert said.endswith(two)
@@ -362,26 +371,34 @@ def test_a_run_is_refused_before_anything_loads(driver, capsys, tmp_path, random
 
 
 @pytest.mark.parametrize(
-    ("settings", "n_gpus", "nodes", "address"),
+    ("settings", "n_gpus", "nodes", "address", "rollouts"),
     [
-        pytest.param(["engine.n_gpus=1"], 1, 1, None, id="one"),
-        pytest.param(["engine.n_gpus=2"], 2, 1, None, id="two"),
-        pytest.param(["engine.n_gpus=8", "engine.tensor_parallel_size=2"], 8, 1, None, id="eight"),
+        pytest.param(["engine.n_gpus=1"], 1, 1, None, "2.", id="one"),
+        pytest.param(["engine.n_gpus=2"], 2, 1, None, "2.", id="two"),
+        pytest.param(["engine.n_gpus=8", "engine.tensor_parallel_size=2"], 8, 1, None, "2.", id="eight"),
         pytest.param(
             ["engine.n_gpus=8", "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"],
-            *(8, 2, "10.0.0.1:6379"),
+            *(8, 2, "10.0.0.1:6379", "2."),
             id="two_nodes_of_eight",
+        ),
+        pytest.param(
+            ["engine.n_gpus=4", "cluster.sampler_gpus=4"],
+            4,
+            1,
+            None,
+            "8.0 in rollouts",
+            id="four_train_and_four_sample",
         ),
     ],
 )
 def test_a_dry_run_for_gpus_needs_none_and_has_verls_own_checks(
-    capsys, tmp_path, random_policy_folder, settings, n_gpus, nodes, address
+    capsys, tmp_path, random_policy_folder, settings, n_gpus, nodes, address, rollouts
 ):
     where = ["--model", str(random_policy_folder), "--run-dir", str(tmp_path)]
     assert main([*where, "--device", "gpu", "--dry-run", "--set", *settings]) == 0
     said = capsys.readouterr().out
     (memory,) = [line for line in said.splitlines() if line.startswith("memory: ")]
-    assert memory.startswith("memory: GiB of each GPU: 2.")
+    assert memory.startswith(f"memory: GiB of each GPU: {rollouts}")
     assert memory.endswith("; no GPU was looked at")
     keys = json.loads(said.split("# verl's keys\n")[1].split("\n\n# plan")[0])
     assert (keys["trainer"]["n_gpus_per_node"], keys["trainer"]["nnodes"]) == (n_gpus, nodes)

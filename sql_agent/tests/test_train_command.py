@@ -98,7 +98,10 @@ def test_workers_of_a_cpu_are_refused_on_a_gpu(monkeypatch):
         use_cpu(cfg.engine, cfg.cluster)
 
 
-@pytest.mark.parametrize(("visible", "wanted", "there"), [(None, 4, 2), ("1", 2, 1), ("0, 1", 2, 2), ("", 2, 0), ("-1", 2, 0), ("1,-1,0", 2, 1)])
+@pytest.mark.parametrize(
+    ("visible", "wanted", "there"),
+    [(None, 4, 2), ("1", 2, 1), ("0, 1", 2, 2), ("", 2, 0), ("-1", 2, 0), ("1,-1,0", 2, 1)],
+)
 def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wanted, there):
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\necho 'GPU 0: H100'\necho '  MIG 1g'\necho 'GPU 1: H100'\n")
@@ -113,6 +116,21 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
         return
     words = f"is {wanted}, but {there} can be used" if there else "on a CPU, whose workers are another setting"
     with pytest.raises(UsageError, match=words):
+        use_cpu(cfg.engine, cfg.cluster)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "words"),
+    [
+        (0, [], "this run is on a CPU, where each training worker has a model server beside it; leave it out"),
+        (3, ["engine.n_gpus=2"], "beside 2 that train (engine.n_gpus), and 3 can be used here; lower one of the two"),
+        (4, ["engine.n_gpus=2"], "verl sends weights to other GPUs with CuPy, which is not installed; `uv pip install"),
+    ],
+)
+def test_gpus_of_model_servers_that_cannot_be_had_are_refused(monkeypatch, gpus, settings, words):
+    monkeypatch.setattr("sql_agent.startup.preflight.count_gpus", lambda: gpus)
+    cfg = load_config(None, ["cluster.sampler_gpus=2", *settings])
+    with pytest.raises(UsageError, match=re.escape("cluster.sampler_gpus is 2, ") + ".*" + re.escape(words)):
         use_cpu(cfg.engine, cfg.cluster)
 
 
