@@ -75,6 +75,10 @@ def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sy
     return limits
 
 
+DRIVER_S = 30.0
+"""NVIDIA's driver may take so long to answer."""
+
+
 def installed_versions() -> dict[str, str]:
     """The version of every distribution that this Python sees, by normalised name (PEP 503)."""
     return {re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version for dist in distributions()}
@@ -84,8 +88,22 @@ def listed_gpus() -> int:
     """The number of GPUs that the NVIDIA driver lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=DRIVER_S)
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+def gpu_memory() -> dict[tuple[str, str], tuple[int, int]]:
+    """Bytes of each GPU that the NVIDIA driver lists, in all and free, by its index and its uuid.
+
+    Empty where the driver does not answer; parts of GPUs (MIG) are left out.
+    """
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_S).stdout
+    except (subprocess.TimeoutExpired, FileNotFoundError):
+        return {}
+    listed = re.findall(r"^(\d+), (\S+), (\d+), (\d+)$", said, re.MULTILINE)
+    return {(index, uuid): (int(total) * 2**20, int(free) * 2**20) for index, uuid, total, free in listed}
 
 
 def count_gpus() -> int:

@@ -151,7 +151,8 @@ def examine(cfg: TrainConfig, own_files: Mapping[str, str], join_s: float, event
     if wanted.nodes > 1:
         _refuse([scouts.all_reduce({node: actors[node] for node in training}, training, cluster.interface)])
     events.emit({"say": f"{len(nodes)} nodes of the Ray cluster at {address}: {time.monotonic() - began:.1f} s"})
-    return {"ray_address": address, "host": home.address, "interface": cluster.interface, "gpus": gpus}
+    network = {"ray_address": address, "host": home.address, "interface": cluster.interface, "gpus": gpus}
+    return network | {"card": problems.fullest_card(training, wanted.per_node) if gpus else None}
 
 
 def _refuse(sentences: Iterable[str | None]) -> None:

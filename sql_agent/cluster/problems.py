@@ -119,6 +119,21 @@ def wrong_gpus(facts: Mapping[Node, Facts], device: str, n_gpus: int) -> list[st
     ]
 
 
+def fullest_card(facts: Mapping[Node, Facts], per_node: int) -> tuple[int, int, str] | None:
+    """Of all GPUs that will train, if Ray gives each node's emptiest, the one with the least free memory: its bytes in
+    all, those that are free, and its node. None: the driver of no node says.
+
+    Args:
+        facts: of the nodes that train.
+    """
+    taken = [
+        (total, free, str(node))
+        for node, fact in facts.items()
+        for total, free in sorted(fact.gpu_bytes, key=lambda size: -size[1])[:per_node]
+    ]
+    return min(taken, key=lambda card: card[1], default=None)
+
+
 def no_room(free: Mapping[Node, Free], wanted: Wanted) -> list[str]:
     """Ray waits for ever for what it cannot give."""
     need = CPUS_OF_A_WORKER * wanted.per_node

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from math import floor
 from typing import Any, NamedTuple
 
 from agentgrpo.checks import Finding, Problem
+from agentgrpo.machine import gpu_memory
 from agentgrpo.settings import merged, set_path
 from sql_agent.model_check import read_json
 from sql_agent.model_shape import ModelShape, shape_of
@@ -24,7 +24,6 @@ MOST_GPUS = 64
 """More of them are not proposed."""
 MOST_SHARE = 0.9
 """vLLM's own default; the rest of a card is for what it does not count."""
-DRIVER_S = 30.0
 Changes = list[tuple[str, Any]]
 """Settings and their new values."""
 
@@ -36,6 +35,8 @@ class Card(NamedTuple):
     free: int
     name: str = "0"
     """In CUDA_VISIBLE_DEVICES."""
+    where: str = ""
+    """Said after its sizes: on which node of a cluster it is."""
 
 
 def cards_here() -> list[Card]:
@@ -43,18 +44,12 @@ def cards_here() -> list[Card]:
 
     Empty where the driver does not answer.
     """
-    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_S).stdout
-    except subprocess.TimeoutExpired:
-        return []
-    listed = re.findall(r"^(\d+), (\S+), (\d+), (\d+)$", said, re.MULTILINE)  # a part of a GPU (MIG) is not
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [index for index, *_ in listed] if visible is None else re.findall(r"[^\s,]+", visible)
+    listed, visible = gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [index for index, _ in listed] if visible is None else re.findall(r"[^\s,]+", visible)
     return [
-        Card(int(total) * 2**20, int(free) * 2**20, index)
+        Card(total, free, index)
         for name in names
-        for index, uuid, total, free in listed
+        for (index, uuid), (total, free) in listed.items()
         if name == index or uuid.startswith(name)
     ]
 
@@ -126,12 +121,13 @@ def fault_of(cfg: TrainConfig, shape: ModelShape, card: Card) -> str | None:
     if share < need.sampler:
         return (
             f"vLLM needs {_gib(need.sampler)} of each GPU, and engine.gpu_memory_utilization="
-            f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}"
+            f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}{card.where}"
         )
     phase, most = max(phases(cfg, need, card.total).items(), key=lambda item: item[1])
     if most <= card.free:
         return None
-    return f"the run needs {_gib(most)} of each GPU in {phase}, and {_gib(card.free)} of {_gib(card.total)} are free"
+    free = f"{_gib(card.free)} of {_gib(card.total)} are free{card.where}"
+    return f"the run needs {_gib(most)} of each GPU in {phase}, and {free}"
 
 
 def settings_that_fit(cfg: TrainConfig, shape: ModelShape, card: Card) -> list[str] | None:

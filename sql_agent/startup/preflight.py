@@ -255,8 +255,15 @@ def planned_on_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
     return engine.device != "gpu" and use_cpu(engine, cluster)
 
 
-def cards_of(*, cpu: bool) -> list[Card] | None:
-    """The GPUs of a run, as `check_run_memory` takes them."""
+def cards_of(*, cpu: bool, fullest: tuple[int, int, str] | None = None) -> list[Card] | None:
+    """The GPUs of a run, as `check_run_memory` takes them.
+
+    Args:
+        fullest: `Network.card`, which stands for all of a cluster.
+    """
+    if fullest is not None:
+        total, free, node = fullest
+        return [Card(total, free, where=f" on {node}")]
     return None if cpu else cards_here() if count_gpus() else []
 
 

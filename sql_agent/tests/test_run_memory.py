@@ -8,8 +8,8 @@ from agentgrpo.checks import UsageError
 from sql_agent.commands import doctor, gpu_check
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.load import load_config
-from sql_agent.startup import memory_check
 from sql_agent.startup.memory_check import Card, cards_here, check_run_memory, fault_of, settings_that_fit
+from sql_agent.startup.preflight import cards_of
 from sql_agent.startup.run_memory import GIB, PROCESSES, Need, cpu_need, need_of, phases
 from sql_agent.train_sql_agent import main
 
@@ -306,6 +306,13 @@ def test_the_cards_that_a_run_gets_are_judged(tmp_path):
     assert said.endswith(two)
 
 
+def test_the_fullest_card_of_a_cluster_stands_for_all_and_its_node_is_said(tmp_path):
+    cards = cards_of(cpu=False, fullest=(80 * GIB, GIB, "node two (10.0.0.2)"))
+    (said,) = problems_of(tmp_path, "1.5B", cards, "engine.n_gpus=2")
+    free = "1.0 GiB of 80.0 GiB are free on node two (10.0.0.2)"
+    assert said.startswith(f"the run needs 45.0 GiB of each GPU in rollouts, and {free}; ")
+
+
 def test_cards_that_are_not_there_are_said_to_be_needed(tmp_path):
     settings = "--set optim.micro_batch_tokens=3072 engine.tensor_parallel_size=2 engine.n_gpus=4"
     (said,) = problems_of(tmp_path, "7B", [card(24)])
@@ -355,7 +362,7 @@ def test_the_cards_are_those_that_are_visible_in_that_order(driver, monkeypatch,
 
 @pytest.mark.parametrize("script", ["echo No devices were found; exit 6", "exec sleep 60"])
 def test_a_driver_that_does_not_answer_lists_no_card(driver, monkeypatch, script):
-    monkeypatch.setattr(memory_check, "DRIVER_S", 0.5)
+    monkeypatch.setattr("agentgrpo.machine.DRIVER_S", 0.5)
     driver.write_text(f"#!/bin/sh\n{script}\n")
     assert cards_here() == []
     assert gpu_check._used() is None

@@ -16,6 +16,7 @@ FACTS = Facts(
     packages={"ray": "2.60.0", "torch": "2.13.0", "verl": "0.9.1", "vllm": "0.28.0"},
     code="c" * 64,
     gpus=0,
+    gpu_bytes=(),
     fast_bfloat16=True,
     cores=8,
     memory_gib=31.2,
@@ -89,6 +90,16 @@ def test_a_node_that_names_too_few_gpus_does_not_count_as_one_that_trains():
 def test_gpus_of_the_nodes_that_train(device, counts, n_gpus, said):
     facts = {node: replace(FACTS, gpus=count) for node, count in zip((ONE, TWO), counts, strict=True)}
     assert problems.wrong_gpus(facts, device, n_gpus) == said
+
+
+def test_the_gpu_with_the_least_memory_free_is_that_of_the_emptiest_that_each_node_gives():
+    facts = {
+        ONE: replace(FACTS, gpu_bytes=((80, 5), (80, 70), (80, 60))),
+        TWO: replace(FACTS, gpu_bytes=((40, 39),) * 2),
+    }
+    assert problems.fullest_card(facts, 1) == (40, 39, "node two (10.0.0.2)")
+    assert problems.fullest_card(facts, 3) == (80, 5, "node one (10.0.0.1)")
+    assert problems.fullest_card({ONE: FACTS}, 1) is None
 
 
 def test_cpus_for_workers_and_runners_are_counted_node_by_node():
