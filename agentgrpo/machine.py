@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from importlib.metadata import distributions
+from itertools import takewhile
 from pathlib import Path
 
 # Packages that run in one version alone: this project changes them at import, or they are compiled for one another.
@@ -74,6 +75,10 @@ def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sy
     return limits
 
 
+DRIVER_S = 30.0
+"""NVIDIA's driver may take so long to answer."""
+
+
 def installed_versions() -> dict[str, str]:
     """The version of every distribution that this Python sees, by normalised name (PEP 503)."""
     return {re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version for dist in distributions()}
@@ -83,14 +88,32 @@ def listed_gpus() -> int:
     """The number of GPUs that the NVIDIA driver lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=DRIVER_S)
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+def gpu_memory() -> dict[tuple[str, str], tuple[int, int]]:
+    """Bytes of each GPU that the NVIDIA driver lists, in all and free, by its index and its uuid.
+
+    Empty where the driver does not answer; parts of GPUs (MIG) are left out.
+    """
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_S).stdout
+    except (subprocess.TimeoutExpired, FileNotFoundError):
+        return {}
+    listed = re.findall(r"^(\d+), (\S+), (\d+), (\d+)$", said, re.MULTILINE)
+    return {(index, uuid): (int(total) * 2**20, int(free) * 2**20) for index, uuid, total, free in listed}
 
 
 def count_gpus() -> int:
     """The number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
     known, visible = listed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
+    if visible is None:
+        return known
+    names = [name.strip() for name in visible.split(",")]
+    # CUDA hides what stands behind a device that there is not, such as -1
+    return min(known, len(list(takewhile(lambda name: name and not name.startswith("-"), names))))
 
 
 def git_commit() -> str | None:

@@ -236,6 +236,13 @@ PATCHES = (
     ),
     Patch(
         "driver",
+        f"{_PLUGIN}own_gpus:_serve_apart",
+        "verl.workers.rollout.llm_server",
+        ("LLMServerManager.create",),
+        "model servers may have GPUs of their own, which verl's V0 trainer does not ask for",
+    ),
+    Patch(
+        "driver",
         _DRIVER,
         "verl.utils.debug.metrics",
         ("calculate_debug_metrics",),

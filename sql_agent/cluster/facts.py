@@ -17,7 +17,7 @@ import psutil
 
 from agentgrpo.checkout import ROOT
 from agentgrpo.cpu_features import bfloat16_pays
-from agentgrpo.machine import ENGINES, free_port, installed_versions, listed_gpus
+from agentgrpo.machine import ENGINES, free_port, gpu_memory, installed_versions, listed_gpus
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.passwords import masked
 
@@ -57,6 +57,8 @@ class Facts:
     """Digest of this project's files."""
     gpus: int
     """GPUs that the NVIDIA driver lists."""
+    gpu_bytes: tuple[tuple[int, int], ...]
+    """Bytes of each of them, in all and free."""
     fast_bfloat16: bool
     cores: int
     memory_gib: float
@@ -88,6 +90,7 @@ def gather(order: Order, name: str) -> Facts:
         {each: packages[each] for each in ENGINES if each in packages},
         code_digest(),
         listed_gpus(),
+        tuple(gpu_memory().values()),
         bfloat16_pays(),
         len(os.sched_getaffinity(0)),
         psutil.virtual_memory().total / 2**30,

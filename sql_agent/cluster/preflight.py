@@ -151,7 +151,8 @@ def examine(cfg: TrainConfig, own_files: Mapping[str, str], join_s: float, event
     if wanted.nodes > 1:
         _refuse([scouts.all_reduce({node: actors[node] for node in training}, training, cluster.interface)])
     events.emit({"say": f"{len(nodes)} nodes of the Ray cluster at {address}: {time.monotonic() - began:.1f} s"})
-    return {"ray_address": address, "host": home.address, "interface": cluster.interface, "gpus": gpus}
+    network = {"ray_address": address, "host": home.address, "interface": cluster.interface, "gpus": gpus}
+    return network | {"card": problems.fullest_card(training, wanted.per_node) if gpus else None}
 
 
 def _refuse(sentences: Iterable[str | None]) -> None:
@@ -181,6 +182,8 @@ def _wanted(cfg: TrainConfig, *, cpu: bool) -> Wanted:
         runner_cpus=cfg.cluster.runner_cpus,
         bfloat16_is_open=cpu and cfg.engine.precision == "auto" and weights >= LARGE,
         shm_bytes=per_node * min(BUCKET_BYTES, 4 * weights),
+        sampler_gpus=cfg.cluster.sampler_gpus,
+        server_gpus=cfg.engine.tensor_parallel_size,
     )
 
 
@@ -217,11 +220,12 @@ def _about(
 ) -> Iterable[str | None]:
     """Everything that one node alone can have wrong."""
     training = problems.trainers(facts, wanted.per_node)
+    loading = [*training, *(problems.trainers(facts, wanted.server_gpus) if wanted.sampler_gpus else ())]
     for node in nodes:
         there = facts[node]
         yield problems.no_echo(node, there, echo)
         yield from problems.other_than_here(node, there, here, str(ROOT))
-        needed = {what: path for what, path in order.files.items() if what != MODEL or node in training}
+        needed = {what: path for what, path in order.files.items() if what != MODEL or node in loading}
         yield from problems.other_files(node, there, here, needed)
         yield problems.not_shared(node, there, str(cfg.run_dir), owners[node], os.getuid())
         yield from problems.no_space(node, there, wanted.shm_bytes if node in training else 0)

@@ -13,6 +13,8 @@ from sql_agent.cluster.gcs import Node
 
 CPUS_OF_A_WORKER = 3
 """verl asks Ray for so many (single_controller/ray/base.py)."""
+CPUS_OF_A_SAMPLER = 2
+"""The same for each GPU of a model server that has its own (workers/rollout/replica.py, `init_standalone`)."""
 MIN_TEMP_BYTES = 2**30
 
 
@@ -32,6 +34,10 @@ class Wanted:
     """Whether each node would decide on bfloat16 for itself, by its CPU."""
     shm_bytes: int
     """What the workers of a node need in /dev/shm."""
+    sampler_gpus: int = 0
+    """`cluster.sampler_gpus`"""
+    server_gpus: int = 1
+    """GPUs of a model server, which are on one node."""
 
     @property
     def setting(self) -> str:
@@ -113,6 +119,21 @@ def wrong_gpus(facts: Mapping[Node, Facts], device: str, n_gpus: int) -> list[st
     ]
 
 
+def fullest_card(facts: Mapping[Node, Facts], per_node: int) -> tuple[int, int, str] | None:
+    """Of all GPUs that will train, if Ray gives each node's emptiest, the one with the least free memory: its bytes in
+    all, those that are free, and its node. None: the driver of no node says.
+
+    Args:
+        facts: of the nodes that train.
+    """
+    taken = [
+        (total, free, str(node))
+        for node, fact in facts.items()
+        for total, free in sorted(fact.gpu_bytes, key=lambda size: -size[1])[:per_node]
+    ]
+    return min(taken, key=lambda card: card[1], default=None)
+
+
 def no_room(free: Mapping[Node, Free], wanted: Wanted) -> list[str]:
     """Ray waits for ever for what it cannot give."""
     need = CPUS_OF_A_WORKER * wanted.per_node
@@ -135,7 +156,7 @@ def no_room(free: Mapping[Node, Free], wanted: Wanted) -> list[str]:
             roomy += 1
     if roomy < wanted.nodes:
         return full
-    return list(_no_room_for_runners(free, wanted))
+    return [*_no_room_for_samplers(free, wanted), *_no_room_for_runners(free, wanted)]
 
 
 def _held_by(holders: Sequence[Holder]) -> str:
@@ -145,6 +166,25 @@ def _held_by(holders: Sequence[Holder]) -> str:
     if holders:
         return f"left behind by {', '.join(holder.driver for holder in holders)}, which has ended; {restart}"
     return restart
+
+
+def _no_room_for_samplers(free: Mapping[Node, Free], wanted: Wanted) -> Iterator[str]:
+    if not wanted.sampler_gpus:
+        return
+    left = {node: (has.gpus, has.cpus) for node, has in free.items()}
+    # the nodes with the fewest GPUs that are enough: how Ray chooses is not known, and it may choose worse
+    for node in sorted(trainers(free, wanted.per_node), key=lambda node: left[node][0])[: wanted.nodes]:
+        gpus, cpus = left[node]
+        left[node] = gpus - wanted.per_node, cpus - CPUS_OF_A_WORKER * wanted.per_node
+    each = wanted.server_gpus
+    fit = sum(int(max(0.0, min(gpus, cpus / CPUS_OF_A_SAMPLER))) // each for gpus, cpus in left.values())
+    if fit * each < wanted.sampler_gpus:
+        there = ", ".join(f"{node} has {gpus:g} GPUs and {cpus:g} CPUs" for node, (gpus, cpus) in left.items())
+        yield (
+            f"cluster.sampler_gpus is {wanted.sampler_gpus}, {each} for each model server, all on one node, and "
+            f"{CPUS_OF_A_SAMPLER} CPUs for each GPU, and {fit} servers fit: beside the workers {there}; lower the "
+            "setting, or add a node with GPUs"
+        )
 
 
 def _no_room_for_runners(free: Mapping[Node, Free], wanted: Wanted) -> Iterator[str]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 LOOK_S = 2.0
 # Of a connection; where verl has failed, a node that is cut off counts as gone too.
 CONNECT_S = 3.0
+SILENT_S = 30.0
+"""A head that answers nobody for so long is gone; Ray's own calls end the process after 60 s, without a word."""
 GO_ON = "give the same command again: it goes on from the newest checkpoint"
 
 
@@ -66,9 +69,13 @@ class NodeWatch:
 
     def _watch(self) -> None:
         told: set[tuple[str, int]] = set()
+        answered = time.monotonic()
         while not self._ended.wait(LOOK_S):
-            if self._fails(self._head, ConnectionRefusedError):
-                return self._lost(self._without_head())
+            if self._fails(self._head, OSError):
+                if self._fails(self._head, ConnectionRefusedError) or time.monotonic() - answered > SILENT_S:
+                    return self._lost(self._without_head())
+                continue  # Ray would wait for it
+            answered = time.monotonic()
             if self._needed is None:  # no runner is there yet, and verl notices what it needs
                 continue
             for place, name in self._gone(ConnectionRefusedError):
@@ -93,6 +100,22 @@ class NodeWatch:
 
     def _without_head(self) -> str:
         return f"Ray's head at {self._head[0]}:{self._head[1]} is gone; start Ray anew on every node, and {GO_ON}"
+
+
+def nodes_in_use() -> set[str]:
+    """Addresses of the nodes on which this job has its training workers and model servers."""
+    import ray
+    from ray._private.state import state
+
+    job = ray.get_runtime_context().get_job_id()
+    # the id of a placement group ends with that of its job
+    ids = {
+        node
+        for name, group in state.placement_group_table().items()
+        if name.endswith(job) and group["state"] == "CREATED"
+        for node in group["bundles_to_node_id"].values()
+    }
+    return {node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] in ids}
 
 
 def _alive(nodes: list[dict[str, Any]]) -> dict[tuple[str, int], str]:

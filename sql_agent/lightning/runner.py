@@ -130,7 +130,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         held_s = functools.partial(ask_held, llm.endpoint) if self.cfg.trainer.max_lag else None
         if isinstance(environment, AgentTasks):
             model, seed = metadata.get("model", llm.model), metadata.get("seed")
-            policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed, held=held_s is not None)
+            holds = self.cfg.trainer.max_lag
+            policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed, holds=holds)
             alone = self.rewarder.rewards_alone
             asked = environment.task(task)
             return await play(environment.agent, asked, policy, agent, others_reward=alone, held_s=held_s), []

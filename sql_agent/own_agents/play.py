@@ -39,7 +39,7 @@ OUTPUT_CHARS = 20_000
 
 
 def policy_of(
-    address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None, held: bool = False
+    address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None, holds: int = 0
 ) -> Policy:
     """The address is signed with the token of this process.
 
@@ -47,7 +47,7 @@ def policy_of(
         address: address of the LLM proxy.
         model: name of the model server at the proxy.
         rollout: agent-lightning's `AttemptedRollout`.
-        held: whether new weights may hold calls.
+        holds: times that new weights may hold a call, `trainer.max_lag`.
     """
     ids = rollout.rollout_id, rollout.attempt.attempt_id
     sampling = RolloutSampling(*ids, model, agent.temperature, agent.max_tokens, seed)
@@ -56,7 +56,7 @@ def policy_of(
         model,
         agent.temperature,
         agent.max_tokens,
-        agent.turn_timeout_s + (LONGEST_HOLD_S if held else 0.0),
+        agent.turn_timeout_s + holds * LONGEST_HOLD_S,
         agent.max_turns,
         rollout,
     )

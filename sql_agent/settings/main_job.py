@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
 from agentgrpo.nearest import did_you_mean
@@ -161,6 +161,16 @@ class LoraConfig(Settings):
     alpha: Annotated[int, VerlKey("actor_rollout_ref.model.lora_alpha")] = Field(default=16, ge=1)
     target_modules: Annotated[str, VerlKey("actor_rollout_ref.model.target_modules")] = "all-linear"
 
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> LoraConfig:
+        # the settings of a run, which are saved whole, have a rank of 0 beside the rest
+        if (given := sorted(self.model_fields_set)) and "rank" not in given:
+            raise ValueError(
+                f"lora.{given[0]} is for an adapter, and lora.rank, which makes one, is left out; add "
+                f"lora.rank=16, or leave lora.{given[0]} out"
+            )
+        return self
+
 
 class ClusterConfig(Settings):
     ray_address: Annotated[str | None, FlagName("ray-address")] = None
@@ -176,6 +186,10 @@ class ClusterConfig(Settings):
     workers_per_node: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
     """Training workers (FSDP2 ranks) on a CPU, each with a model server beside it; on GPUs `engine.n_gpus`. They share
     the rows of an update evenly, and the cores."""
+    sampler_gpus: Annotated[int, VerlKey("actor_rollout_ref.rollout.n_gpus_per_node")] = Field(default=0, ge=0)
+    """GPUs for the model servers alone, beside those that train; weights go there by NCCL. With `trainer.max_lag`
+    rollouts and updates then have all of their GPUs all of the time. 0: a model server beside each training worker, on
+    its GPU (experimental: no GPU has run it, doc/gpu.md)."""
 
 
 class EngineConfig(Settings):

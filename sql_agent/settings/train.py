@@ -303,6 +303,11 @@ class TrainConfig(Settings):
                 f"engine.tensor_parallel_size ({tensor_parallel}) has to divide engine.n_gpus ({n_gpus}): every model "
                 "server uses that many"
             )
+        if self.cluster.sampler_gpus % tensor_parallel:
+            raise ValueError(
+                f"engine.tensor_parallel_size ({tensor_parallel}) has to divide cluster.sampler_gpus "
+                f"({self.cluster.sampler_gpus}): every model server uses that many"
+            )
         tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
         nodes = self.cluster.nodes
         workers = {"engine.n_gpus": n_gpus, "cluster.workers_per_node": self.cluster.workers_per_node}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from math import floor
 from typing import Any, NamedTuple
 
 from agentgrpo.checks import Finding, Problem
+from agentgrpo.machine import gpu_memory
 from agentgrpo.settings import merged, set_path
 from sql_agent.model_check import read_json
 from sql_agent.model_shape import ModelShape, shape_of
@@ -24,7 +24,6 @@ MOST_GPUS = 64
 """More of them are not proposed."""
 MOST_SHARE = 0.9
 """vLLM's own default; the rest of a card is for what it does not count."""
-DRIVER_S = 30.0
 Changes = list[tuple[str, Any]]
 """Settings and their new values."""
 
@@ -36,6 +35,8 @@ class Card(NamedTuple):
     free: int
     name: str = "0"
     """In CUDA_VISIBLE_DEVICES."""
+    where: str = ""
+    """Said after its sizes: on which node of a cluster it is."""
 
 
 def cards_here() -> list[Card]:
@@ -43,18 +44,12 @@ def cards_here() -> list[Card]:
 
     Empty where the driver does not answer.
     """
-    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_S).stdout
-    except subprocess.TimeoutExpired:
-        return []
-    listed = re.findall(r"^(\d+), (\S+), (\d+), (\d+)$", said, re.MULTILINE)  # a part of a GPU (MIG) is not
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [index for index, *_ in listed] if visible is None else re.findall(r"[^\s,]+", visible)
+    listed, visible = gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [index for index, _ in listed] if visible is None else re.findall(r"[^\s,]+", visible)
     return [
-        Card(int(total) * 2**20, int(free) * 2**20, index)
+        Card(total, free, index)
         for name in names
-        for index, uuid, total, free in listed
+        for (index, uuid), (total, free) in listed.items()
         if name == index or uuid.startswith(name)
     ]
 
@@ -71,7 +66,7 @@ def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
         return _check_cpu(cfg, cpu_need(cfg, shape), round(available_memory_gib() * GIB))
     if not cards:
         return Finding(f"{describe_need(cfg, need_of(cfg, shape, cpu=False), None)}; no GPU was looked at")
-    card = min(cards[: cfg.engine.n_gpus], key=lambda each: each.free)
+    card = min(cards[: _gpus_here(cfg)], key=lambda each: each.free)
     found = describe_need(cfg, need_of(cfg, shape, cpu=False), card.total)
     fault = fault_of(cfg, shape, card)
     if fault is None:
@@ -80,8 +75,8 @@ def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
 
 
 def _remedy(cfg: TrainConfig, shape: ModelShape, card: Card, cards: Sequence[Card]) -> str:
-    others = [each.name for each in cards if fault_of(cfg, shape, each) is None][: cfg.engine.n_gpus]
-    if len(others) == cfg.engine.n_gpus:
+    others = [each.name for each in cards if fault_of(cfg, shape, each) is None][: _gpus_here(cfg)]
+    if len(others) == _gpus_here(cfg):
         return f"it would fit with CUDA_VISIBLE_DEVICES={','.join(others)} before the command"
     settings = settings_that_fit(cfg, shape, card)
     if not settings:
@@ -89,6 +84,10 @@ def _remedy(cfg: TrainConfig, shape: ModelShape, card: Card, cards: Sequence[Car
     gpus = int(dict(each.split("=") for each in settings).get("engine.n_gpus", cfg.engine.n_gpus))
     where = f" on {gpus} such cards" if gpus > len(cards) else ""
     return f"it would fit{where} with --set {' '.join(settings)}"
+
+
+def _gpus_here(cfg: TrainConfig) -> int:
+    return cfg.engine.n_gpus + cfg.cluster.sampler_gpus
 
 
 def _check_cpu(cfg: TrainConfig, needed: int, available: int) -> Finding:
@@ -122,12 +121,13 @@ def fault_of(cfg: TrainConfig, shape: ModelShape, card: Card) -> str | None:
     if share < need.sampler:
         return (
             f"vLLM needs {_gib(need.sampler)} of each GPU, and engine.gpu_memory_utilization="
-            f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}"
+            f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}{card.where}"
         )
     phase, most = max(phases(cfg, need, card.total).items(), key=lambda item: item[1])
     if most <= card.free:
         return None
-    return f"the run needs {_gib(most)} of each GPU in {phase}, and {_gib(card.free)} of {_gib(card.total)} are free"
+    free = f"{_gib(card.free)} of {_gib(card.total)} are free{card.where}"
+    return f"the run needs {_gib(most)} of each GPU in {phase}, and {free}"
 
 
 def settings_that_fit(cfg: TrainConfig, shape: ModelShape, card: Card) -> list[str] | None:
@@ -182,7 +182,8 @@ def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
         one: dict[str, Any] = {}
         set_path(one, name, value)
         tree = merged(tree, one)
-    if tree["engine"]["n_gpus"] % tree["engine"]["tensor_parallel_size"]:
+    server = tree["engine"]["tensor_parallel_size"]
+    if tree["engine"]["n_gpus"] % server or tree["cluster"]["sampler_gpus"] % server:
         return cfg  # these changes belong to one another
     return TrainConfig.model_validate(tree)
 
@@ -193,7 +194,8 @@ def _with_share(cfg: TrainConfig, shape: ModelShape, card: Card) -> TrainConfig:
         return cfg
     need = need_of(cfg, shape, cpu=False)
     beside = phases(cfg, need, 0)  # without a share
-    rest = card.free - (max(beside.values()) if cfg.trainer.max_lag else beside["rollouts"])
+    shared = cfg.trainer.max_lag and not cfg.cluster.sampler_gpus
+    rest = card.free - (max(beside.values()) if shared else beside["rollouts"])
     share = min(MOST_SHARE, floor(100 * rest / card.total) / 100)
     if share * card.total < need.sampler:
         return cfg

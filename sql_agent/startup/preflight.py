@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ ROLES = ("algorithm", "runner", "both")
 UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 # A run sends its next heartbeat within so many seconds: its pause, and the longest that one takes to arrive.
 NEXT_HEARTBEAT_S = 2 * HEARTBEAT_S
+INSTALL_CUPY = "uv pip install --python .venv/bin/python --no-deps cupy-cuda13x==14.2.0"
 LOOK_S = 0.2
 
 
@@ -204,6 +206,7 @@ def use_cpu(engine: EngineConfig, cluster: ClusterConfig, gpus: int | None = Non
     Raises:
         UsageError: there are fewer GPUs than the run wants, or the number of workers is given for the other device.
     """
+    here = gpus is None
     if engine.device == "cpu":
         gpus = 0
     elif gpus is None:
@@ -216,6 +219,8 @@ def use_cpu(engine: EngineConfig, cluster: ClusterConfig, gpus: int | None = Non
         there = f"{gpus} can be used here" if gpus else "this run is on a CPU, whose workers are another setting"
         remedy = f"engine.n_gpus={gpus}" if gpus else f"engine.n_gpus=1 cluster.workers_per_node={engine.n_gpus}"
         raise UsageError(f"engine.n_gpus is {engine.n_gpus}, but {there}; use --set {remedy}")
+    if cluster.sampler_gpus:
+        _check_samplers(engine, cluster, gpus, here=here)
     if gpus and cluster.workers_per_node > 1:
         raise UsageError(
             f"cluster.workers_per_node is {cluster.workers_per_node}, the workers of a CPU, and this run is on a GPU; "
@@ -224,13 +229,41 @@ def use_cpu(engine: EngineConfig, cluster: ClusterConfig, gpus: int | None = Non
     return not gpus
 
 
+def _check_samplers(engine: EngineConfig, cluster: ClusterConfig, gpus: int, *, here: bool) -> None:
+    """
+    Args:
+        here: whether all GPUs of the run are this machine's.
+    """
+    asked = f"cluster.sampler_gpus is {cluster.sampler_gpus}"
+    if not gpus:
+        raise UsageError(
+            f"{asked}, and this run is on a CPU, where each training worker has a model server beside it; leave it out"
+        )
+    if here and engine.n_gpus + cluster.sampler_gpus > gpus:
+        raise UsageError(
+            f"{asked}, beside {engine.n_gpus} that train (engine.n_gpus), and {gpus} can be used here; lower one of "
+            "the two, or leave cluster.sampler_gpus out, so that trainer and model servers share GPUs"
+        )
+    if find_spec("cupy") is None:
+        raise UsageError(
+            f"{asked}, and verl sends weights to other GPUs with CuPy, which is not installed; `{INSTALL_CUPY}`"
+        )
+
+
 def planned_on_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
     """As `use_cpu`, for a dry run: GPUs that are asked for by name need not be here."""
     return engine.device != "gpu" and use_cpu(engine, cluster)
 
 
-def cards_of(*, cpu: bool) -> list[Card] | None:
-    """The GPUs of a run, as `check_run_memory` takes them."""
+def cards_of(*, cpu: bool, fullest: tuple[int, int, str] | None = None) -> list[Card] | None:
+    """The GPUs of a run, as `check_run_memory` takes them.
+
+    Args:
+        fullest: `Network.card`, which stands for all of a cluster.
+    """
+    if fullest is not None:
+        total, free, node = fullest
+        return [Card(total, free, where=f" on {node}")]
     return None if cpu else cards_here() if count_gpus() else []
 
 

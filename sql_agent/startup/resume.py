@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,15 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     Raises:
         UsageError: the checkpoint was trained with other settings.
     """
+    saved = cfg.run_dir / "config.yaml"
     workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
     if workers != cfg.workers(cpu=cpu):
-        per_node = "cluster.workers_per_node" if cpu else "engine.n_gpus"
-        several = f"cluster.nodes times {per_node} has to be {workers}"
-        as_many = several if cfg.cluster.nodes > 1 else f"--set {per_node}={workers}"
         merge = agentgrpo_command("merge", "--checkpoint", cfg.run_dir, "--output")
         raise UsageError(
             f"{checkpoint} was written by {workers} worker{'s, each its share' * (workers > 1)}; go on with as many "
-            f"({as_many}), or train from its merged weights: `{merge} MERGED`, then --model MERGED and "
-            "another --run-dir"
+            f"({_as_many(workers, cfg, saved, cpu=cpu)}), or train from its merged weights: `{merge} MERGED`, then "
+            "--model MERGED and another --run-dir"
         )
-    saved = cfg.run_dir / "config.yaml"
     if not saved.is_file():
         return
     try:
@@ -92,6 +90,16 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
             f"{cfg.run_dir} was trained with other settings ({', '.join(changed)}; see {saved}); "
             "give another --run-dir, or --resume never to start anew there"
         )
+
+
+def _as_many(workers: int, cfg: TrainConfig, saved: Path, *, cpu: bool) -> str:
+    """The flags that give a run as many workers, over as many nodes as its settings in `saved` have."""
+    per_node, nodes = "cluster.workers_per_node" if cpu else "engine.n_gpus", 1
+    with suppress(OSError, ValueError):  # what is wrong with the file is said once the number is right
+        nodes = load_config(saved).cluster.nodes
+    joins = "--ray-address ADDRESS " if nodes > 1 and cfg.cluster.ray_address is None else ""
+    over = f"cluster.nodes={nodes} " if nodes != cfg.cluster.nodes else ""
+    return f"{joins}--set {over}{per_node}={workers // nodes}"
 
 
 def _environment(env: EnvConfig) -> Any:

@@ -28,6 +28,9 @@ BUCKET, BUCKET_MIB = "actor_rollout_ref.rollout.checkpoint_engine.update_weights
 # verl takes log-probs of so many positions at a time (utils/experimental/torch_functional.py), and its backward pass
 # holds 22 bytes of each logit: one copy in bfloat16, five in float32.
 POSITIONS, BYTES_OF_A_LOGIT = 512, 22
+# Without a kernel for a CPU torch's flex_attention makes the scores of all pairs of tokens: 6.7 to 7.3 float32
+# copies of them in the backward pass, its peak (2,048 and 4,096 tokens, 4 and 8 heads).
+BYTES_OF_A_SCORE = 29
 # A one-step run of the small policy on one CPU worker took 6 GiB, a second worker and its vLLM 2.5 GiB more; a GiB of
 # each is vLLM's KV cache (doc/training.md#several-training-workers).
 CPU_BASE, CPU_WORKER = 5 * GIB, 3 * GIB // 2
@@ -112,6 +115,8 @@ def _activations(cfg: TrainConfig, shape: ModelShape, act: int, *, cpu: bool) ->
     # attention (`sql_agent.shared_prefix`) needs none.
     mask = 0 if cpu else act * tokens**2
     working = tokens * act * (4 * shape.intermediate + 3 * shape.hidden) + (0 if cpu else tokens**2 + mask)
+    if cpu and cfg.engine.shared_prompts:
+        working += BYTES_OF_A_SCORE * shape.heads * tokens**2
     checkpointing = cfg.engine.gradient_checkpointing
     if (not cpu) if checkpointing is None else checkpointing:
         residual = FLOAT32 if cpu else act
@@ -121,6 +126,9 @@ def _activations(cfg: TrainConfig, shape: ModelShape, act: int, *, cpu: bool) ->
 
 def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
     """Bytes on one GPU while rollouts are played, while weights are sent, and in the update.
+
+    With `cluster.sampler_gpus` the first is of a GPU of those, which also takes new weights in, and the other two are
+    of one that trains.
 
     Args:
         total: of the card, of which vLLM takes its share; None: it takes what it needs at least.
@@ -133,6 +141,12 @@ def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
     resting = (0 if offload["optimizer_offload"] else need.moments) + (0 if offload["param_offload"] else need.weights)
     # the adapter is merged into weights that are on the GPU; without one each weight is sent from where it lies
     sending = resting + (need.weights if offload["param_offload"] and cfg.lora.rank else 0)
+    if cfg.cluster.sampler_gpus:  # vLLM's share is on other GPUs than the rest; NCCL has two buffers on both sides
+        return {
+            "rollouts": share + 3 * bucket + need.largest + PROCESSES,
+            "weight sync": sending + 2 * bucket + need.largest + PROCESSES,
+            "the update": need.update + PROCESSES,
+        }
     return {
         "rollouts": share + resting + PROCESSES,
         "weight sync": (share if awake else need.served) + sending + bucket + need.largest + PROCESSES,

@@ -171,8 +171,14 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             "a server of a run closes new connections beyond 512: lower one of the two",
         ),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
+        (["lora.alpha=32"], "lora.rank, which makes one, is left out; add lora.rank=16, or leave lora.alpha out"),
         (["engine.n_gpus=4", "engine.tensor_parallel_size=3"], r"tensor_parallel_size \(3\) has to divide .*\(4\)"),
         (["engine.tensor_parallel_size=2"], r"tensor_parallel_size \(2\) has to divide engine.n_gpus \(1\)"),
+        (
+            ["engine={n_gpus: 2, tensor_parallel_size: 2}", "cluster.sampler_gpus=3"],
+            r"tensor_parallel_size \(2\) has to divide cluster.sampler_gpus \(3\): every model server uses that many",
+        ),
+        (["cluster.sampler_gpus=-1"], "greater than or equal to 0"),
         # 8 tasks of 4 rollouts
         (["engine.n_gpus=3"], r"n_gpus \(3\) has to divide data.train_batch_size \(8\) times .* \(4\), 32 rows"),
         (
@@ -263,8 +269,8 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("data.max_response_tokens=2000", "actor_rollout_ref.actor.loss_scale_factor", 2000),
         ("lora.rank=8", "actor_rollout_ref.model.lora_rank", 8),
         ("lora.rank=8", "actor_rollout_ref.model.lora.merge", True),
-        ("lora.alpha=32", "actor_rollout_ref.model.lora_alpha", 32),
-        ("lora.target_modules=q_proj", "actor_rollout_ref.model.target_modules", "q_proj"),
+        ("lora={rank: 8, alpha: 32}", "actor_rollout_ref.model.lora_alpha", 32),
+        ("lora={rank: 8, target_modules: q_proj}", "actor_rollout_ref.model.target_modules", "q_proj"),
         ("engine.n_gpus=4", "trainer.n_gpus_per_node", 4),
         ("engine={n_gpus: 2, tensor_parallel_size: 2}", "actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
         ("engine.gpu_memory_utilization=0.7", "actor_rollout_ref.rollout.gpu_memory_utilization", 0.7),
@@ -291,6 +297,20 @@ def test_a_run_goes_on_from_the_checkpoint_it_is_given_and_is_not_validated_ther
 
     assert trainer(None) == ["disable", None, True, None]
     assert trainer(Path("c/global_step_4")) == ["resume_path", "c/global_step_4", False, None]
+
+
+def test_model_servers_share_the_gpus_that_train_or_have_their_own():
+    def placed(*settings):
+        composed = compose(to_verl(load_config(None, ["engine.n_gpus=4", *settings]), FILES, cpu=False))
+        trainer, rollout = composed.trainer, composed.actor_rollout_ref.rollout
+        pools = (trainer.nnodes, trainer.n_gpus_per_node), (rollout.nnodes, rollout.n_gpus_per_node)
+        return *pools, rollout.checkpoint_engine.backend, rollout.free_cache_engine, rollout.enable_sleep_mode
+
+    assert placed() == ((1, 4), (0, 4), "naive", True, True)
+    assert placed("cluster.sampler_gpus=2") == ((1, 4), (1, 2), "nccl", False, False)
+    # without a lag nothing is sampled during an update, and nothing has to be corrected
+    apart = compose(to_verl(load_config(None, ["cluster.sampler_gpus=2"]), FILES, cpu=False))
+    assert apart.algorithm.rollout_correction.rollout_is is None
 
 
 def test_a_template_in_place_of_the_models_own_reaches_the_sampler_and_the_checkpoints():

@@ -188,7 +188,7 @@ async def test_a_rollout_outlives_the_push_of_new_weights(store_url, proxy_url, 
 async def test_so_does_an_agent_of_the_users_own(store_url, proxy_url, sampler, load, told, end):
     store = agl.LightningStoreClient(store_url)
     rollout = await store.start_rollout(input={}, mode="train")
-    policy, asked = policy_of(proxy_url, "policy-0", LAGGED.agent, rollout, seed=None, held=True), sampler.asked
+    policy, asked = policy_of(proxy_url, "policy-0", LAGGED.agent, rollout, seed=None, holds=1), sampler.asked
     pushed = asyncio.create_task(push(sampler, proxy_url if told else None))
     agent = load("from agents import Agent\nagent = Agent(name='one')")
     held_s = partial(ask_held, proxy_url)
@@ -197,6 +197,14 @@ async def test_so_does_an_agent_of_the_users_own(store_url, proxy_url, sampler, 
     await store.close()
     assert (record.score.reason, record.stop_reason) == end
     assert not told or sampler.asked - asked == 2  # by the proxy: the agent's client has not given up and tried again
+
+
+@pytest.mark.parametrize(("holds", "waits_s"), [(0, 90.0), (1, 690.0), (2, 1290.0)])
+def test_an_agents_own_client_waits_for_every_push_that_a_call_may_meet(monkeypatch, holds, waits_s):
+    monkeypatch.setenv(RUN_TOKEN, "token")
+    rollout = SimpleNamespace(rollout_id="r", attempt=SimpleNamespace(attempt_id="a"))
+    policy = policy_of("http://127.0.0.1:1", "policy-0", load_config(None).agent, rollout, seed=None, holds=holds)
+    assert policy.turn_timeout_s == waits_s
 
 
 @pytest.mark.slow

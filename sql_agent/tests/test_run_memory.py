@@ -8,8 +8,8 @@ from agentgrpo.checks import UsageError
 from sql_agent.commands import doctor, gpu_check
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.load import load_config
-from sql_agent.startup import memory_check
 from sql_agent.startup.memory_check import Card, cards_here, check_run_memory, fault_of, settings_that_fit
+from sql_agent.startup.preflight import cards_of
 from sql_agent.startup.run_memory import GIB, PROCESSES, Need, cpu_need, need_of, phases
 from sql_agent.train_sql_agent import main
 
@@ -103,6 +103,13 @@ BUCKET_KEY = "verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bu
             id="a_lag_keeps_the_sampler",
         ),
         pytest.param(
+            ["cluster.sampler_gpus=1", "trainer.max_lag=1", "llm_proxy=true"],
+            1000,
+            # on one card the sampler, two buffers of NCCL and one to vLLM; on another the trainer and two buffers
+            {"rollouts": 504 + 3 * BUCKET, "weight sync": 44 + 2 * BUCKET, "the update": 66},
+            id="samplers_apart",
+        ),
+        pytest.param(
             [f"{OFFLOAD}.param_offload=true", f"{OFFLOAD}.optimizer_offload=true"],
             1000,
             {"rollouts": 500, "weight sync": 9 + BUCKET, "the update": 66},
@@ -134,6 +141,9 @@ def test_a_cpus_workers_hold_their_shares_and_a_server_each():
     one = 16 * 348 // 2 + 4 * (40 + 2 * 154) + 8 * 154 + (2 * 128 * 288 + 128 * 4 * 44) + 512 * 22 * 10 + 8 * 40
     assert need_of(cfg, SHAPE, cpu=True).update == one
     assert cpu_need(cfg, SHAPE) == int(6.5 * GIB) + 2 * (one + 4 * 348 + 2 * GIB)
+    # the scores of a layer's two heads in the backward pass
+    flex = load_config(None, [*SMALL, *settings, "engine.shared_prompts=flex_attention"])
+    assert cpu_need(flex, SHAPE) == cpu_need(cfg, SHAPE) + 2 * 29 * 2 * 128**2
     # four workers share, two of which are on this node
     two_nodes = load_config(None, [*SMALL, *settings, "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"])
     assert cpu_need(two_nodes, SHAPE) == cpu_need(cfg, SHAPE) - 2 * 16 * 348 // 4
@@ -289,9 +299,18 @@ def test_the_cards_that_a_run_gets_are_judged(tmp_path):
     other = "it would fit with CUDA_VISIBLE_DEVICES=0 before the command"
     assert problems_of(tmp_path, "1.5B", [TAKEN, FREE]) == [fault + other]
     assert problems_of(tmp_path, "1.5B", [FREE, TAKEN], "engine.n_gpus=2") != []
+    assert problems_of(tmp_path, "1.5B", [FREE, TAKEN], "cluster.sampler_gpus=1") != []
+    assert problems_of(tmp_path, "1.5B", [FREE, FREE, TAKEN], "cluster.sampler_gpus=1") == []
     two = "it would fit with CUDA_VISIBLE_DEVICES=0,2 before the command"
     (said,) = problems_of(tmp_path, "1.5B", [FREE, TAKEN, FREE._replace(name="2")], "engine.n_gpus=2")
     assert said.endswith(two)
+
+
+def test_the_fullest_card_of_a_cluster_stands_for_all_and_its_node_is_said(tmp_path):
+    cards = cards_of(cpu=False, fullest=(80 * GIB, GIB, "node two (10.0.0.2)"))
+    (said,) = problems_of(tmp_path, "1.5B", cards, "engine.n_gpus=2")
+    free = "1.0 GiB of 80.0 GiB are free on node two (10.0.0.2)"
+    assert said.startswith(f"the run needs 45.0 GiB of each GPU in rollouts, and {free}; ")
 
 
 def test_cards_that_are_not_there_are_said_to_be_needed(tmp_path):
@@ -343,7 +362,7 @@ def test_the_cards_are_those_that_are_visible_in_that_order(driver, monkeypatch,
 
 @pytest.mark.parametrize("script", ["echo No devices were found; exit 6", "exec sleep 60"])
 def test_a_driver_that_does_not_answer_lists_no_card(driver, monkeypatch, script):
-    monkeypatch.setattr(memory_check, "DRIVER_S", 0.5)
+    monkeypatch.setattr("agentgrpo.machine.DRIVER_S", 0.5)
     driver.write_text(f"#!/bin/sh\n{script}\n")
     assert cards_here() == []
     assert gpu_check._used() is None
@@ -358,14 +377,39 @@ def test_a_run_is_refused_before_anything_loads(driver, capsys, tmp_path, random
     )
 
 
-def test_a_dry_run_for_gpus_needs_none_and_has_verls_own_checks(capsys, tmp_path, random_policy_folder):
+@pytest.mark.parametrize(
+    ("settings", "n_gpus", "nodes", "address", "rollouts"),
+    [
+        pytest.param(["engine.n_gpus=1"], 1, 1, None, "2.", id="one"),
+        pytest.param(["engine.n_gpus=2"], 2, 1, None, "2.", id="two"),
+        pytest.param(["engine.n_gpus=8", "engine.tensor_parallel_size=2"], 8, 1, None, "2.", id="eight"),
+        pytest.param(
+            ["engine.n_gpus=8", "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"],
+            *(8, 2, "10.0.0.1:6379", "2."),
+            id="two_nodes_of_eight",
+        ),
+        pytest.param(
+            ["engine.n_gpus=4", "cluster.sampler_gpus=4"],
+            4,
+            1,
+            None,
+            "8.0 in rollouts",
+            id="four_train_and_four_sample",
+        ),
+    ],
+)
+def test_a_dry_run_for_gpus_needs_none_and_has_verls_own_checks(
+    capsys, tmp_path, random_policy_folder, settings, n_gpus, nodes, address, rollouts
+):
     where = ["--model", str(random_policy_folder), "--run-dir", str(tmp_path)]
-    assert main([*where, "--device", "gpu", "--dry-run", "--set", "engine.n_gpus=8"]) == 0
+    assert main([*where, "--device", "gpu", "--dry-run", "--set", *settings]) == 0
     said = capsys.readouterr().out
     (memory,) = [line for line in said.splitlines() if line.startswith("memory: ")]
-    assert memory.startswith("memory: GiB of each GPU: 2.")
+    assert memory.startswith(f"memory: GiB of each GPU: {rollouts}")
     assert memory.endswith("; no GPU was looked at")
-    assert '"n_gpus_per_node": 8' in said
+    keys = json.loads(said.split("# verl's keys\n")[1].split("\n\n# plan")[0])
+    assert (keys["trainer"]["n_gpus_per_node"], keys["trainer"]["nnodes"]) == (n_gpus, nodes)
+    assert keys["ray_kwargs"]["ray_init"].get("address") == address
 
 
 def test_doctor_knows_the_workers_of_a_cpu(capsys, monkeypatch, random_policy_folder):

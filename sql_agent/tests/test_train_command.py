@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -97,7 +98,10 @@ def test_workers_of_a_cpu_are_refused_on_a_gpu(monkeypatch):
         use_cpu(cfg.engine, cfg.cluster)
 
 
-@pytest.mark.parametrize(("visible", "wanted", "there"), [(None, 4, 2), ("1", 2, 1), ("0, 1", 2, 2), ("", 2, 0)])
+@pytest.mark.parametrize(
+    ("visible", "wanted", "there"),
+    [(None, 4, 2), ("1", 2, 1), ("0, 1", 2, 2), ("", 2, 0), ("-1", 2, 0), ("1,-1,0", 2, 1)],
+)
 def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wanted, there):
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\necho 'GPU 0: H100'\necho '  MIG 1g'\necho 'GPU 1: H100'\n")
@@ -112,6 +116,21 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
         return
     words = f"is {wanted}, but {there} can be used" if there else "on a CPU, whose workers are another setting"
     with pytest.raises(UsageError, match=words):
+        use_cpu(cfg.engine, cfg.cluster)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "words"),
+    [
+        (0, [], "this run is on a CPU, where each training worker has a model server beside it; leave it out"),
+        (3, ["engine.n_gpus=2"], "beside 2 that train (engine.n_gpus), and 3 can be used here; lower one of the two"),
+        (4, ["engine.n_gpus=2"], "verl sends weights to other GPUs with CuPy, which is not installed; `uv pip install"),
+    ],
+)
+def test_gpus_of_model_servers_that_cannot_be_had_are_refused(monkeypatch, gpus, settings, words):
+    monkeypatch.setattr("sql_agent.startup.preflight.count_gpus", lambda: gpus)
+    cfg = load_config(None, ["cluster.sampler_gpus=2", *settings])
+    with pytest.raises(UsageError, match=re.escape("cluster.sampler_gpus is 2, ") + ".*" + re.escape(words)):
         use_cpu(cfg.engine, cfg.cluster)
 
 
@@ -517,10 +536,26 @@ def test_a_run_of_other_workers_is_not_gone_on_with(capsys, tmp_path):
     assert (
         "was written by 4 workers, each its share; go on with as many (--set cluster.workers_per_node=4), or" in error
     )
-    cfg = load_config(None, ["cluster.nodes=2", "cluster.workers_per_node=4", f"run_dir={tmp_path}"])
-    words = r"as many \(cluster\.nodes times cluster\.workers_per_node has to be 4\)"
-    with pytest.raises(UsageError, match=words):
-        check_resume(cfg, tmp_path / "checkpoints" / "global_step_5", cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("had", "given", "as_many"),
+    [
+        (["cluster.nodes=2", "engine.n_gpus=8"], [], "--ray-address ADDRESS --set cluster.nodes=2 engine.n_gpus=8"),
+        (["cluster.nodes=2"], ["cluster.ray_address=auto"], "--set cluster.nodes=2 engine.n_gpus=8"),
+        (["cluster.nodes=2"], ["cluster.nodes=2"], "--ray-address ADDRESS --set engine.n_gpus=8"),
+        (["engine.n_gpus=16"], ["cluster.nodes=2", "engine.n_gpus=16"], "--set cluster.nodes=1 engine.n_gpus=16"),
+        (None, [], "--set engine.n_gpus=16"),
+    ],
+)
+def test_as_many_workers_are_named_over_the_nodes_that_the_run_had(tmp_path, had, given, as_many):
+    checkpoint_of(tmp_path, 5, workers=16)
+    (tmp_path / "config.yaml").unlink(missing_ok=True)
+    if had is not None:
+        (tmp_path / "config.yaml").write_text(dump_config(load_config(None, had)))
+    cfg = load_config(None, [f"run_dir={tmp_path}", *given])
+    with pytest.raises(UsageError, match=re.escape(f"; go on with as many ({as_many}), or train")):
+        check_resume(cfg, tmp_path / "checkpoints" / "global_step_5", cpu=False)
 
 
 def test_several_nodes_need_a_cluster(capsys, tmp_path, monkeypatch):

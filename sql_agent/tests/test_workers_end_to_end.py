@@ -1,11 +1,14 @@
-"""Two training workers on a CPU in the whole chain, each with a vLLM beside it, against the one of `first_run`; and one
-that computes shared prompts as a GPU would, against the same one. About four minutes."""
+"""Two training workers on a CPU in the whole chain, each with a vLLM beside it, against the one of `first_run`; against
+the same one, one that computes shared prompts as a GPU would, and one whose vLLM is apart from it. About five minutes.
+"""
 
 import json
 import math
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,10 +30,10 @@ def arguments(model: Path, run_dir: Path, *, workers: int) -> list[str]:
     return [*TRAINING, *TASKS, *where, *sizes]
 
 
-def trained(model: Path, run_dir: Path, *settings: str, workers: int = 2) -> str:
+def trained(model: Path, run_dir: Path, *settings: str, workers: int = 2, command: Sequence[str] = COMMAND) -> str:
     """Two steps; what the command said."""
     result = subprocess.run(
-        [*COMMAND, *arguments(model, run_dir, workers=workers), *settings],
+        [*command, *arguments(model, run_dir, workers=workers), *settings],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
         capture_output=True,
@@ -40,6 +43,27 @@ def trained(model: Path, run_dir: Path, *settings: str, workers: int = 2) -> str
     log = run_dir / "logs" / "driver.log"
     assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.exists() else "")
     return result.stdout
+
+
+# The command with a model server apart from the worker, as on GPUs of their own, but for what a CPU cannot do: a file
+# stands in for NCCL, and Ray is told of a second GPU.
+APART = """
+import sys
+
+from sql_agent.startup import launch, preflight
+from sql_agent.verl_side import config
+
+engine = "actor_rollout_ref.rollout.checkpoint_engine"
+config.SEPARATE |= {f"{engine}.backend": "folder", f"{engine}.custom_backend_module": "sql_agent.tests.folder_engine"}
+preflight._check_samplers = lambda *_, **__: None
+ray_of, environment_of = config._ray, config.worker_environment
+config._ray = lambda *given, **how: ray_of(*given, **how) | {"ray_kwargs.ray_init.num_gpus": 2}
+launch.worker_environment = lambda *given, **how: environment_of(*given, **how) | {"CUDA_VISIBLE_DEVICES": "-1,-1"}
+
+from sql_agent.train_sql_agent import main
+
+sys.exit(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +137,13 @@ def test_two_workers_go_on_as_if_they_had_not_stopped(two, small_policy, tmp_pat
     assert f"going on from {run_dir / 'checkpoints' / 'global_step_1'}" in said
     assert "step 1/2" not in said and "step 2/2" in said
     assert differences(two, run_dir, 2) == []
+
+
+def test_a_model_server_apart_from_the_worker_gets_its_weights(one, small_policy, tmp_path):
+    command = [sys.executable, "-c", APART, *COMMAND[2:]]
+    trained(small_policy, tmp_path, "cluster.sampler_gpus=1", workers=1, command=command)
+    for step in (1, 2):
+        # the second step was sampled with what the first one sent
+        assert metrics(tmp_path)[step]["engine/probs_diff_mean"] < 1e-6
+        assert apart(weights(one, step), weights(tmp_path, step)) < step * SAME
+    assert "(CheckpointEngineWorker pid=" in (tmp_path / "logs" / "driver.log").read_text()

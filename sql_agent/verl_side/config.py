@@ -77,7 +77,8 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
     keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg, network, cpu=cpu)
-    keys |= LAGGED if cfg.trainer.max_lag else {}
+    keys |= AWAKE | CORRECTED if cfg.trainer.max_lag else {}
+    keys |= AWAKE | SEPARATE if cfg.cluster.sampler_gpus else {}
     tree = merged(_nested(keys), _checked(cfg.verl, packed=cpu or cfg.engine.shared_prompts is not None))
     return merged(tree, _nested(ONE_PASS)) if _updates_once(cfg, tree, cpu=cpu) else tree
 
@@ -140,19 +141,29 @@ FIXED: dict[str, Any] = {
 }
 
 
-LAGGED: dict[str, Any] = {
+CORRECTED: dict[str, Any] = {
     "algorithm.rollout_correction.rollout_is": "token",
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
-    # the sampler goes on during the update, so it keeps its memory
-    f"{ROLLOUT}.free_cache_engine": False,
-    f"{ROLLOUT}.enable_sleep_mode": False,
 }
 """Keys of a run with `trainer.max_lag`."""
+
 ONE_PASS: dict[str, Any] = {
     "algorithm.rollout_correction.bypass_mode": True,
     f"{ACTOR}.calculate_entropy": True,
 }
 """Keys of a run whose old log-probs are those of the update itself (`sql_agent.verl_side.plugin.one_pass`)."""
+
+
+AWAKE: dict[str, Any] = {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
+"""Keys of a sampler that keeps its memory, because it goes on during the update or has GPUs of its own."""
+
+SEPARATE: dict[str, Any] = {
+    # Any number but 0 stands for servers of their own (`plugin.own_gpus`). verl divides this product by the GPUs of a
+    # server and asks Ray for them server by server, wherever they are.
+    f"{ROLLOUT}.nnodes": 1,
+    f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+}
+"""Keys of a run with `cluster.sampler_gpus`."""
 
 
 def _updates_once(cfg: TrainConfig, tree: dict[str, Any], *, cpu: bool) -> bool:
@@ -246,6 +257,7 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
         f"{ACTOR}.fsdp_config.mixed_precision": mixed,
         f"{REF}.fsdp_config.mixed_precision": mixed,
         f"{ROLLOUT}.dtype": dtype,
+        f"{ROLLOUT}.n_gpus_per_node": cfg.cluster.sampler_gpus or per_node,
         f"{ACTOR}.use_torch_compile": not cpu,
         f"{ACTOR}.fsdp_config.use_torch_compile": not cpu,
         # otherwise verl keeps all logits of a micro-batch in memory and takes their log-probs token by token

@@ -21,13 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.cluster.join import join
 from sql_agent.cluster.network import Network
-from sql_agent.cluster.watch import NodeWatch
+from sql_agent.cluster.watch import NodeWatch, nodes_in_use
 from sql_agent.lightning.runner_actors import start_runners
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import NEWEST, OPEN_GROUPS, RunContext, enter
@@ -62,7 +61,7 @@ def main() -> None:
 
     def publish(servers: dict[str, Any]) -> str | None:
         if watch:
-            watch.needs({str(urlsplit(url).hostname) for url in servers["backends"]} | {network.host})
+            watch.needs(nodes_in_use() | {network.host})
             context.kept += start_runners(order, give_up)  # now, since workers and servers have found their CPUs
         events.emit({"event": "servers", **servers})
         return json.loads(sys.stdin.readline())["proxy_url"]

@@ -16,6 +16,7 @@ FACTS = Facts(
     packages={"ray": "2.60.0", "torch": "2.13.0", "verl": "0.9.1", "vllm": "0.28.0"},
     code="c" * 64,
     gpus=0,
+    gpu_bytes=(),
     fast_bfloat16=True,
     cores=8,
     memory_gib=31.2,
@@ -91,6 +92,16 @@ def test_gpus_of_the_nodes_that_train(device, counts, n_gpus, said):
     assert problems.wrong_gpus(facts, device, n_gpus) == said
 
 
+def test_the_gpu_with_the_least_memory_free_is_that_of_the_emptiest_that_each_node_gives():
+    facts = {
+        ONE: replace(FACTS, gpu_bytes=((80, 5), (80, 70), (80, 60))),
+        TWO: replace(FACTS, gpu_bytes=((40, 39),) * 2),
+    }
+    assert problems.fullest_card(facts, 1) == (40, 39, "node two (10.0.0.2)")
+    assert problems.fullest_card(facts, 3) == (80, 5, "node one (10.0.0.1)")
+    assert problems.fullest_card({ONE: FACTS}, 1) is None
+
+
 def test_cpus_for_workers_and_runners_are_counted_node_by_node():
     # a worker takes 3 of 8 on each node, which leaves room for 5 runners on each
     assert problems.no_room({ONE: Free(1, 8), TWO: Free(1, 8)}, replace(WANTED, n_runners=10)) == []
@@ -103,6 +114,23 @@ def test_cpus_for_workers_and_runners_are_counted_node_by_node():
     assert len(problems.no_room({ONE: Free(1, 8), TWO: Free(1, 8)}, replace(WANTED, n_runners=11))) == 1
     # runners that another command starts take none of Ray's
     assert problems.no_room({ONE: Free(1, 3), TWO: Free(1, 3)}, replace(WANTED, n_runners=0)) == []
+
+
+def test_gpus_of_model_servers_are_counted_server_by_server_beside_the_nodes_that_train():
+    eight, four = Node("a1", "one", "10.0.0.1", 8, 64.0), Node("b2", "two", "10.0.0.2", 4, 64.0)
+    wanted = replace(WANTED, nodes=1, per_node=4, cpu=False, sampler_gpus=8, server_gpus=2)
+    free = {eight: Free(8, 64), four: Free(4, 64)}
+    # the node of four trains, so the eight of the other are left
+    assert problems.no_room(free, wanted) == []
+    # or ten are wanted, or a server is on one node with three GPUs left, or there are CPUs for six GPUs alone
+    said = (
+        "cluster.sampler_gpus is {}, 2 for each model server, all on one node, and 2 CPUs for each GPU, and {} servers "
+        "fit: beside the workers node one (10.0.0.1) has {} GPUs and {} CPUs, node two (10.0.0.2) has 0 GPUs and 52 "
+        "CPUs; lower the setting, or add a node with GPUs"
+    )
+    assert problems.no_room(free, replace(wanted, sampler_gpus=10)) == [said.format(10, 4, 8, 64)]
+    assert problems.no_room(free | {eight: Free(7, 64)}, wanted) == [said.format(8, 3, 7, 64)]
+    assert problems.no_room(free | {eight: Free(8, 13)}, wanted) == [said.format(8, 3, 8, 13)]
 
 
 def test_a_node_that_was_started_with_too_few_cpus():

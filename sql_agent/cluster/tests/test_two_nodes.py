@@ -111,3 +111,63 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
         while (left_behind(head) or left_behind(other)) and time.monotonic() < deadline:
             time.sleep(1)
         assert left_behind(head) == left_behind(other) == []
+
+
+def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_on(small_policy, tmp_path, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("two whole runs, minutes: with --full")
+    run_dir, settings = tmp_path / "run", ["cluster.nodes=2"]
+    with two_nodes(tmp_path) as (head, other):
+        start_ray(head, other, gpus=(1, 1))
+        command = train(head, run_dir, small_policy, *settings, "trainer.steps=40")
+        until(lambda: 2 in steps(run_dir), command, 900)
+        other.cut()
+        out, err = command.communicate(timeout=180)  # Ray takes a minute
+        assert command.returncode == 1
+        assert LOST in err, out + err
+        done = max(steps(run_dir))
+        assert left_behind(head) == []
+
+        other.mend()
+        deadline = time.monotonic() + 120  # Ray tells the node that it was given up
+        while (left_behind(other) or other.run("pgrep", "raylet").stdout) and time.monotonic() < deadline:
+            time.sleep(1)
+        assert left_behind(other) == []
+        assert other.run(RAY, "stop", "--force").returncode == 0
+        join_ray(other, head, gpus=1)
+        command = train(head, run_dir, small_policy, *settings, f"trainer.steps={done + 1}")
+        out, err = command.communicate(timeout=900)
+        assert command.returncode == 0, out + err
+        assert f"going on from {run_dir}/checkpoints/global_step_{done}" in out
+        assert steps(run_dir) == list(range(1, done + 2))
+
+
+def test_a_node_of_runners_whose_cable_is_pulled_costs_no_rollout(small_policy, tmp_path, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("a whole run, minutes: with --full")
+    run_dir = tmp_path / "run"
+    with two_nodes(tmp_path) as (head, other):
+        start_ray(head, other, gpus=(1, 0))
+        command = train(head, run_dir, small_policy, "trainer.steps=4")
+        until(lambda: 1 in steps(run_dir), command, 900)
+        other.cut()
+        out, err = command.communicate(timeout=900)
+        assert command.returncode == 0, out + err
+        rows = list(map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()))
+        assert [row["reward/unjudged_frac"] for row in rows] == [0.0] * 4
+        assert left_behind(head) == []
+
+
+def test_a_command_that_is_cut_off_from_rays_head_says_so(small_policy, tmp_path, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("a whole run, minutes: with --full")
+    run_dir = tmp_path / "run"
+    with two_nodes(tmp_path) as (head, other):
+        start_ray(head, other, gpus=(0, 1))
+        command = train(other, run_dir, small_policy, "trainer.steps=40")
+        until(lambda: 1 in steps(run_dir), command, 900)
+        other.cut()
+        out, err = command.communicate(timeout=180)
+        assert command.returncode == 1
+        assert "Ray's head at 10.77.0.1:6379 is gone; start Ray anew on every node, and give the same" in err, out + err
+        assert left_behind(other) == []

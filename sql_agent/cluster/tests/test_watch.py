@@ -110,3 +110,13 @@ def test_a_head_that_is_gone_is_said_without_asking_ray(ray):
     wait(lambda: ray.said)
     assert ray.said == [("lost", HEADLESS)]
     assert watched.fatal() == HEADLESS
+
+
+def test_a_head_that_is_cut_off_is_waited_for_and_then_gone(ray, monkeypatch):
+    ray.watched()
+    ray.fails = {HEAD: TimeoutError()}
+    wait(lambda: ray.said, 0.1)  # ten looks
+    assert ray.said == []
+    monkeypatch.setattr(watch, "SILENT_S", 0.0)
+    wait(lambda: ray.said)
+    assert ray.said == [("lost", HEADLESS)]
