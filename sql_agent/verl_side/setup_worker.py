@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import socket
 import sys
 
@@ -34,9 +33,8 @@ def main(argv: list[str]) -> None:
         upstream = os.path.join(os.path.dirname(worker[0]), _UPSTREAM)
         os.execv(sys.executable, [sys.executable, upstream, *argv])
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    os._exit(code)
+    sys.exit(code)
 
 
 def _is_plain(context: dict[str, object]) -> bool:

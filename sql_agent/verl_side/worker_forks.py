@@ -123,17 +123,16 @@ def _serve(listener: socket.socket) -> Callable[[], object]:
         if listener in ready:
             asker, _ = listener.accept()
             order, files = _receive(asker)
-            # Ray starts some before it knows for whom
-            if order["environment"].get(_JOB) != _FIRST_JOB:
-                asker.close()  # so it is started as Ray does
-                continue
             copy = os.getpid()
-            if not (pid := os.fork()):
+            if order["environment"].get(_JOB) != _FIRST_JOB:  # Ray starts some before it knows for whom
+                asker.close()
+            elif pid := os.fork():
+                workers.append(Worker(pid, os.pidfd_open(pid), asker))
+            else:
                 end_with_parent(signal.SIGKILL, copy)
                 return _become(order, files)
             for file in files:
                 os.close(file)
-            workers.append(Worker(pid, os.pidfd_open(pid), asker))
 
 
 def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
