@@ -156,7 +156,7 @@ def _become(order: dict[str, Any], files: list[int]) -> Callable[[], object]:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
-    sys.argv = order["argv"]
+    sys.argv[:] = order["argv"]
     np.random.seed()  # Python's own generator does this by itself after a fork
     return partial(runpy.run_path, sys.argv[0], run_name="__main__")
 
