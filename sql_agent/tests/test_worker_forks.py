@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -163,3 +164,46 @@ print(os.environ["VLLM_LOGGING_LEVEL"])
     environment = {**os.environ, **worker_environment(load_config(None), cpu=True), "TMPDIR": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-2:] == ["1 []", "WARN"]
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_real_ray_is_such_a_fork_and_ends_with_its_driver(tmp_path):
+    code = """
+import os, sys, tempfile
+from pathlib import Path
+from sql_agent.verl_side import worker_forks
+worker_forks.import_ray()
+import ray
+from ray._private import node
+folder = Path(sys.argv[1])
+if work := worker_forks.begin(folder / "forks"):
+    work()
+    sys.exit()
+worker_forks.fork_workers(node)
+ray.init(num_cpus=1, include_dashboard=False, _temp_dir=str(folder), runtime_env={"env_vars": {"GIVEN": "g"}})
+@ray.remote
+class Actor:
+    def look(self):
+        return os.getpid(), Path(f"/proc/{os.getppid()}/cmdline").read_bytes(), os.environ["GIVEN"]
+actor = Actor.remote()
+pid, parent, given = ray.get(actor.look.remote())
+print(pid, parent == Path("/proc/self/cmdline").read_bytes(), given, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    environment = os.environ | worker_environment(load_config(None), cpu=True) | {"RAY_AUTH_MODE": "disabled"}
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="forks-", ignore_cleanup_errors=True) as folder:  # a short path
+        found = subprocess.run([sys.executable, "-c", code, folder], env=environment, stdout=subprocess.PIPE, text=True)
+        pid, parent, given = found.stdout.splitlines()[-1].split()
+        assert (parent, given) == ("True", "g")
+        assert ended(int(pid))
+        assert all(ended(other) for other in of(folder)), of(folder)  # Ray's own, which are given the folder
+
+
+def of(folder: str) -> list[int]:
+    """Pids of the processes whose command names the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and folder.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
