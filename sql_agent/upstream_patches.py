@@ -252,8 +252,9 @@ PATCHES = (
         "driver",
         _DRIVER,
         "ray._private.node",
-        ("Node.start_api_server", "Node.start_monitor"),
-        "no dashboard, which asks three clouds; no autoscaler, whose metrics port answers everybody",
+        ("Node.start_api_server", "Node.start_monitor", "Node.__init__"),
+        "no dashboard, which asks three clouds; no autoscaler, whose metrics port answers everybody; Ray's workers are "
+        "forks of a process that has imported everything",
     ),
     Patch(
         "own",

@@ -12,22 +12,18 @@ import json
 import logging
 import multiprocessing
 import os
-import secrets
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
-from agentgrpo.checkout import HOME
 from agentgrpo.processes import tell
-from sql_agent.cluster.network import TOKEN_MODE, Network
+from sql_agent.lightning.children import log_file, spawn
 from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.settings.train import TrainConfig
@@ -179,36 +175,6 @@ def store_address(store: Any) -> str:
     if address is None:
         raise TrainingFailedError(f"{type(store).__name__} has no address that other processes could reach")
     return str(address)
-
-
-def log_file(cfg: TrainConfig, name: str) -> Path:
-    return cfg.run_dir / "logs" / f"{name}.log"
-
-
-def start_driver(cfg: TrainConfig, environment: dict[str, str], network: Network) -> subprocess.Popen[str]:
-    """Start verl's process; its imports take 13 s (measured) before it needs its order."""
-    if network.is_loopback:
-        environment = environment | {
-            "RAY_AUTH_TOKEN": secrets.token_hex(32)
-        }  # otherwise Ray writes one to the home folder
-    return spawn("sql_agent.verl_side.driver", log=log_file(cfg, "driver"), environment=environment | TOKEN_MODE)
-
-
-def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `python -m module`, which exchanges lines over its standard streams and logs to a file."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.touch(mode=0o600)  # it may hold secrets of libraries or of the user's own code
-    with log.open("a") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *args],
-            cwd=HOME,  # in a clone `python -m` finds the packages here
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=out,
-            env={**os.environ, **(environment or {})},
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches this process only, and it ends the others in order
-        )
 
 
 async def tell_store(store: Any, stats: dict[str, Any]) -> None:

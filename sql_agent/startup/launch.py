@@ -33,13 +33,14 @@ def train(
         environment: of this process; a runner makes its own, because a connection to a database survives no fork.
     """
     from agentgrpo.processes import ends_in_order, own_run
-    from sql_agent.lightning.runner import SqlLitAgent
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None
         if role != "runner":
             algorithm = make_algorithm(cfg, environment, checkpoint, run_id, folder / "ray", network, cpu=cpu)
+        from sql_agent.lightning.runner import SqlLitAgent  # after verl's process has begun to import
+
         fit(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
@@ -55,10 +56,12 @@ def make_algorithm(
     *,
     cpu: bool,
 ) -> Any:
-    from sql_agent.lightning.algorithm import VerlGrpo, start_driver
-    from sql_agent.startup.console import Console
+    from sql_agent.lightning.children import start_driver
 
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
+    from sql_agent.lightning.algorithm import VerlGrpo  # agent-lightning, while verl's process imports too
+    from sql_agent.startup.console import Console
+
     order = prepare(cfg, environment, checkpoint, network, cpu=cpu)
     assert cfg.model is not None
     facts = {"device": "cpu" if cpu else "gpu", "precision": precision(cfg.engine, cfg.model, cpu=cpu)}

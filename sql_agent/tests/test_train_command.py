@@ -25,7 +25,7 @@ from agentgrpo.printed_commands import agentgrpo_command, program_command
 from agentgrpo.run_folder import write_start
 from sql_agent import upstream_patches as patches
 from sql_agent.commands import local
-from sql_agent.lightning.algorithm import spawn
+from sql_agent.lightning.children import spawn
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
 from sql_agent.settings.load import dump_config, load_config

@@ -380,6 +380,12 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBA
             "TORCHDYNAMO_DISABLE": "1",  # vLLM would compile one loop of its sampler with a C++ compiler, in /tmp
             # Ray sets OMP_NUM_THREADS=1 if it is unset; a training worker raises its own count to train_threads.
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
+            # `worker_forks` forks no process with threads: pyarrow and numpy would start some as they are imported
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+            "OPENBLAS_NUM_THREADS": "1",
+            # idle workers, of 44 MiB or more: Ray starts none before a driver asks, and keeps none after their task
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_num_workers_soft_limit": "0",
             "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
             **({"AGENTGRPO_TRAIN_THREADS": str(threads)} if (threads := cfg.engine.train_threads) else {}),
             "AGENTGRPO_PRECISION": precision(cfg.engine, cfg.model, cpu=True) if cfg.model else "float32",

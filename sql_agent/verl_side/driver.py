@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from agentgrpo.checkpoints import CheckpointError, prune
-from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent
+from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
 from sql_agent.cluster.join import join
 from sql_agent.cluster.network import Network
 from sql_agent.cluster.watch import NodeWatch, nodes_in_use
@@ -31,13 +31,16 @@ from sql_agent.lightning.runner_actors import start_runners
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import NEWEST, OPEN_GROUPS, RunContext, enter
 from sql_agent.trained_on import FILE as TRAINED_ON
-from sql_agent.verl_side import checkpoints
+from sql_agent.verl_side import checkpoints, worker_forks
 
 
 def main() -> None:
     events = Events()
     end_with_parent()
     events.emit({"event": "phase", "name": "importing verl"})
+    forks = worker_forks.wanted()
+    if forks:
+        worker_forks.import_ray()
 
     import ray
     from omegaconf import OmegaConf
@@ -51,6 +54,12 @@ def main() -> None:
     from agentgrpo.trackers import usable_trackers
     from sql_agent import upstream_patches as patches
     from sql_agent.verl_side.tracking import make_tracking
+
+    if forks:
+        worker_forks.import_all()
+        if work := worker_forks.begin(run_folder(os.environ[RUN_ID]) / "forks"):
+            work()  # this is a worker now
+            return
 
     line = sys.stdin.readline()
     if not line:
@@ -92,7 +101,7 @@ def main() -> None:
     runtime_env: Any = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(verl_config)))
     assert isinstance(runtime_env, dict)
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
-    patches.change(node, _leave_out_processes)
+    patches.change(node, _change_start)
     patches.require("driver")
     watch, code = None, 1
     failing = threading.Lock()
@@ -236,7 +245,8 @@ def compare_newest(module: Any) -> None:
     module.calculate_debug_metrics = calculate_debug_metrics
 
 
-def _leave_out_processes(module: ModuleType) -> None:
+def _change_start(module: ModuleType) -> None:
+    worker_forks.fork_workers(module)
     # Start neither Ray's dashboard, which runs even where none is asked for and queries the metadata servers of three
     # clouds, nor its autoscaler, which has nothing to do on one node and serves metrics to everybody.
     module.Node.start_api_server = module.Node.start_monitor = lambda *_, **__: None

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import Events, end_with_parent, own_run
-from sql_agent.lightning.algorithm import log_file, spawn
+from sql_agent.lightning.children import log_file, spawn
 from sql_agent.lightning.heartbeats import TRAINER_WORKER
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.oracle import MODEL
