@@ -20,6 +20,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen: dict[str, Measured] = dict(args.earlier)
     with ends_in_order(), tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         tasks = write_tasks(Path(folder), sizes)
+        untrained = Order(args.model.resolve(), *tasks, Path(folder), sizes)
+        (before,) = run.held_out(untrained, [str(untrained.model)], say)
         for name in args.peers:
-            print(f"{PEERS[name].title} ...", file=sys.stderr, flush=True)
+            say(f"{PEERS[name].title} ...")
             own = Path(folder) / name
             own.mkdir()
-            seen[name] = measure(name, Order(args.model.resolve(), *tasks, own, sizes))
+            seen[name] = measure(name, replace(untrained, folder=own))
             if args.output:
-                of_all = {"model": args.model.name, "facts": args.facts, "peers": as_json(seen)}
+                of_all = {"model": args.model.name, "facts": args.facts, "before": before, "peers": as_json(seen)}
                 args.output.write_text(json.dumps(of_all, indent=1) + "\n")
     ordered = {name: seen[name] for name in PEERS if name in seen}
-    print(table(ordered, sizes))
+    figures = table(ordered, sizes, before)
+    print(figures)
     if args.write_doc:
-        text = f"{report.where(args.facts)}\n\n{table(ordered, sizes)}"
+        text = f"{report.where(args.facts)}\n\n{figures}"
         PAGE.write_text(report.replace_figures(PAGE.read_text(), text, f"peers of {args.model.name}"))
     return int(any(measured.error for measured in seen.values()))
 
@@ -111,18 +115,26 @@ def write_tasks(folder: Path, sizes: Sizes) -> tuple[Path, Path]:
 
 def measure(name: str, order: Order) -> Measured:
     try:
-        return run.measure(PEERS[name], order, lambda text: print(text, file=sys.stderr, flush=True))
+        return run.measure(PEERS[name], order, say)
     except (PeerError, RuntimeError) as error:
-        print(f"       {error}", file=sys.stderr, flush=True)
+        say(f"       {error}")
         return Measured(PEERS[name].title, error=str(error))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def as_json(seen: Mapping[str, Measured]) -> dict[str, Any]:
     return {name: measured.as_json() for name, measured in seen.items()}
 
 
-def rows_of(sizes: Sizes) -> dict[str, Callable[[Measured], str]]:
-    """The table's rows, by their titles."""
+def rows_of(sizes: Sizes, before: float | None) -> dict[str, Callable[[Measured], str]]:
+    """The table's rows, by their titles.
+
+    Args:
+        before: held-out success before training.
+    """
     rows: dict[str, Callable[[Measured], str]] = {
         "from the command to the end of the first step": lambda its: f"{run.first_step_s(its):.1f} s",
         "a later step (median)": lambda its: f"{run.step_s(its):.2f} s",
@@ -133,18 +145,20 @@ def rows_of(sizes: Sizes) -> dict[str, Callable[[Measured], str]]:
     }
     if sizes.held_out:
         rounds, minutes = sizes.steps * sizes.rollouts, sizes.seconds / 60
-        rows[f"held-out success after {rounds} rollouts"] = lambda its: _share(its.after_rollouts)
+        rows[f"held-out success after {rounds} rollouts (before: {_share(before)})"] = lambda its: _share(
+            its.after_rollouts
+        )
         rows[f"held-out success after {minutes:g} minutes"] = lambda its: _share(its.after_seconds)
         rows["steps in these minutes"] = lambda its: str(sum(step.at_s <= sizes.seconds for step in its.steps))
     return rows
 
 
-def table(seen: Mapping[str, Measured], sizes: Sizes) -> str:
+def table(seen: Mapping[str, Measured], sizes: Sizes, before: float | None) -> str:
     """A column for each peer; a peer that did not run has its error below."""
     head = "| |" + "".join(f" {its.title} |" for its in seen.values()) + "\n|---|" + "---:|" * len(seen)
     lines = [
         f"| {title} |" + "".join(f" {'-' if its.error else value(its)} |" for its in seen.values())
-        for title, value in rows_of(sizes).items()
+        for title, value in rows_of(sizes, before).items()
     ]
     errors = [f"\n{its.title} did not run: `{its.error}`" for its in seen.values() if its.error]
     return "\n".join([head, *lines, *errors])

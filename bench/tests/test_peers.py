@@ -72,7 +72,7 @@ def test_success_is_that_of_the_weights_after_equal_rollouts_and_of_those_after_
 
 def test_the_table_has_a_column_for_each_peer_and_the_error_of_one_that_did_not_run():
     failed = Measured("verl", error="it ended with 1 after 9 s: KeyError: 'cpu'")
-    assert peers.table({"trl": RUN, "verl": failed}, SIZES) == (
+    assert peers.table({"trl": RUN, "verl": failed}, SIZES, 0.4) == (
         "| | TRL | verl |\n"
         "|---|---:|---:|\n"
         "| from the command to the end of the first step | 20.0 s | - |\n"
@@ -81,7 +81,7 @@ def test_the_table_has_a_column_for_each_peer_and_the_error_of_one_that_did_not_
         "| trained tokens a second | 750 | - |\n"
         "| highest memory of all processes, PSS | 3.00 GiB | - |\n"
         "| trained tokens that the sampler returned | 99.17% | - |\n"
-        "| held-out success after 192 rollouts | 50.0% | - |\n"
+        "| held-out success after 192 rollouts (before: 40.0%) | 50.0% | - |\n"
         "| held-out success after 0.5 minutes | 62.5% | - |\n"
         "| steps in these minutes | 3 | - |\n"
         "\n"
@@ -90,7 +90,7 @@ def test_the_table_has_a_column_for_each_peer_and_the_error_of_one_that_did_not_
 
 
 def test_no_success_is_shown_where_no_held_out_task_is_played():
-    assert "held-out" not in peers.table({"trl": RUN}, PRETRAINED)
+    assert "held-out" not in peers.table({"trl": RUN}, PRETRAINED, None)
 
 
 def test_what_was_seen_is_read_as_it_was_written():
@@ -148,8 +148,8 @@ def test_a_step_of_ours_counts_judged_rollouts():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "trl,rllm"], "no peer rllm; known: trl, verl, agl, lag0, lag1"),
-        (["--only", "trl,verl,agl", "--write-doc"], "lag0, lag1 were not measured at this commit"),
+        (["--only", "trl,rllm"], "no peer rllm; known: trl, trl-vllm, verl, agl, lag0, lag1"),
+        (["--only", "trl,trl-vllm,verl,agl", "--write-doc"], "lag0, lag1 were not measured at this commit"),
         (["--model", "nowhere"], "agentgrpo tiny-policy"),
     ],
 )

@@ -29,7 +29,7 @@ class Episodes(agl.LitAgent[dict[str, Any]]):
         super().__init__()
         self.sizes, self.world = order.sizes, open_world().__enter__()  # it ends with the process
 
-    async def training_rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> float:
+    async def rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> float:
         from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, StopAtTools
         from agents.exceptions import AgentsException
         from openai import APIStatusError, AsyncOpenAI

@@ -93,7 +93,9 @@ class TurnManager:
         started = time.monotonic()
         tasks = [json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]]
         resources = await self.store.add_resources({"main_llm": self.proxy.as_resource(model="policy")})
-        queued = [await self.store.enqueue_rollout(input=t, resources_id=resources.resources_id) for t in tasks]
+        queued = [
+            await self.store.enqueue_rollout(input=t, mode="train", resources_id=resources.resources_id) for t in tasks
+        ]
         ids, done = [rollout.rollout_id for rollout in queued], 0
         while done < len(ids):
             await asyncio.sleep(POLL_S)
@@ -102,6 +104,8 @@ class TurnManager:
         for place, rollout in enumerate(ids):
             spans = await self.store.query_spans(rollout, attempt_id="latest")
             samples += of_rollout(place, self.adapter.adapt(spans))
+        if not samples:
+            raise RuntimeError(f"none of {len(ids)} rollouts left a turn; runners.log says why")
         trained = [0] * len(ids)
         for place, _, reply, _ in samples:
             trained[place] += len(reply)

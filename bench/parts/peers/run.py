@@ -21,7 +21,7 @@ from bench.parts.peers import own_peer, trl_peer, verl_peer
 from bench.parts.peers.order import Order, Sizes
 from bench.parts.startup import sample
 
-LOOK_S, MEMORY_S = 0.1, 2.0
+LOOK_S, MEMORY_S = 0.2, 2.0
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class Peer:
     environment: Callable[[Order], dict[str, str]] = lambda order: {}
 
 
-def _module(name: str) -> Callable[[Order], list[str]]:
-    return lambda order: python(f"bench.parts.peers.{name}", str(order.folder / "order.json"))
+def _module(name: str, *arguments: str) -> Callable[[Order], list[str]]:
+    return lambda order: python(f"bench.parts.peers.{name}", str(order.folder / "order.json"), *arguments)
 
 
 PEERS: dict[str, Peer] = {
     "trl": Peer("TRL", _module("trl_peer"), trl_peer.steps),
+    "trl-vllm": Peer("TRL, vLLM", _module("trl_peer", "vllm"), trl_peer.steps, lambda order: trl_peer.ENVIRONMENT),
     "verl": Peer("verl's agent loop", verl_peer.command, verl_peer.steps, verl_peer.environment),
     "agl": Peer("agent-lightning's proxy", _module("agl_peer"), verl_peer.steps),
     "lag0": Peer("this project", lambda order: own_peer.command(order, 0), own_peer.steps),

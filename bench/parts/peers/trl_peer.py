@@ -1,6 +1,7 @@
-"""Trains with TRL's GRPOTrainer and its `environment_factory`: `python -m bench.parts.peers.trl_peer ORDER.json`.
+"""Trains with TRL's GRPOTrainer and its `environment_factory`: `python -m bench.parts.peers.trl_peer ORDER [vllm]`.
 
-It generates with transformers, since TRL's vLLM modes want a GPU. The subclass only counts; nothing of TRL is changed.
+It generates with transformers, as TRL does on a CPU, or with vLLM inside its process (`vllm_mode="colocate"`), which
+needs one change to vLLM (`_let_weights_in`). The subclass only counts; nothing of TRL is changed.
 The chat templates of our two policies are not among those that TRL knows, so the tokenizer is told how a reply is
 parsed, as TRL's documentation says: in the form of Qwen3's, which is theirs too.
 """
@@ -13,16 +14,35 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.import_hook import after_import
 from agentgrpo.processes import end_with_parent
 from bench.parts.peers.order import SEED, Order, append_lines, read_lines
+from bench.parts.peers.plugin_parts import part
 from bench.parts.peers.world import SqlTools, count_sampled, open_world, trained_pieces
 
 STEPS = "steps.jsonl"
+VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
+# vLLM's own variables for a CPU.
+ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    # nothing is compiled, as for the other peers; TRL has no `enforce_eager`
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_USE_AOT_COMPILE": "0",
+    "HF_HUB_OFFLINE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 
 
 def main() -> None:
     end_with_parent()
-    order = Order.read(Path(sys.argv[1]))
+    order, vllm = Order.read(Path(sys.argv[1])), sys.argv[2:] == ["vllm"]
+    if vllm:
+        _let_weights_in()
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen3_schema
@@ -69,10 +89,15 @@ def main() -> None:
             processing_class=tokenizer,
             environment_factory=SqlTools,
             train_dataset=_dataset(rows),
-            args=GRPOConfig(**config(order)),
+            args=GRPOConfig(**config(order, vllm=vllm)),
             callbacks=[Report()],
         )
         trainer.train()
+
+
+def _let_weights_in() -> None:
+    # vLLM's CPU layers drop the weight that they repack, so that TRL's first push of new weights would fail
+    after_import("vllm.model_executor.layers.utils", part("vllm_cpu")._keep_plain_weights)
 
 
 def steps(order: Order) -> list[dict[str, Any]]:
@@ -80,7 +105,7 @@ def steps(order: Order) -> list[dict[str, Any]]:
     return read_lines(order.folder / STEPS)
 
 
-def config(order: Order) -> dict[str, Any]:
+def config(order: Order, *, vllm: bool) -> dict[str, Any]:
     """GRPOConfig's arguments: the loss, the optimiser and the limits that the other peers have, and what is fastest."""
     sizes = order.sizes
     bfloat16 = sizes.precision == "bfloat16"
@@ -109,6 +134,7 @@ def config(order: Order) -> dict[str, Any]:
         "report_to": [],
         "disable_tqdm": True,
         "seed": SEED,
+        **(VLLM | {"vllm_max_model_length": sizes.prompt_tokens + sizes.rollout_tokens} if vllm else {}),
     }
 
 

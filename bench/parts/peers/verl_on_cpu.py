@@ -8,31 +8,19 @@ keep the weight that they repack, so that new weights can be loaded. Its own set
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 from agentgrpo.import_hook import after_import
-
-PLUGIN = Path(__file__).resolve().parents[3] / "sql_agent" / "verl_side" / "plugin"
-
-
-def _of_plugin(name: str) -> ModuleType:
-    # importing it as a part of its package would make all of the plugin's changes
-    spec = importlib.util.spec_from_file_location(f"verl_on_cpu_{name}", PLUGIN / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from bench.parts.peers.plugin_parts import part
 
 
 def _only_ray(module: ModuleType) -> None:
     module.Node.start_api_server = module.Node.start_monitor = lambda *_, **__: None
 
 
-platform = _of_plugin("cpu_platform")
+platform = part("cpu_platform")
 platform.install()
-after_import("verl.utils.import_utils", _of_plugin("trl_class")._hide_trl)
+after_import("verl.utils.import_utils", part("trl_class")._hide_trl)
 after_import("torch.distributed", platform._join_gloo)
-after_import("vllm.model_executor.layers.utils", _of_plugin("vllm_cpu")._keep_plain_weights)
+after_import("vllm.model_executor.layers.utils", part("vllm_cpu")._keep_plain_weights)
 after_import("ray._private.node", _only_ray)

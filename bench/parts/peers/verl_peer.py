@@ -91,7 +91,7 @@ def keys(order: Order) -> dict[str, Any]:
         f"{ROLLOUT}.max_num_seqs": 64,
         f"{ROLLOUT}.tensor_model_parallel_size": 1,
         f"+{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "uni",
-        "reward.num_workers": 1,
+        "reward.num_workers": 0,  # the loop gives the reward
         "trainer.device": "cpu",
         "trainer.use_v1": False,  # V1 needs TransferQueue, which is not installed
         "trainer.n_gpus_per_node": 1,
