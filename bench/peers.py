@@ -79,7 +79,7 @@ def earlier(file: Path | None, model: Path, commit: str) -> dict[str, Measured]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    sizes = SMALL if count_weights(args.model) < SMALL_WEIGHTS else PRETRAINED
+    sizes = SMALL if (count_weights(args.model) or 0) < SMALL_WEIGHTS else PRETRAINED
     seen: dict[str, Measured] = dict(args.earlier)
     with ends_in_order(), tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         tasks = write_tasks(Path(folder), sizes)

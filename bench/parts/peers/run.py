@@ -99,8 +99,9 @@ def measure(peer: Peer, order: Order, say: Callable[[str], None]) -> Measured:
     with own_run():
         order.write()
         steps, peak = _watch(peer, order, say)
-        solved = held_out(order, [weights_after(steps, order.sizes), weights_in_time(steps, order.sizes)], say)
-    return Measured(peer.title, steps, peak, *solved)
+        weights = [weights_after(steps, order.sizes), weights_in_time(steps, order.sizes)]
+        after_rollouts, in_time = held_out(order, weights, say)
+    return Measured(peer.title, steps, peak, after_rollouts, in_time)
 
 
 def _watch(peer: Peer, order: Order, say: Callable[[str], None]) -> tuple[list[Step], int]:

@@ -44,8 +44,9 @@ def main() -> None:
     if vllm:
         _let_weights_in()
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen3_schema
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     from dbbench_adapter.tasks.load import load_tasks
 
@@ -63,7 +64,7 @@ def main() -> None:
         def _generate(self, prompts: list[Any]) -> Any:
             self.replies: list[tuple[int, ...]] = []
             generated = super()._generate(prompts)
-            _, completions, masks, *_ = generated
+            completions, masks = generated[1], generated[2] or []
             pieces = [p for ids, mask in zip(completions, masks, strict=True) for p in trained_pieces(ids, mask)]
             counts["rollouts"] = len(completions)
             counts["trained"] = sum(map(len, pieces))
@@ -116,7 +117,7 @@ def config(order: Order, *, vllm: bool) -> dict[str, Any]:
         "gradient_accumulation_steps": sizes.rollouts // sizes.micro_batch_rows,
         "num_generations": sizes.group_size,
         "max_completion_length": sizes.rollout_tokens,
-        "generation_kwargs": {"max_new_tokens": sizes.reply_tokens},
+        "generation_kwargs": {"max_tokens" if vllm else "max_new_tokens": sizes.reply_tokens},
         "temperature": 1.0,
         "loss_type": "dapo",  # every token of a step weighs the same, as verl's token-mean
         "scale_rewards": False,

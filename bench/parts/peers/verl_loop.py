@@ -38,7 +38,10 @@ class EpisodeTool(BaseTool):
         return ToolResponse(text=episode.call_tool(self.name, json.dumps(parameters))), 0.0, {}
 
 
-class EpisodeLoop(ToolAgentLoop):
+_Loop: Any = ToolAgentLoop  # verl's `register` hides its type
+
+
+class EpisodeLoop(_Loop):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         order, world = setting()
         episode = world.open(world.task(json.loads(kwargs["extra_info"]["task"])), AgentConfig())

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from bench.parts.peers.order import REWARD
 from dbbench_adapter.protocols import DatabaseEpisode
+from dbbench_adapter.protocols.fc import FcEpisode
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.rewards import REWARDS
 from sql_agent.settings.groups import AgentConfig
@@ -69,7 +70,7 @@ class SqlTools:
         return value_of(self.world, self._episode)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        assert self._episode is not None
+        assert isinstance(self._episode, FcEpisode)
         return self._episode.call_tool(name, json.dumps(arguments))
 
 
