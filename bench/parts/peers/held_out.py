@@ -29,7 +29,7 @@ def main() -> None:
     from sql_agent.settings.local import AdapterConfig
 
     tasks, limits = load_tasks(Path(sys.argv[1])), AgentConfig(max_turns=MAX_TURNS, max_tokens=int(sys.argv[2]))
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two would wait for each other on a busy machine, and gain little with a small policy
     with open_world() as world:
         for folder in sys.argv[3:]:
             policy = load_policy(Path(folder), adapter=AdapterConfig(), device="cpu")
