@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from agentgrpo.machine import git_commit
 
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 PACKAGES = ("torch", "vllm", "verl", "agentlightning", "openai-agents", "transformers", "ray", "litellm")
 
 
@@ -100,29 +99,40 @@ def _number(value: float) -> str:
 
 def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> str:
     """The figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
+    return (
+        f"{where(found)}\n\n{table([row for rows in parts.values() for row in rows if not row.what.startswith('...')])}"
+    )
+
+
+def where(found: Mapping[str, Any]) -> str:
+    """Commit, date, machine and versions in a sentence."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    where = (
+    return (
         f"Commit {found['commit']}, {found['date']}: {found['cores']} cores of {found['cpu']}, "
         f"load {found['load']} at the start; Python {found['python']}, {versions}."
     )
-    return f"{where}\n\n{table([row for rows in parts.values() for row in rows if not row.what.startswith('...')])}"
 
 
-def replace_figures(text: str, figures: str) -> str:
-    """`text` with everything between the two marks replaced.
+def marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def replace_figures(text: str, figures: str, name: str = "figures") -> str:
+    """`text` with everything between the two marks of this name replaced.
 
     Raises:
         ValueError: a mark is missing.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = marks(name)
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"no {BEGIN} ... {END} to write the figures between; put both lines into the page")
+        raise ValueError(f"no {first} ... {last} to write the figures between; put both lines into the page")
     return f"{before}{begin}\n\n{figures}\n\n{end}{after}"
 
 
-def facts() -> dict[str, Any]:
-    """Place and time of the measurement: commit, date, CPU, cores, load, versions."""
+def facts(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Place and time of the measurement: commit, date, CPU, cores, load, versions of these packages."""
     cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "commit": git_commit() or "unknown",
@@ -131,5 +141,5 @@ def facts() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "versions": {name: importlib.metadata.version(name) for name in packages},
     }

@@ -6,8 +6,9 @@ import pytest
 
 from bench import main_job
 from bench.parts import lag, overhead, proxy_cost, startup, update
-from bench.parts.report import BEGIN, END, Row, markdown, replace_figures, table
+from bench.parts.report import Row, markdown, marks, replace_figures, table
 
+BEGIN, END = marks("figures")
 FACTS = {
     "commit": "abc1234",
     "date": "2026-01-02",

@@ -28,8 +28,10 @@ CALLED_BY_FRAMEWORKS = {
     "Python": {"__getattr__", "__dir__"},
     "sqlite3": {"finalize"},
     "the policy": {"calculator"},
-    "transformers": {"on_train_begin", "on_log", "on_save"},
-    "TRL": {"_prepare_dataset"},
+    "transformers": {"on_train_begin", "on_log", "on_save", "on_step_end"},
+    "TRL": {
+        "_prepare_dataset", "execute_sql", "commit_final_answer", "get_reward", "_generate_single_turn", "_generate",
+    },
     "uvicorn": {"capture_signals"},
     "openai-agents": {
         "_fetch_response", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end", "force_flush",
@@ -39,7 +41,10 @@ CALLED_BY_FRAMEWORKS = {
         "enqueue_rollout", "rollout_async", "trace_context", "get_last_trace", "_spawn_runners",
         "get_langchain_handler", "get_rollout_results",
     },
-    "verl": {"PackedEngine", "FlexEngine", "QuietWeightSync", "forward_step"},
+    "verl": {
+        "PackedEngine", "FlexEngine", "QuietWeightSync", "forward_step", "EpisodeTool", "EpisodeLoop", "TurnManager",
+        "_handle_processing_tools_state",
+    },
     "verl's platform": {
         "current_device", "device_count", "set_device", "synchronize", "manual_seed_all", "set_allocator_settings",
         "empty_cache", "get_device_capability", "communication_backend_name", "visible_devices_envvar", "nvtx_range",
