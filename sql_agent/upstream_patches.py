@@ -113,6 +113,13 @@ PATCHES = (
     ),
     Patch(
         "server",
+        f"{_PLUGIN}weight_socket:_receive_there",
+        "verl.workers.rollout.vllm_rollout.utils",
+        ("vLLMColocateWorkerExtension._get_zmq_handle",),
+        "a model server takes weights from its own run",
+    ),
+    Patch(
+        "server",
         f"{_PLUGIN}vllm_cpu:_keep_plain_weights",
         "vllm.model_executor.layers.utils",
         ("dispatch_cpu_unquantized_gemm",),
@@ -128,6 +135,13 @@ PATCHES = (
         cpu=True,
     ),
     # verl's training workers
+    Patch(
+        "trainer",
+        f"{_PLUGIN}weight_socket:_send_there",
+        "verl.workers.engine_workers",
+        ("get_rollout_class",),
+        "weights are sent to the model servers of this run",
+    ),
     Patch(
         "trainer",
         f"{_PLUGIN}lost_mini_batches:_skip",

@@ -238,7 +238,8 @@ def test_every_attribute_that_we_set_on_an_upstream_module_or_class_is_in_the_ta
     files = [file for package in OURS for file in (ROOT / package).rglob("*.py") if "tests" not in file.parts]
     for file in files:
         name = str(file.relative_to(ROOT))
-        if name != "bench/parts/update_worker.py":  # which puts upstream's own back
+        # the one puts upstream's own back, the other makes upstream's prototype run, in a process of its own
+        if name not in ("bench/parts/update_worker.py", "bench/parts/peers/agl_manager.py"):
             assert assignments(ast.parse(file.read_text())) - HARMLESS.get(name, set()) <= known, name
 
 
