@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sql_agent.cpu_products import product
 
-TILE = 2**21
-"""Logits that exist at a time, 8 MiB in float32; the forward pass keeps a copy of them."""
+TILE, TILE_ON_GPU = 2**21, 2**26
+"""Logits that exist at a time: 8 MiB in float32, which a CPU's cache holds, and 256 MiB, so that a GPU has products of
+a useful size (not measured there). The forward pass keeps a copy of them."""
 
 
 class LogProbs(torch.autograd.Function):
@@ -84,7 +85,8 @@ class LogProbs(torch.autograd.Function):
 def _tiles(hidden: Tensor, weight: Tensor, temperature: float) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the start of each tile, its rows of the weight, and its logits, shape (K, tile), which the caller may
     change."""
-    width = min(len(weight), max(1, TILE // max(1, len(hidden))))
+    tile = TILE if hidden.device.type == "cpu" else TILE_ON_GPU
+    width = min(len(weight), max(1, tile // max(1, len(hidden))))
     for start in range(0, len(weight), width):
         part = weight[start : start + width]
         logits = product(hidden, part.t()).float()

@@ -144,6 +144,13 @@ PATCHES = (
     ),
     Patch(
         "trainer",
+        f"{_PLUGIN}weight_socket:_send_there",
+        "verl.checkpoint_engine.base",
+        ("get_rollout_class",),
+        "the same for model servers with GPUs of their own",
+    ),
+    Patch(
+        "trainer",
         f"{_PLUGIN}lost_mini_batches:_skip",
         "verl.workers.engine_workers",
         ("TrainingWorker.train_batch",),

@@ -36,10 +36,12 @@ class KeptTables(Generic[T]):
                 self._kept.move_to_end(key)
                 return self._kept[key]
         made = make()
+        size_bytes = len(key) + self._size_of(made)
         with self._lock:
-            if key not in self._kept:  # another thread may have made it too
+            # what is too large by itself would push out everything else; another thread may have made it too
+            if size_bytes <= self._max_bytes and key not in self._kept:
                 self._kept[key] = made
-                self.size_bytes += len(key) + self._size_of(made)
+                self.size_bytes += size_bytes
             while self.size_bytes > self._max_bytes:
                 old_key, old = self._kept.popitem(last=False)
                 self.size_bytes -= len(old_key) + self._size_of(old)

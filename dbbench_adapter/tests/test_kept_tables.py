@@ -59,6 +59,15 @@ def test_typed_and_untyped_tables_are_made_apart():
     assert len(made) == 2
 
 
+def test_what_is_larger_than_all_that_may_be_kept_pushes_nothing_out():
+    of, made, keeping = kept(max_bytes=500)
+    of(table(1))
+    of(table(2, name="large"), text="x" * 500)
+    of(table(1))
+    assert made == ["t", "large"]
+    assert keeping.size_bytes == len(_key(table(1), typed=True)) + 100
+
+
 def test_what_was_not_used_for_longest_goes_first():
     tables = [table(number, name=f"t{number}") for number in range(4)]
     size = len(_key(tables[0], typed=True)) + 100

@@ -123,6 +123,7 @@ def test_what_an_open_transaction_holds_is_judged(fresh, said, judged):
         pytest.param(Table("T", (Column("a"),), (("\ud800",),)), "surrogates not allowed", id="no_unicode"),
         pytest.param(Table("T", (Column("a", "INT"),), (("x",),)), "1366: .* `dbbench`.`T`.`a`", id="no_number"),
         pytest.param(Table("T", (Column("a", "INT"),), ((10**30,),)), "1264: Out of range", id="large_number"),
+        pytest.param(Table("T", (Column("a", "DOUBLE"),), ((float("nan"),),)), "nan can not be used", id="nan"),
         pytest.param(Table("T", (Column("a", "DATE"),), (("x",),)), "1292: Incorrect date", id="no_date"),
         pytest.param(Table("T", (Column("a", "CHAR(1)"),), (("xx",),)), "1406: Data too long", id="too_long"),
         pytest.param(Table("T", (Column("a", "JSON"),), (("{",),)), "4025: .*`dbbench`", id="no_json"),

@@ -212,7 +212,10 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
 
     async def _post_process_rollout_result(self, rollout: Any, raw_result: Any) -> Any:
         """As upstream, which sends one span after another; these go together, the reward behind its turns."""
-        await asyncio.gather(*(self.get_store().add_span(span) for span in raw_result))
+        try:
+            await asyncio.gather(*(self.get_store().add_span(span) for span in raw_result))
+        except asyncio.CancelledError:  # agent-lightning would report success, whether the spans arrived or not
+            raise RolloutLostError("its runner was told to end before the store had its spans") from None
         return raw_result
 
     async def iter(self, *, event: Any = None) -> None:

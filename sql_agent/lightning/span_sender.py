@@ -44,7 +44,7 @@ class SpanSender:
         self._sending = False
 
     async def send(self, span: Any) -> None:
-        """Return when the store has the span, and with it all of this rollout that were given before."""
+        """Return when the store has the span; a rollout has ended when all of its spans have returned."""
         stored = asyncio.get_running_loop().create_future()
         self._held.append((span, stored))
         if not self._sending:
@@ -71,13 +71,14 @@ class SpanSender:
             self._sending = False
 
     async def _one_by_one(self, batch: Iterable[tuple[Any, asyncio.Future[None]]]) -> None:
+        failed: Exception | None = None
         for span, stored in batch:
-            try:
-                await self._send_one(span)
-            except Exception as error:  # its sender hears of it
-                _settle(stored, error)
-            else:
-                _settle(stored)
+            if failed is None:
+                try:
+                    await self._send_one(span)
+                except Exception as error:  # its sender hears of it; the rest would wait for the same store again
+                    failed = error
+            _settle(stored, failed)
 
     def _begin(self, work: Any) -> None:
         task = asyncio.create_task(work)

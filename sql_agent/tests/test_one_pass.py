@@ -39,6 +39,23 @@ def test_the_old_log_probs_are_the_updates_own_where_one_follows_and_nothing_nee
     assert verl["actor_rollout_ref"]["actor"].get("calculate_entropy", False) is one
 
 
+@pytest.mark.parametrize(
+    ("shape", "overrides", "one"),
+    [
+        ({"attention_dropout": 0.0, "resid_pdrop": None}, [], True),
+        ({"attention_dropout": 0.1}, [], False),
+        ({"attn_pdrop": 0.1}, [], False),
+        ({}, ["verl.actor_rollout_ref.model.override_config.attention_dropout=0.1"], False),
+        ({"attention_dropout": 0.1}, ["verl.actor_rollout_ref.model.override_config.attention_dropout=0"], True),
+    ],
+)
+def test_a_policy_with_dropout_keeps_the_pass_of_its_own(shape, overrides, one, tmp_path):
+    """The update's pass drops activations; verl computes old log-probs without dropout."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | shape))
+    verl = to_verl(load_config(None, overrides), Files(tmp_path, FILES.train, FILES.val), cpu=True)
+    assert verl["algorithm"].get("rollout_correction", {}).get("bypass_mode", False) is one
+
+
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def ways(request, random_policy_folder):
     """What an update with two passes and one with one answer."""

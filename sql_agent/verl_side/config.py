@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -173,7 +175,16 @@ def _updates_once(cfg: TrainConfig, tree: dict[str, Any], *, cpu: bool) -> bool:
     one = actor["ppo_mini_batch_size"] == cfg.data.train_batch_size and actor.get("ppo_epochs", 1) == 1
     # verl's own engine without its fused kernels would keep the logits of all tokens for the entropies of the update
     fused = cpu or cfg.engine.shared_prompts is not None or bool(model["use_fused_kernels"])
-    return one and fused and not corrected
+    # the update's pass drops activations, which the sampler and a pass for old log-probs do not
+    return one and fused and not corrected and not _has_dropout(model)
+
+
+def _has_dropout(model: Mapping[str, Any]) -> bool:
+    """Whether the policy's config.json, with verl's overrides, names a dropout above 0."""
+    file = Path(model["path"]) / "config.json"
+    shape = json.loads(file.read_text()) if file.is_file() else {}
+    named = {**shape, **model.get("override_config", {})}
+    return any(value for name, value in named.items() if name.endswith(("dropout", "pdrop")) and value is not None)
 
 
 def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import socket
 import sys
 
@@ -57,15 +58,22 @@ def ask(address: str, argv: list[str], environment: dict[str, str]) -> int | Non
         Its exit code, negative for a signal; None if nobody forks.
     """
     order = json.dumps({"argv": argv, "environment": environment, "folder": os.getcwd()}).encode()
-    try:
-        with socket.socket(socket.AF_UNIX) as forks:
+    with socket.socket(socket.AF_UNIX) as forks:
+        try:
             forks.connect(address)
             socket.send_fds(forks, [len(order).to_bytes(4, "big")], [0, 1, 2])
             forks.sendall(order)
-            answer = forks.recv(16)
-    except OSError:
-        return None
-    return int(answer) if answer else None
+            forked = forks.recv(1)
+        except OSError:
+            return None
+        if not forked:
+            return None
+        # from here on there was a worker, so whatever happens no other is started in its place
+        try:
+            code = forks.recv(16)
+        except OSError:
+            code = b""
+    return int(code) if code else -signal.SIGKILL
 
 
 if __name__ == "__main__":

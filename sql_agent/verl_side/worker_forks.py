@@ -40,6 +40,8 @@ WORKERS_IMPORT = (
 
 logger = logging.getLogger(__name__)
 
+# Seconds that an asker has for its order, which it has in hand when it comes.
+ORDER_S = 5.0
 _JOB = "RAY_JOB_ID"
 _FIRST_JOB = "01000000"
 """The id that a new Ray gives its first driver."""
@@ -122,15 +124,23 @@ def _serve(listener: socket.socket) -> Callable[[], object]:
                 os.kill(worker.pid, signal.SIGKILL)
         if listener in ready:
             asker, _ = listener.accept()
-            order, files = _receive(asker)
-            copy = os.getpid()
-            if order["environment"].get(_JOB) != _FIRST_JOB:  # Ray starts some before it knows for whom
-                asker.close()
-            elif pid := os.fork():
-                workers.append(Worker(pid, os.pidfd_open(pid), asker))
-            else:
+            copy, pid, files = os.getpid(), None, []
+            try:
+                asker.settimeout(ORDER_S)
+                order, files = _receive(asker)
+                # Ray starts some before it knows for whom
+                pid = os.fork() if order["environment"].get(_JOB) == _FIRST_JOB else None
+            except (OSError, ValueError) as error:  # an asker that is gone, or no memory: the others live on
+                logger.warning("a worker of Ray is started as Ray does: %s: %s", type(error).__name__, error)
+            if pid == 0:
                 end_with_parent(signal.SIGKILL, copy)
                 return _become(order, files)
+            if pid is None:
+                asker.close()
+            else:
+                workers.append(Worker(pid, os.pidfd_open(pid), asker))
+                with contextlib.suppress(OSError):
+                    asker.sendall(b"+")
             for file in files:
                 os.close(file)
 

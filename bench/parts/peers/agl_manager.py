@@ -107,7 +107,7 @@ class TurnManager:
         if not samples:
             raise RuntimeError(f"none of {len(ids)} rollouts left a turn; runners.log says why")
         trained = [0] * len(ids)
-        for place, _, reply, _ in samples:
+        for place, _, reply, _ in whole_groups(samples, self.order.sizes.group_size):
             trained[place] += len(reply)
         append_lines(self.order.folder / ROLLOUTS, [{"trained": n, "sampled": n} for n in trained])
         batch = self._batch(samples)

@@ -58,7 +58,8 @@ def step_of(order: Order, line: dict[str, Any]) -> dict[str, Any]:
     trained = round(line["rollout/sampled_tokens"] * rollouts)
     checkpoint = run_dir(order) / "checkpoints" / f"global_step_{line['train_step']}"
     return {
-        "save_s": line.get("time/checkpoint_s", 0.0),
+        # with a lag rollouts go on meanwhile, so these seconds are not free
+        "save_s": 0.0 if "lag/mean" in line else line.get("time/checkpoint_s", 0.0),
         "weights": str(checkpoint / "actor" / "huggingface"),
         "rollouts": rollouts,
         "trained": trained,

@@ -176,7 +176,7 @@ def step_of(order: Order, line: Mapping[str, Any], counts: list[dict[str, int]])
     return {
         "save_s": line["data"].get("timing_s/save_checkpoint", 0.0),
         "weights": str(order.folder / "checkpoints" / f"global_step_{line['step']}" / "actor" / "huggingface"),
-        "rollouts": len(counts),
+        "rollouts": sum(count["trained"] > 0 for count in counts),
         "trained": sum(count["trained"] for count in counts),
         "sampled": sum(count["sampled"] for count in counts),
     }

@@ -316,7 +316,8 @@ def _statements(
     for table in tables:
         try:
             found += _of_table(cursor, database, table, typed=typed, max_bytes=max_bytes)
-        except ValueError as error:  # `_check_size` raised it, or a text is no Unicode
+        # `_check_size` raised it, or a text is no Unicode, or pymysql cannot write a float that is not finite
+        except (ValueError, pymysql.ProgrammingError) as error:
             raise _fault(table.name, str(error)) from error
     return tuple(found)
 
@@ -327,11 +328,12 @@ def _of_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_b
     _check_size(create.sent(database), max_bytes)
     yield create
     values, marks = f"{quoted(table.name)} VALUES ".encode(), f"({', '.join('%s' for _ in table.columns)})"
+    longest = min(_INSERT_BYTES, max_bytes - len(_Making(table.name, b"INSERT INTO ", values).sent(database)))
     batch: list[bytes] = []
     size_bytes = 0
     for row in table.rows:
         text = cursor.mogrify(marks, [cell if cell is None or typed else str(cell) for cell in row]).encode()
-        if batch and size_bytes + len(text) > _INSERT_BYTES:
+        if batch and size_bytes + len(text) > longest:
             yield _Making(table.name, b"INSERT INTO ", values + b",".join(batch))
             batch, size_bytes = [], 0
         batch.append(text)

@@ -267,11 +267,11 @@ class Pool:
         collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
             with self.failures_named():
+                self.keeper.hold()
                 try:
                     slot = self._free.pop()
                     stale = True
                 except IndexError:
-                    self.keeper.hold()  # a connection of an earlier episode shows by its answer that the lock is held
                     slot = self._new_slot()
                     stale = False
                 try:
