@@ -36,10 +36,11 @@ CALLED_BY_FRAMEWORKS = {
     "openai-agents": {
         "_fetch_response", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end", "force_flush",
     },
+    "torch": {"forward"},
     "LangChain": {"on_chat_model_start", "on_llm_end", "on_llm_error"},
     "agent-lightning": {
         "enqueue_rollout", "rollout_async", "trace_context", "get_last_trace", "_spawn_runners",
-        "get_langchain_handler", "get_rollout_results",
+        "get_langchain_handler", "get_rollout_results", "_post_process_rollout_result",
     },
     "verl": {
         "PackedEngine", "FlexEngine", "QuietWeightSync", "forward_step", "EpisodeTool", "EpisodeLoop", "TurnManager",

@@ -20,7 +20,7 @@ import requests
 from omegaconf import OmegaConf
 
 PROMPT = "|" * 300
-"""A token each; vLLM's cache keeps blocks of 128."""
+"""A token each; with the template's six 306, of which vLLM's cache keeps nine blocks of 32."""
 ROW_END = 280
 CONTEXT = 320 + 704
 """The longest row, which is what verl's settings make of it; a rollout's own row may end before."""

@@ -81,7 +81,7 @@ CASES = {
         fault("store", "half", requests=3, after=30),
         fault("store", "outage", seconds=2.0, after=60),
     ],
-    "the_store_says_nothing": [fault("store", "nothing", path="spans$")],
+    "the_store_says_nothing": [fault("store", "nothing", path="traces$")],
     "the_proxy_fails_and_breaks_off": [
         fault("proxy", "lost", requests=2),
         fault("proxy", "500", requests=3, after=4),

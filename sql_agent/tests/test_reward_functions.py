@@ -397,8 +397,8 @@ async def test_what_a_function_changes_is_its_own_copy():
 async def outcome_of(record, *rewards):
     agent = SqlLitAgent(resolve(parse_args([word for reward in rewards for word in ("--reward", reward)])))
     attempt = SimpleNamespace(attempt_id="at-1", sequence_id=2)
-    spans = await agent._ended(record, SimpleNamespace(input=TASK, rollout_id="ro-1", attempt=attempt))
-    outcome = reported(spans)
+    span = await agent._ended(record, SimpleNamespace(input=TASK, rollout_id="ro-1", attempt=attempt))
+    outcome = reported([span])
     assert outcome is not None
     return outcome
 

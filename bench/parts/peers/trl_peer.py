@@ -50,7 +50,7 @@ def main() -> None:
 
     from dbbench_adapter.tasks.load import load_tasks
 
-    tokenizer = AutoTokenizer.from_pretrained(order.model)
+    tokenizer = AutoTokenizer.from_pretrained(order.model, trust_remote_code=False)
     tokenizer.response_schema = qwen3_schema
     SqlTools.too_long = text_of_more_than(order.sizes.rollout_tokens, tokenizer)
     counts: dict[str, int] = {}
