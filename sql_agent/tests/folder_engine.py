@@ -37,5 +37,7 @@ class FolderEngine(CheckpointEngine):
     async def receive_weights(self, global_steps=None):
         while not self.file.exists():
             await asyncio.sleep(0.05)
-        for name, weight in torch.load(self.file).items():
+        weights = torch.load(self.file)
+        print(f"a server apart reads {len(weights)} weights", flush=True)
+        for name, weight in weights.items():
             yield name, weight
