@@ -30,7 +30,7 @@ class Network:
     gpus: int | None = None
     """GPUs that every node that trains has; None: as many as this machine, which is alone."""
     card: tuple[int, int, str] | None = None
-    """Of their GPUs the one with the least free memory: its bytes in all, those that are free, and its node; None: a
+    """The GPU of these nodes with the least free memory: its bytes in all, those that are free, and its node; None: a
     CPU's run, or no driver says."""
 
     @property

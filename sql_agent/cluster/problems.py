@@ -120,7 +120,7 @@ def wrong_gpus(facts: Mapping[Node, Facts], device: str, n_gpus: int) -> list[st
 
 
 def fullest_card(facts: Mapping[Node, Facts], per_node: int) -> tuple[int, int, str] | None:
-    """Of all GPUs that will train, if Ray gives each node's emptiest, the one with the least free memory: its bytes in
+    """The GPU with the least free memory of all that will train, if Ray gives each node's emptiest: its bytes in
     all, those that are free, and its node. None: the driver of no node says.
 
     Args:

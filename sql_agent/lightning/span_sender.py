@@ -28,7 +28,7 @@ _IDS = agl.semconv.LightningResourceAttributes
 
 
 class SpanSender:
-    """Of one event loop.
+    """It belongs to one event loop.
 
     Args:
         send_many: sends the body of an OTLP request; what it raises is not repeated.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -12,7 +13,8 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.machine import free_port
 from sql_agent.credit.row import Turn
 from sql_agent.lightning import store as store_client
-from sql_agent.lightning.span_sender import packed
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, RolloutLostError
+from sql_agent.lightning.span_sender import SpanSender, packed
 from sql_agent.lightning.spans import outcome_span, read_turns, turn_span
 from sql_agent.lightning.store import PatientStore
 from sql_agent.model_servers.turns import TURN, turn_of, with_turn
@@ -171,6 +173,35 @@ async def test_a_span_is_there_once_when_its_sender_goes_on_whatever_becomes_of_
             spans = await store.query_spans(rollout.rollout_id)
             await store.close()
     assert [span.sequence_id for span in spans] == [1, 2]
+
+
+async def test_of_a_rollout_whose_first_span_fails_no_other_is_tried():
+    asked = []
+
+    async def refuse(what):
+        asked.append(what)
+        raise ConnectionError("away")
+
+    span = SimpleNamespace(rollout_id="ro-1")  # which no request can hold, so each goes by itself
+    sender = SpanSender(refuse, refuse)
+    ends = await asyncio.gather(*(sender.send(span) for _ in range(3)), return_exceptions=True)
+    assert (len(asked), [str(end) for end in ends]) == (1, ["away"] * 3)
+
+
+async def test_a_rollout_whose_runner_is_told_to_end_before_the_store_has_its_spans_is_no_success():
+    """agent-lightning would report one, and the rollout would be lost for want of a reward instead of played again."""
+    silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    runner = ConcurrentRunner(PassiveTracer(), concurrency=1, poll_s=0.02, store_url=url)
+    runner._store = store = PatientStore(url)
+    rollout = SimpleNamespace(rollout_id="ro-1", attempt=SimpleNamespace(attempt_id="at-1"))
+    sending = asyncio.create_task(runner._post_process_rollout_result(rollout, [turn(rollout, 1), reward(rollout)]))
+    await asyncio.sleep(0.1)
+    sending.cancel()
+    with pytest.raises(RolloutLostError, match="told to end before the store had its spans"):
+        await sending
+    await store.close()
+    silent.close()
 
 
 async def test_a_sender_that_is_cancelled_takes_no_span_of_others_with_it(served):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -115,6 +116,25 @@ def test_workers_end_with_the_driver_however_it_ends(driver, tmp_path):
     driver.kill()
     driver.wait()
     assert ended(worker)
+    # what stands for it says so, and does not start what Ray would: the worker has lived
+    out, _ = asker.communicate(timeout=10)
+    assert (asker.returncode, out) == (-signal.SIGKILL, "")
+
+
+def test_whoever_asks_badly_ends_nobody_else(driver, tmp_path):
+    asker = asks(tmp_path, "60")
+    worker = report(asker)["pid"]
+    for said in (b"", b"\0\0\0\7no JSON"):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(str(tmp_path / "forks"))
+            if said:
+                socket.send_fds(other, [said], [0, 1, 2])
+    with socket.socket(socket.AF_UNIX) as silent:  # it holds the others up no longer than its limit
+        silent.connect(str(tmp_path / "forks"))
+        last = asks(tmp_path, "0")
+        assert report(last)["imported"]
+    assert last.wait(10) == 7
+    assert not ended(worker, patience_s=0.0)
     asker.kill()
     asker.wait()
 

@@ -53,7 +53,7 @@ class Worker:
     end: int
     """Its pidfd, which becomes readable when it has ended."""
     asker: socket.socket
-    """Of the `setup_worker` that stands for it."""
+    """The connection of the `setup_worker` that stands for it."""
 
 
 def wanted() -> bool:

@@ -64,7 +64,7 @@ class Step:
     trained: int
     """Tokens that the policy is said to have sampled, and that were trained."""
     sampled: int
-    """Of these, the ones that the sampler did return."""
+    """Trained tokens that the sampler did return."""
 
 
 @dataclass(frozen=True)

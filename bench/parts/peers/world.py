@@ -92,7 +92,7 @@ def trained_pieces(ids: Sequence[int], mask: Sequence[int]) -> list[tuple[int, .
 
 
 def count_sampled(pieces: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> int:
-    """Of the trained tokens, those that the sampler returned: of each piece the longest beginning that is also the
+    """The number of trained tokens that the sampler returned: of each piece the longest beginning that is also the
     beginning of a reply. A reply counts once, and may have been cut.
 
     Args:
