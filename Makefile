@@ -9,7 +9,7 @@ help:  ## show this list
 setup:  ## make .venv with all packages; skips what is done
 	@bash scripts/setup.sh
 
-demo: setup  ## train a small agent on a CPU and report (about seven minutes after setup); DBBENCH_DATA=FOLDER for real tasks
+demo: setup  ## train a small agent on a CPU and report (two to seven minutes after setup); DBBENCH_DATA=FOLDER for real tasks
 	@bash scripts/demo.sh
 
 demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAgentBench, hours on two cores: DBBENCH_DATA=FOLDER make demo-pretrained

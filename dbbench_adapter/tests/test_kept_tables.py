@@ -5,6 +5,7 @@ import pytest
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.engines import TableError
 from dbbench_adapter.engines.kept_tables import KeptTables, _key
+from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 
 
 def table(*cells, name="t", kind="INT"):
@@ -85,6 +86,15 @@ def test_what_is_larger_than_all_the_room_is_not_kept():
     of(table(1))
     of(table(1))
     assert (made, keeping.size_bytes) == (["t", "t"], 0)
+
+
+def test_of_sqlite_the_image_counts():
+    backend = SqliteBackend()
+    with backend.open(table(1), typed=True) as database:
+        assert database.run("SELECT a FROM t").rows == ((1,),)
+    pages = 2 * 4096  # SQLite's own table of tables, and this one
+    assert backend._images.size_bytes == len(_key(table(1), typed=True)) + pages
+    backend.close()
 
 
 def test_tables_that_cannot_be_made_are_refused_each_time(backend):
