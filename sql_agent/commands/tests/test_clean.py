@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,11 +42,17 @@ def a_run():
 
 
 def guard_of(run_id):
-    (pid,) = (
-        int(entry.parent.name)
-        for entry in Path("/proc").glob("[0-9]*/cmdline")
-        if entry.read_bytes().split(b"\0")[2:4] == [b"agentgrpo.processes", run_id.encode()]
-    )
+    found = []
+
+    def is_listed():  # the kernel shows an empty command line until a process that was just started has its arguments
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # the process has ended
+                if entry.read_bytes().split(b"\0")[2:4] == [b"agentgrpo.processes", run_id.encode()]:
+                    found.append(int(entry.parent.name))
+        return found
+
+    eventually(is_listed)
+    (pid,) = found
     return pid
 
 
