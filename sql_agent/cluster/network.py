@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -29,9 +30,8 @@ class Network:
     """`cluster.interface`"""
     gpus: int | None = None
     """GPUs that every node that trains has; None: as many as this machine, which is alone."""
-    card: tuple[int, int, str] | None = None
-    """The GPU of these nodes with the least free memory: its bytes in all, those that are free, and its node; None: a
-    CPU's run, or no driver says."""
+    cards: Sequence[tuple[int, int, str, str]] = ()
+    """The GPUs that the run may take on its nodes (`problems.cards_of`); empty: a CPU's run, or no driver says."""
 
     @property
     def is_loopback(self) -> bool:
