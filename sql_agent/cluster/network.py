@@ -28,6 +28,8 @@ class Network:
     """The address on which the store and the LLM proxy listen: this machine's in the cluster."""
     interface: str | None = None
     """`cluster.interface`"""
+    nodes: Sequence[str] = ()
+    """Ray's ids of the nodes that were looked at; the run uses no other."""
     gpus: int | None = None
     """GPUs that every node that trains has; None: as many as this machine, which is alone."""
     cards: Sequence[tuple[int, int, str, str]] = ()

@@ -152,6 +152,7 @@ def examine(cfg: TrainConfig, own_files: Mapping[str, str], join_s: float, event
         _refuse([scouts.all_reduce({node: actors[node] for node in training}, training, cluster.interface)])
     events.emit({"say": f"{len(nodes)} nodes of the Ray cluster at {address}: {time.monotonic() - began:.1f} s"})
     network = {"ray_address": address, "host": home.address, "interface": cluster.interface, "gpus": gpus}
+    network["nodes"] = [node.id for node in nodes]
     return network | {"cards": problems.cards_of(facts, wanted) if gpus else []}
 
 
