@@ -33,7 +33,7 @@ from agentgrpo.commands import interruptible
 
 RUN_ID = "AGENTGRPO_RUN_ID"
 IS_RUN_ID = re.compile("[0-9a-f]{12}")
-# Runs give such names to their folders in `PLACES`; the group is the run's id.
+# Runs give such names to their folders, and to memory that they share, in `PLACES`; the group is the run's id.
 FOLDER = re.compile(rf"\.?agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
 # The command keeps this file in the run's folder locked while it lives.
 LOCK = "lock"
@@ -219,7 +219,10 @@ def _is_ours(path: Path) -> bool:
 
 def remove_folders(run_id: str) -> None:
     for folder in folders_of(run_id):
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_file():  # shared memory
+            folder.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> list[int]:

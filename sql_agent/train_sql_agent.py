@@ -83,8 +83,8 @@ def run(
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY)
     require_model(cfg, model, environment)
-    if os.environ.get("AGL_CURRENT_ROLE") != "runner" and (network.is_loopback or network.card):
-        require(memory_of=cfg.model_copy(update={"model": model}), cards=cards_of(cpu=cpu, fullest=network.card))
+    if os.environ.get("AGL_CURRENT_ROLE") != "runner" and (network.is_loopback or network.cards):
+        require(memory_of=cfg.model_copy(update={"model": model}), cards=cards_of(cpu=cpu, of_nodes=network.cards))
     weights = count_weights(model)
     print(describe_learning_rate(cfg.optim, cfg.lora, weights))
     check_disk(cfg, weights)

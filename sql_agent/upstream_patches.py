@@ -119,6 +119,13 @@ PATCHES = (
         "a model server takes weights from its own run",
     ),
     Patch(
+        "server",  # training workers import it too, and a server does not find the memory of one without the change
+        f"{_PLUGIN}weight_socket:_name_memory",
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
+        ("create_shared_memory", "rebuild_shared_memory"),
+        "what a push of weights leaves in /dev/shm when a run is killed goes with the run",
+    ),
+    Patch(
         "server",
         f"{_PLUGIN}vllm_cpu:_keep_plain_weights",
         "vllm.model_executor.layers.utils",

@@ -50,7 +50,8 @@ def join(network: Network, runtime_env: dict[str, Any]) -> list[Any]:
     kept = [handover.keep()]
     here, keeper = ray.get_runtime_context().get_node_id(), ray.remote(Keeper)
     for node in ray.nodes():
-        if node["Alive"] and node["NodeID"] != here:  # the command has a folder and a guard on its own node
+        # the command has a folder and a guard on its own node
+        if node["Alive"] and node["NodeID"] in network.nodes and node["NodeID"] != here:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             kept.append(keeper.options(num_cpus=0, scheduling_strategy=there).remote(run_id))  # type: ignore[attr-defined]
     ray.get([each.node.remote() for each in kept[1:]], timeout=READY_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -27,11 +28,12 @@ class Network:
     """The address on which the store and the LLM proxy listen: this machine's in the cluster."""
     interface: str | None = None
     """`cluster.interface`"""
+    nodes: Sequence[str] = ()
+    """Ray's ids of the nodes that were looked at; the run uses no other."""
     gpus: int | None = None
     """GPUs that every node that trains has; None: as many as this machine, which is alone."""
-    card: tuple[int, int, str] | None = None
-    """The GPU of these nodes with the least free memory: its bytes in all, those that are free, and its node; None: a
-    CPU's run, or no driver says."""
+    cards: Sequence[tuple[int, int, str, str]] = ()
+    """The GPUs that the run may take on its nodes (`problems.cards_of`); empty: a CPU's run, or no driver says."""
 
     @property
     def is_loopback(self) -> bool:

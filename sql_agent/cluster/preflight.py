@@ -152,7 +152,8 @@ def examine(cfg: TrainConfig, own_files: Mapping[str, str], join_s: float, event
         _refuse([scouts.all_reduce({node: actors[node] for node in training}, training, cluster.interface)])
     events.emit({"say": f"{len(nodes)} nodes of the Ray cluster at {address}: {time.monotonic() - began:.1f} s"})
     network = {"ray_address": address, "host": home.address, "interface": cluster.interface, "gpus": gpus}
-    return network | {"card": problems.fullest_card(training, wanted.per_node) if gpus else None}
+    network["nodes"] = [node.id for node in nodes]
+    return network | {"cards": problems.cards_of(facts, wanted) if gpus else []}
 
 
 def _refuse(sentences: Iterable[str | None]) -> None:

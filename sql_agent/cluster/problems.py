@@ -16,6 +16,8 @@ CPUS_OF_A_WORKER = 3
 CPUS_OF_A_SAMPLER = 2
 """The same for each GPU of a model server that has its own (workers/rollout/replica.py, `init_standalone`)."""
 MIN_TEMP_BYTES = 2**30
+TRAINS, SAMPLES = "trains", "samples"
+"""What a GPU does where model servers have their own."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +121,30 @@ def wrong_gpus(facts: Mapping[Node, Facts], device: str, n_gpus: int) -> list[st
     ]
 
 
-def fullest_card(facts: Mapping[Node, Facts], per_node: int) -> tuple[int, int, str] | None:
-    """The GPU with the least free memory of all that will train, if Ray gives each node's emptiest: its bytes in
-    all, those that are free, and its node. None: the driver of no node says.
+def cards_of(facts: Mapping[Node, Facts], wanted: Wanted) -> list[tuple[int, int, str, str]]:
+    """The GPUs that the run may take, if Ray gives each node's emptiest: bytes in all, those that are free, the node,
+    and what the GPU does.
+
+    It is not known on which of the nodes that could train Ray puts the training workers, and on which the model
+    servers that have their own GPUs; nor which of a node's GPUs do what where it has both.
 
     Args:
-        facts: of the nodes that train.
+        facts: of all nodes; a node whose driver does not say has no GPUs here.
+    Returns:
+        What a GPU does is TRAINS or SAMPLES; "" is both, where trainer and sampler share it.
     """
-    taken = [
-        (total, free, str(node))
-        for node, fact in facts.items()
-        for total, free in sorted(fact.gpu_bytes, key=lambda size: -size[1])[:per_node]
-    ]
-    return min(taken, key=lambda card: card[1], default=None)
+    able, cards = trainers(facts, wanted.per_node), []
+    for node, fact in facts.items():
+        training = wanted.per_node if node in able else 0
+        # where no node could be left out, each gives the servers what its workers leave
+        left = node.gpus - (training if len(able) == wanted.nodes else 0)
+        serving = min(left, wanted.sampler_gpus) // wanted.server_gpus * wanted.server_gpus
+        does = [role for role, gpus in ((TRAINS, training), (SAMPLES, serving)) if gpus]
+        if not wanted.sampler_gpus:
+            does = [""] if training else []
+        emptiest = sorted(fact.gpu_bytes, key=lambda size: -size[1])[: min(node.gpus, training + serving)]
+        cards += [(total, free, str(node), role) for role in does for total, free in emptiest]
+    return cards
 
 
 def no_room(free: Mapping[Node, Free], wanted: Wanted) -> list[str]:

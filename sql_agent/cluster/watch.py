@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 LOOK_S = 2.0
@@ -18,6 +18,7 @@ LOOK_S = 2.0
 CONNECT_S = 3.0
 SILENT_S = 30.0
 """A head that answers nobody for so long is gone; Ray's own calls end the process after 60 s, without a word."""
+UNUSED = "this run leaves it unused, since it looks at nodes before it starts; the next command uses it"
 GO_ON = "give the same command again: it goes on from the newest checkpoint"
 
 
@@ -31,8 +32,9 @@ class NodeWatch:
     Args:
         head: HOST:PORT of Ray's head.
         nodes: what Ray says of all nodes (`ray.nodes`).
+        used: ids of those that the run may use (`Network.nodes`).
         lost: called once, from a thread, with a sentence when the run cannot go on.
-        left: called with a sentence for every other node that is gone.
+        say: called with a sentence for every other node that is gone, and for every node that has joined.
         connect: connects to Ray's head or a raylet.
     """
 
@@ -40,14 +42,15 @@ class NodeWatch:
         self,
         head: str,
         nodes: Callable[[], list[dict[str, Any]]],
+        used: Collection[str],
         lost: Callable[[str], None],
-        left: Callable[[str], None],
+        say: Callable[[str], None],
         connect: Callable[[tuple[str, int]], None] = connect,
     ) -> None:
         host, _, port = head.rpartition(":")
         self._head = host, int(port)
-        self._nodes, self._lost, self._left, self._connect = nodes, lost, left, connect
-        self._there = _alive(nodes())
+        self._nodes, self._used, self._lost, self._say, self._connect = nodes, used, lost, say, connect
+        self._there = _alive(node for node in nodes() if node["NodeID"] in used)
         self._needed: set[str] | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="nodes").start()
@@ -69,6 +72,7 @@ class NodeWatch:
 
     def _watch(self) -> None:
         told: set[tuple[str, int]] = set()
+        known = set(self._used)
         answered = time.monotonic()
         while not self._ended.wait(LOOK_S):
             if self._fails(self._head, OSError):
@@ -83,12 +87,16 @@ class NodeWatch:
                     return self._lost(_sentence(name))
                 if place not in told:
                     told.add(place)
-                    self._left(f"{name} has left the cluster; its runners start again where CPUs are free")
+                    self._say(f"{name} has left the cluster; its runners start again where CPUs are free")
+            for node in self._nodes():
+                if node["Alive"] and node["NodeID"] not in known:
+                    known.add(node["NodeID"])
+                    self._say(f"{_name(node)} has joined the cluster; {UNUSED}")
 
     def _gone(self, means_gone: type[OSError]) -> list[tuple[tuple[str, int], str]]:
         if refused := [(place, name) for place, name in self._there.items() if self._fails(place, means_gone)]:
             return refused
-        now = _alive(self._nodes())
+        now = _alive(node for node in self._nodes() if node["NodeID"] in self._used)
         return [(place, name) for place, name in self._there.items() if place not in now]
 
     def _fails(self, place: tuple[str, int], means_gone: type[OSError]) -> bool:
@@ -118,14 +126,12 @@ def nodes_in_use() -> set[str]:
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] in ids}
 
 
-def _alive(nodes: list[dict[str, Any]]) -> dict[tuple[str, int], str]:
-    return {
-        (node["NodeManagerAddress"], node["NodeManagerPort"]): (
-            f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-        )
-        for node in nodes
-        if node["Alive"]
-    }
+def _alive(nodes: Iterable[dict[str, Any]]) -> dict[tuple[str, int], str]:
+    return {(node["NodeManagerAddress"], node["NodeManagerPort"]): _name(node) for node in nodes if node["Alive"]}
+
+
+def _name(node: dict[str, Any]) -> str:
+    return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def _sentence(name: str) -> str:

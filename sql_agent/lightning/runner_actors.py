@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,22 @@ class RunnerActor:
             runner.teardown_worker(self._number)
 
 
-def start_runners(order: dict[str, Any], failed: Callable[[str], None]) -> list[Any]:
+def start_runners(order: dict[str, Any], nodes: Sequence[str], failed: Callable[[str], None]) -> list[Any]:
     """Start the actors, let them play, and return their handles, which have to be kept.
 
     Args:
+        nodes: ids of those that are ready for the run (`Network.nodes`); Ray starts a runner, also one that died, on
+            no other.
         failed: called once, from a thread, with the reason if a runner cannot be started or ends again and again.
     """
     import ray
 
     actor, runners = ray.remote(RunnerActor), []
+    ready = {"ray.io/node-id": f"in({','.join(nodes)})"}  # Ray takes " ID" after a comma for another id
     for number in range(order["n_runners"]):
         options = {"name": f"runner-{number}", "num_cpus": order["runner_cpus"], "scheduling_strategy": "SPREAD"}
         runners.append(
-            actor.options(max_restarts=-1, **options).remote(  # type: ignore[attr-defined]
+            actor.options(max_restarts=-1, label_selector=ready, **options).remote(  # type: ignore[attr-defined]
                 order["config"], order["cwd"], order["store_url"], number
             )
         )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from agentgrpo.checks import Finding, Problem
 from agentgrpo.machine import gpu_memory
 from agentgrpo.settings import merged, set_path
+from sql_agent.cluster.problems import SAMPLES, TRAINS
 from sql_agent.model_check import read_json
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.train import TrainConfig
@@ -37,6 +38,8 @@ class Card(NamedTuple):
     """In CUDA_VISIBLE_DEVICES."""
     where: str = ""
     """Said after its sizes: on which node of a cluster it is."""
+    does: str = ""
+    """TRAINS or SAMPLES, where these have GPUs of their own on a cluster; "": both, or nobody knows which."""
 
 
 def cards_here() -> list[Card]:
@@ -57,7 +60,8 @@ def cards_here() -> list[Card]:
 def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
     """
     Args:
-        cards: the GPUs that can be used; empty: none was looked at (a dry run elsewhere); None: the run is on a CPU.
+        cards: the GPUs that can be used, of a cluster those that the run may take; empty: none was looked at (a dry run
+            elsewhere); None: the run is on a CPU.
     """
     shape = shape_here(cfg)
     if isinstance(shape, str):
@@ -66,23 +70,28 @@ def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
         return _check_cpu(cfg, cpu_need(cfg, shape), round(available_memory_gib() * GIB))
     if not cards:
         return Finding(f"{describe_need(cfg, need_of(cfg, shape, cpu=False), None)}; no GPU was looked at")
-    card = min(cards[: _gpus_here(cfg)], key=lambda each: each.free)
-    found = describe_need(cfg, need_of(cfg, shape, cpu=False), card.total)
-    fault = fault_of(cfg, shape, card)
-    if fault is None:
-        return Finding(f"{found}; {_gib(card.free)} of {_gib(card.total)} are free")
-    return Finding(found, (Problem(fault, _remedy(cfg, shape, card, cards)),))
+    taken = sorted(cards if cards[0].where else cards[: _gpus_here(cfg)], key=lambda each: each.free)
+    found = describe_need(cfg, need_of(cfg, shape, cpu=False), taken[0].total)
+    # one sentence of each kind of GPU, about the fullest that does not fit
+    faults: dict[str, str] = {}
+    for card in taken:
+        if (fault := fault_of(cfg, shape, card)) is not None:
+            faults.setdefault(card.does, fault)
+    if not faults:
+        return Finding(f"{found}; {_gib(taken[0].free)} of {_gib(taken[0].total)} are free")
+    return Finding(found, (Problem("; ".join(faults.values()), _remedy(cfg, shape, taken, cards)),))
 
 
-def _remedy(cfg: TrainConfig, shape: ModelShape, card: Card, cards: Sequence[Card]) -> str:
+def _remedy(cfg: TrainConfig, shape: ModelShape, taken: Sequence[Card], cards: Sequence[Card]) -> str:
+    apart = bool(taken[0].where)  # on other machines, where this one's variables do not count
     others = [each.name for each in cards if fault_of(cfg, shape, each) is None][: _gpus_here(cfg)]
-    if len(others) == _gpus_here(cfg):
+    if not apart and len(others) == _gpus_here(cfg):
         return f"it would fit with CUDA_VISIBLE_DEVICES={','.join(others)} before the command"
-    settings = settings_that_fit(cfg, shape, card)
+    settings = settings_that_fit(cfg, shape, taken)
     if not settings:
         return "take a smaller model, or larger GPUs"
     gpus = int(dict(each.split("=") for each in settings).get("engine.n_gpus", cfg.engine.n_gpus))
-    where = f" on {gpus} such cards" if gpus > len(cards) else ""
+    where = f" on {gpus} such cards" if gpus > (cfg.engine.n_gpus if apart else len(cards)) else ""
     return f"it would fit{where} with --set {' '.join(settings)}"
 
 
@@ -118,20 +127,24 @@ def fault_of(cfg: TrainConfig, shape: ModelShape, card: Card) -> str | None:
     """What does not fit on the card; None if everything does."""
     need = need_of(cfg, shape, cpu=False)
     share = int(cfg.engine.gpu_memory_utilization * card.total)
-    if share < need.sampler:
+    each_gpu = f"each GPU that {card.does}" if card.does else "each GPU"
+    if card.does != TRAINS and share < need.sampler:
         return (
-            f"vLLM needs {_gib(need.sampler)} of each GPU, and engine.gpu_memory_utilization="
+            f"vLLM needs {_gib(need.sampler)} of {each_gpu}, and engine.gpu_memory_utilization="
             f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}{card.where}"
         )
-    phase, most = max(phases(cfg, need, card.total).items(), key=lambda item: item[1])
+    sizes = phases(cfg, need, card.total)
+    if card.does:
+        sizes = {phase: size for phase, size in sizes.items() if (phase == "rollouts") == (card.does == SAMPLES)}
+    phase, most = max(sizes.items(), key=lambda item: item[1])
     if most <= card.free:
         return None
     free = f"{_gib(card.free)} of {_gib(card.total)} are free{card.where}"
-    return f"the run needs {_gib(most)} of each GPU in {phase}, and {free}"
+    return f"the run needs {_gib(most)} of {each_gpu} in {phase}, and {free}"
 
 
-def settings_that_fit(cfg: TrainConfig, shape: ModelShape, card: Card) -> list[str] | None:
-    """Changes, as `--set` takes them, with which the run fits on such cards; None if none are enough.
+def settings_that_fit(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> list[str] | None:
+    """Changes, as `--set` takes them, with which the run fits on all of these cards; None if none are enough.
 
     They are tried one on top of the other, what costs least first, and those that turn out not to be needed are left
     out.
@@ -139,12 +152,12 @@ def settings_that_fit(cfg: TrainConfig, shape: ModelShape, card: Card) -> list[s
     tried: Changes = []
     for change in (None, *_changes(cfg, shape)):
         tried += [change] if change else []
-        if not _fits(cfg, tried, shape, card):
+        if not _fits(cfg, tried, shape, cards):
             continue
         for each in tuple(tried):
             without = [other for other in tried if other is not each]
-            tried = without if _fits(cfg, without, shape, card) else tried
-        share = _with_share(_changed(cfg, tried), shape, card).engine.gpu_memory_utilization
+            tried = without if _fits(cfg, without, shape, cards) else tried
+        share = _with_share(_changed(cfg, tried), shape, cards).engine.gpu_memory_utilization
         if share != cfg.engine.gpu_memory_utilization:
             tried = [("engine.gpu_memory_utilization", share), *tried]
         return [f"{name}={str(value).lower()}" for name, value in tried]
@@ -172,8 +185,12 @@ def _changes(cfg: TrainConfig, shape: ModelShape) -> Iterator[tuple[str, Any]]:
         gpus *= 2
 
 
-def _fits(cfg: TrainConfig, changes: Changes, shape: ModelShape, card: Card) -> bool:
-    return fault_of(_with_share(_changed(cfg, changes), shape, card), shape, card) is None
+def _fits(cfg: TrainConfig, changes: Changes, shape: ModelShape, cards: Sequence[Card]) -> bool:
+    return _all_fit(_with_share(_changed(cfg, changes), shape, cards), shape, cards)
+
+
+def _all_fit(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> bool:
+    return all(fault_of(cfg, shape, card) is None for card in cards)
 
 
 def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
@@ -188,16 +205,17 @@ def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
     return TrainConfig.model_validate(tree)
 
 
-def _with_share(cfg: TrainConfig, shape: ModelShape, card: Card) -> TrainConfig:
-    """vLLM's share of the card as it is set where that fits, else the largest that does, in whole percent."""
-    if fault_of(cfg, shape, card) is None:
+def _with_share(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> TrainConfig:
+    """vLLM's share of the cards as it is set where that fits, else the largest that does, in whole percent."""
+    serving = [card for card in cards if card.does != TRAINS]
+    if _all_fit(cfg, shape, serving):
         return cfg
     need = need_of(cfg, shape, cpu=False)
     beside = phases(cfg, need, 0)  # without a share
     shared = cfg.trainer.max_lag and not cfg.cluster.sampler_gpus
-    rest = card.free - (max(beside.values()) if shared else beside["rollouts"])
-    share = min(MOST_SHARE, floor(100 * rest / card.total) / 100)
-    if share * card.total < need.sampler:
+    taken = max(beside.values()) if shared else beside["rollouts"]
+    share = min(MOST_SHARE, *(floor(100 * (card.free - taken) / card.total) / 100 for card in serving))
+    if any(share * card.total < need.sampler for card in serving):
         return cfg
     return cfg.model_copy(update={"engine": cfg.engine.model_copy(update={"gpu_memory_utilization": share})})
 

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -255,15 +255,14 @@ def planned_on_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
     return engine.device != "gpu" and use_cpu(engine, cluster)
 
 
-def cards_of(*, cpu: bool, fullest: tuple[int, int, str] | None = None) -> list[Card] | None:
+def cards_of(*, cpu: bool, of_nodes: Sequence[tuple[int, int, str, str]] = ()) -> list[Card] | None:
     """The GPUs of a run, as `check_run_memory` takes them.
 
     Args:
-        fullest: `Network.card`, which stands for all of a cluster.
+        of_nodes: `Network.cards`, of a cluster.
     """
-    if fullest is not None:
-        total, free, node = fullest
-        return [Card(total, free, where=f" on {node}")]
+    if of_nodes:
+        return [Card(total, free, where=f" on {node}", does=role) for total, free, node, role in of_nodes]
     return None if cpu else cards_here() if count_gpus() else []
 
 

@@ -1,11 +1,15 @@
-"""The address at which weights change hands belongs to one run."""
+"""The address at which weights change hands, and the memory that they go through, belong to one run."""
 
+import importlib.util
+from multiprocessing import resource_tracker
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from agentgrpo.processes import RUN_ID, run_folder
-from sql_agent.verl_side.plugin.weight_socket import _receive_there, _send_there, own_address
+from agentgrpo.processes import RUN_ID, folders_of, remove_folders, run_folder
+from sql_agent.commands.clean import find
+from sql_agent.verl_side.plugin.weight_socket import _name_memory, _receive_there, _send_there, own_address
 
 VERLS = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
 
@@ -46,3 +50,29 @@ def test_sender_and_receiver_meet_in_the_runs_folder(monkeypatch):
     address = f"ipc://{run_folder('3f2a9c01b7de')}/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
     assert worker.get_rollout_class("vllm")("01000000").zmq_handle == address
     assert Receiver()._get_zmq_handle() == address
+
+
+def test_memory_that_a_killed_run_leaves_within_a_push_goes_with_the_run(monkeypatch):
+    # verl's own file; its package would import vLLM
+    (verl,) = importlib.util.find_spec("verl").submodule_search_locations
+    source = Path(verl, "workers/rollout/vllm_rollout/bucketed_weight_transfer.py")
+    spec = importlib.util.spec_from_file_location("bucketed_weight_transfer", source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    _name_memory(module)
+    monkeypatch.setenv(RUN_ID, "3f2a9c01b7de")
+    sent = module.create_shared_memory(8, "verl_weights_77")
+    resource_tracker.unregister(sent._name, "shared_memory")  # as if that process was killed too
+    sent.buf[:8] = b"weights!"
+    tensor, taken = module.rebuild_shared_memory("verl_weights_77", 8)
+    assert bytes(tensor) == b"weights!"
+    assert folders_of("3f2a9c01b7de") == [Path("/dev/shm/agentgrpo-3f2a9c01b7de-verl_weights_77")]
+    assert [(left.state, left.folders) for left in find() if left.run_id == "3f2a9c01b7de"] == [
+        ("unknown", [Path("/dev/shm/agentgrpo-3f2a9c01b7de-verl_weights_77")])
+    ]
+    remove_folders("3f2a9c01b7de")
+    assert folders_of("3f2a9c01b7de") == []
+    resource_tracker.unregister(taken._name, "shared_memory")
+    del tensor
+    sent.close()
+    taken.close()

@@ -71,7 +71,8 @@ def main() -> None:
     def publish(servers: dict[str, Any]) -> str | None:
         if watch:
             watch.needs(nodes_in_use() | {network.host})
-            context.kept += start_runners(order, give_up)  # now, since workers and servers have found their CPUs
+            # now, since workers and servers have found their CPUs
+            context.kept += start_runners(order, network.nodes, give_up)
         events.emit({"event": "servers", **servers})
         return json.loads(sys.stdin.readline())["proxy_url"]
 
@@ -122,7 +123,11 @@ def main() -> None:
         else:
             context.kept = join(network, runtime_env)
             watch = NodeWatch(
-                str(network.ray_address), ray.nodes, give_up, lambda text: events.emit({"event": "phase", "name": text})
+                str(network.ray_address),
+                ray.nodes,
+                network.nodes,
+                give_up,
+                lambda text: events.emit({"event": "phase", "name": text}),
             )
         signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
         events.emit({"event": "phase", "name": "loading the policy"})

@@ -92,14 +92,69 @@ def test_gpus_of_the_nodes_that_train(device, counts, n_gpus, said):
     assert problems.wrong_gpus(facts, device, n_gpus) == said
 
 
-def test_the_gpu_with_the_least_memory_free_is_that_of_the_emptiest_that_each_node_gives():
+LARGE, SMALL = "node one (10.0.0.1)", "node two (10.0.0.2)"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "cards"),
+    [
+        pytest.param(
+            (3, 2),
+            {"nodes": 2},
+            [(80, 70, LARGE, ""), (40, 39, SMALL, "")],
+            id="trainer_and_sampler_share_the_emptiest_of_each_node",
+        ),
+        pytest.param(
+            (3, 2),
+            {"nodes": 1, "per_node": 3, "sampler_gpus": 1},
+            # all three of the first train, so the server is on the second
+            [
+                (80, 70, LARGE, "trains"),
+                (80, 60, LARGE, "trains"),
+                (80, 5, LARGE, "trains"),
+                (40, 39, SMALL, "samples"),
+            ],
+            id="a_node_that_cannot_train_samples",
+        ),
+        pytest.param(
+            (1, 1),
+            {"nodes": 1, "sampler_gpus": 1},
+            [
+                (80, 70, LARGE, "trains"),
+                (80, 70, LARGE, "samples"),
+                (40, 39, SMALL, "trains"),
+                (40, 39, SMALL, "samples"),
+            ],
+            id="either_may_train_and_either_may_sample",
+        ),
+        pytest.param(
+            (2, 1),
+            {"nodes": 2, "sampler_gpus": 1},
+            # each trains with one; the first has one left, and Ray says which is whose
+            [
+                *[(80, 70, LARGE, "trains"), (80, 60, LARGE, "trains"), (80, 70, LARGE, "samples")],
+                *[(80, 60, LARGE, "samples"), (40, 39, SMALL, "trains")],
+            ],
+            id="a_node_that_does_both",
+        ),
+        pytest.param(
+            (2, 2),
+            {"nodes": 2, "sampler_gpus": 2, "server_gpus": 2},
+            [(80, 70, LARGE, "trains"), (40, 39, SMALL, "trains")],
+            id="one_gpu_left_holds_no_server_of_two",
+        ),
+    ],
+)
+def test_the_gpus_that_a_run_may_take_and_what_they_do(gpus, wanted, cards):
     facts = {
-        ONE: replace(FACTS, gpu_bytes=((80, 5), (80, 70), (80, 60))),
-        TWO: replace(FACTS, gpu_bytes=((40, 39),) * 2),
+        replace(ONE, gpus=gpus[0]): replace(FACTS, gpu_bytes=((80, 5), (80, 70), (80, 60))),
+        replace(TWO, gpus=gpus[1]): replace(FACTS, gpu_bytes=((40, 39),) * 2),
     }
-    assert problems.fullest_card(facts, 1) == (40, 39, "node two (10.0.0.2)")
-    assert problems.fullest_card(facts, 3) == (80, 5, "node one (10.0.0.1)")
-    assert problems.fullest_card({ONE: FACTS}, 1) is None
+    assert problems.cards_of(facts, replace(WANTED, cpu=False, **wanted)) == cards
+
+
+def test_a_node_whose_driver_says_nothing_has_no_gpu_to_check():
+    assert problems.cards_of({ONE: FACTS}, replace(WANTED, nodes=1)) == []
 
 
 def test_cpus_for_workers_and_runners_are_counted_node_by_node():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.checkpoints import checkpoints, fault_of
-from sql_agent.cluster.tests.nodes import RAY, ROOT, TOKEN, can_be_made, join_ray, start_ray, two_nodes
+from sql_agent.cluster.tests.nodes import RAY, ROOT, TOKEN, can_be_made, join_ray, start_head, start_ray, two_nodes
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,9 +113,31 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
         assert left_behind(head) == left_behind(other) == []
 
 
+def test_a_node_that_joins_while_a_run_is_on_is_left_unused(small_policy, tmp_path, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("a whole run, two minutes: with --full")
+    run_dir = tmp_path / "run"
+    with two_nodes(tmp_path) as (head, other):
+        start_head(head, 1)
+        command = train(head, run_dir, small_policy, "trainer.steps=4")
+        until(lambda: 1 in steps(run_dir), command, 900)
+        join_ray(other, head, gpus=0)
+        # Ray starts both anew, and the other node has more free CPUs
+        assert head.run("pkill", "-KILL", "-f", "^ray::RunnerActor").returncode == 0
+        out, err = command.communicate(timeout=600)
+        assert command.returncode == 0, out + err
+        assert "node node2 (10.77.0.2) has joined the cluster; this run leaves it unused" in out
+        assert steps(run_dir) == [1, 2, 3, 4]
+        assert {path.name for path in (run_dir / "logs").glob("runner-*.log")} == {
+            "runner-0.node1.log",
+            "runner-1.node1.log",
+        }
+        assert left_behind(head) == left_behind(other) == []
+
+
 def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_on(small_policy, tmp_path, request):
     if not request.config.getoption("--full"):
-        pytest.skip("two whole runs, minutes: with --full")
+        pytest.skip("two whole runs, six to nine minutes: with --full")
     run_dir, settings = tmp_path / "run", ["cluster.nodes=2"]
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 1))
@@ -144,7 +166,7 @@ def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_
 
 def test_a_node_of_runners_whose_cable_is_pulled_costs_no_rollout(small_policy, tmp_path, request):
     if not request.config.getoption("--full"):
-        pytest.skip("a whole run, minutes: with --full")
+        pytest.skip("a whole run, five minutes: with --full")
     run_dir = tmp_path / "run"
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 0))
@@ -160,7 +182,7 @@ def test_a_node_of_runners_whose_cable_is_pulled_costs_no_rollout(small_policy, 
 
 def test_a_command_that_is_cut_off_from_rays_head_says_so(small_policy, tmp_path, request):
     if not request.config.getoption("--full"):
-        pytest.skip("a whole run, minutes: with --full")
+        pytest.skip("a whole run, six minutes: with --full")
     run_dir = tmp_path / "run"
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(0, 1))

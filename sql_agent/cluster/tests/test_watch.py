@@ -20,7 +20,8 @@ class FakeRay:
     """Three nodes, what Ray says of them, and what their ports do."""
 
     def __init__(self):
-        self.left = set()
+        self.left: set[str] = set()
+        self.listed = {"a": 1, "b": 2, "c": 3}
         self.fails: dict[tuple[str, int], OSError] = {}
         self.said: list[tuple[str, str]] = []
 
@@ -28,12 +29,13 @@ class FakeRay:
         assert HEAD not in self.fails, "Ray's own call waits for the head"
         return [
             {
+                "NodeID": node,
                 "NodeManagerAddress": f"10.0.0.{n}",
                 "NodeManagerPort": 6380,
                 "NodeManagerHostname": f"host{n}",
-                "Alive": n not in self.left,
+                "Alive": node not in self.left,
             }
-            for n in (1, 2, 3)
+            for node, n in self.listed.items()
         ]
 
     def connect(self, place):
@@ -44,8 +46,9 @@ class FakeRay:
         return NodeWatch(
             "10.0.0.1:6379",
             self.nodes,
+            ["a", "b", "c"],
             lambda text: self.said.append(("lost", text)),
-            lambda text: self.said.append(("left", text)),
+            lambda text: self.said.append(("say", text)),
             self.connect,
         )
 
@@ -66,15 +69,38 @@ def wait(until, seconds: float = 10.0):
 def test_a_node_that_is_needed_ends_the_run_and_another_does_not(ray):
     watched = ray.watched()
     watched.needs({"10.0.0.1", "10.0.0.2"})
-    ray.left = {3}
+    ray.left = {"c"}
     wait(lambda: ray.said)
-    left = ("left", "node host3 (10.0.0.3) has left the cluster; its runners start again where CPUs are free")
+    left = ("say", "node host3 (10.0.0.3) has left the cluster; its runners start again where CPUs are free")
     assert ray.said == [left]
     assert watched.fatal() is None
-    ray.left = {2, 3}
+    ray.left = {"b", "c"}
     wait(lambda: len(ray.said) == 2)
     assert ray.said == [left, ("lost", LOST)]
     assert watched.fatal() == LOST
+
+
+def test_a_node_that_joins_is_said_once_and_is_none_of_the_run(ray):
+    watched = ray.watched()
+    watched.needs({"10.0.0.1", "10.0.0.2"})
+    ray.listed = {**ray.listed, "d": 4}
+    wait(lambda: ray.said)
+    unused = "this run leaves it unused, since it looks at nodes before it starts; the next command uses it"
+    joined = ("say", f"node host4 (10.0.0.4) has joined the cluster; {unused}")
+    assert ray.said == [joined]
+    ray.left = {"d"}
+    wait(lambda: ray.said[1:], 0.1)  # ten looks
+    assert ray.said == [joined]
+
+
+def test_a_node_that_comes_back_with_the_same_address_is_another(ray):
+    ray.watched().needs({"10.0.0.1"})
+    ray.left, ray.listed = {"c"}, {**ray.listed, "e": 3}
+    wait(lambda: len(ray.said) == 2)
+    assert [text.partition("; ")[0] for _, text in ray.said] == [
+        "node host3 (10.0.0.3) has left the cluster",
+        "node host3 (10.0.0.3) has joined the cluster",
+    ]
 
 
 def test_a_raylet_that_refuses_connections_is_gone_before_ray_says_so(ray):
@@ -95,7 +121,7 @@ def test_a_node_that_is_slow_to_answer_counts_as_gone_only_once_verl_has_failed(
 
 def test_before_anything_is_needed_verl_has_to_fail_first(ray):
     watched = ray.watched()
-    ray.left = {2}
+    ray.left = {"b"}
     wait(lambda: ray.said, 0.1)
     assert ray.said == []
     assert watched.fatal() == LOST
