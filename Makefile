@@ -1,5 +1,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-pretrained gpu-check test check lint types quick-tests clean
+# Where it is set, each pytest worker and each command that a test starts compiles again what it imports of ours.
+unexport PYTHONDONTWRITEBYTECODE
 # Three on two cores: a test often waits for a process, a server or a limit to run out.
 PYTEST = .venv/bin/pytest -n 3 --no-loadscope-reorder
 

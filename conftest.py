@@ -9,6 +9,7 @@ import os
 import signal
 from pathlib import Path
 
+import certifi
 import psutil
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -28,6 +29,23 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / ".pytest_cache" / "s
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="long tests at full size: hostile statements, fuzzing, 1,000 "
                      "rollouts; minutes to an hour")  # fmt: skip
+
+
+ONE_CERTIFICATE = Path(__file__).parent / ".pytest_cache" / "one_certificate.pem"
+
+
+def pytest_configure(config):
+    """Every client of HTTP reads all certificates of the machine, 18 ms of CPU, and hundreds of tests make several.
+    They ask loopback without TLS, so one certificate is enough; `--full` alone downloads packages."""
+    if config.getoption("--full") or "SSL_CERT_FILE" in os.environ:
+        return
+    end = "-----END CERTIFICATE-----\n"
+    if not ONE_CERTIFICATE.is_file():
+        ONE_CERTIFICATE.parent.mkdir(exist_ok=True)
+        made = ONE_CERTIFICATE.with_suffix(f".{os.getpid()}")
+        made.write_text(Path(certifi.where()).read_text().partition(end)[0] + end)
+        made.replace(ONE_CERTIFICATE)
+    os.environ["SSL_CERT_FILE"] = str(ONE_CERTIFICATE)
 
 
 CHAINS = (

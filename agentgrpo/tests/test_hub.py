@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import pytest
-
 from agentgrpo.hub import may_be_id
 from agentgrpo.printed_commands import program_command
 
@@ -81,12 +79,21 @@ def hub(models: dict[str, dict[str, bytes]], gated: tuple[str, ...] = ()):
 
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
+END = "-- that was one name --"
 
 
 def find(name, home, endpoint=NOBODY, call="model_folder({name!r})", **environment):
     """What a command gets for the name, in a process of its own: (folder, what was said)."""
-    code = f"from agentgrpo.hub import *\ngo_offline()\ntry: print({call.format(name=name)})\n"
-    code += "except ModelNotFoundError as error: print(error, file=__import__('sys').stderr)"
+    return find_each([name], home, endpoint, call, **environment)[name]
+
+
+def find_each(names, home, endpoint=NOBODY, call="model_folder({name!r})", **environment):
+    """The same for several names, one after the other in one process; most of its time is the import of the hub."""
+    code = "import sys\nfrom agentgrpo.hub import *\ngo_offline()\n"
+    for name in names:
+        code += f"try: print({call.format(name=name)})\n"
+        code += "except ModelNotFoundError as error: print(error, file=sys.stderr)\n"
+        code += f"for out in (sys.stdout, sys.stderr): print({END!r}, file=out)\n"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -94,7 +101,8 @@ def find(name, home, endpoint=NOBODY, call="model_folder({name!r})", **environme
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip(), done.stderr.strip()
+    out, err = (text.split(f"{END}\n") for text in (done.stdout, done.stderr))
+    return {name: (folder.strip(), said.strip()) for name, folder, said in zip(names, out, err, strict=False)}
 
 
 def cached(home: Path, id: str, files: dict[str, bytes]) -> Path:
@@ -140,16 +148,16 @@ def test_older_weights_are_fetched_where_there_are_no_others(tmp_path):
         assert {path.name for path in Path(folder).iterdir()} == set(older)
 
 
-@pytest.mark.parametrize("lacking", ["model.safetensors", "tokenizer.json", "config.json", "shard"])
-def test_a_model_that_is_not_whole_in_the_cache_is_fetched(tmp_path, lacking):
-    files = {name: content for name, content in WHOLE.items() if name != lacking}
-    if lacking == "shard":
-        index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-        files["model.safetensors.index.json"] = json.dumps(index).encode()
-    cached(tmp_path, "org/small", files)
-    with hub({"org/small": WHOLE}) as (address, _):
-        _folder, said = find("org/small", tmp_path, address)
-        assert f"fetching it from {address}" in said
+def test_a_model_that_is_not_whole_in_the_cache_is_fetched(tmp_path):
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    torn = {"org/shard": WHOLE | {"model.safetensors.index.json": json.dumps(index).encode()}}
+    for lacking in WHOLE:
+        torn[f"org/{lacking}"] = {name: content for name, content in WHOLE.items() if name != lacking}
+    for id, files in torn.items():
+        cached(tmp_path, id, files)
+    with hub(dict.fromkeys(torn, WHOLE)) as (address, _):
+        found = find_each(torn, tmp_path, address)
+    assert {id: f"fetching it from {address}" in said for id, (_, said) in found.items()} == dict.fromkeys(torn, True)
 
 
 def test_an_adapter_needs_no_tokenizer_and_no_config(tmp_path):
@@ -168,23 +176,23 @@ def test_nothing_is_fetched_that_the_user_did_not_name_or_did_forbid(tmp_path):
     assert asked == []
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        pytest.param("org/smal", "nor is there one at http://127.0.0.1:", id="no_such_model"),
-        pytest.param("org/closed", "accepted; do so at http://127.0.0.1:", id="gated"),
-        pytest.param("org/bare", "it has no weights of a form that is read here (*.safetensors, py", id="no_weights"),
-        pytest.param(
-            "small", "a model on the hub has an id of two parts, ORG/NAME; or make a small one", id="one_part"
-        ),
-        pytest.param("/no/where", "/no/where is no folder; give a model's folder or its id on the hub", id="a_path"),
-    ],
-)
-def test_a_name_that_leads_nowhere_comes_with_what_to_do(tmp_path, name, words):
+NOWHERE = {
+    "org/smal": "nor is there one at http://127.0.0.1:",
+    "org/closed": "accepted; do so at http://127.0.0.1:",
+    "org/bare": "it has no weights of a form that is read here (*.safetensors, py",
+    "small": "a model on the hub has an id of two parts, ORG/NAME; or make a small one",
+    "/no/where": "/no/where is no folder; give a model's folder or its id on the hub",
+}
+
+
+def test_a_name_that_leads_nowhere_comes_with_what_to_do(tmp_path):
     with hub({"org/bare": {"config.json": b"{}"}}, gated=("org/closed",)) as (address, _):
-        folder, said = find(name, tmp_path, address)
-    assert folder == "" and words in said
-    assert said.count("agentgrpo tiny-policy") == 1
+        found = find_each(NOWHERE, tmp_path, address)
+    told = {
+        name: (folder, NOWHERE[name] in said, said.count("agentgrpo tiny-policy"))
+        for name, (folder, said) in found.items()
+    }
+    assert told == dict.fromkeys(NOWHERE, ("", True, 1)), found
 
 
 def test_a_hub_that_cannot_be_reached_is_said(tmp_path):

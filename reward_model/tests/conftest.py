@@ -1,19 +1,19 @@
-"""What several test modules stand on: a language model of one layer, pairs with a rule, an adapter."""
+"""What several test modules stand on: a language model of one layer, pairs with a rule, an adapter.
+
+pytest reads this file wherever it is started, so torch and transformers are imported by what needs them.
+"""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from agentgrpo.chat.messages import Message
-from agentgrpo.weights import weights_sha256
 from reward_model.data.preferences import write_preferences
-from reward_model.datatypes import Preference
-from reward_model.scorer import RECORD
+from reward_model.datatypes import RECORD, Preference
 
 MAX_LENGTH = 64
 
@@ -44,6 +44,7 @@ def make_base(folder: Path, dtype: str = "float32", vocab_size: int | None = Non
     Args:
         vocab_size: embeddings, where there shall be more than the tokenizer has tokens.
     """
+    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from sql_agent.tiny_policy.tokenizer import build_tokenizer
@@ -70,8 +71,11 @@ def make_base(folder: Path, dtype: str = "float32", vocab_size: int | None = Non
 
 def make_adapter(folder: Path, base: Path, data: Path) -> Path:
     """LoRA of rank 4, alpha 8, with drawn weights instead of trained ones, and the record that training writes."""
+    import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from agentgrpo.weights import weights_sha256
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

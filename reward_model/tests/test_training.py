@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
-from trl.trainer.reward_trainer import RewardTrainer
 
 from agentgrpo import signed
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
@@ -97,6 +95,9 @@ LONG = Preference(prompt=(user("which " * 60),), chosen=(assistant("1"),), rejec
 
 @pytest.mark.parametrize("max_length", [64, None])
 def test_pairs_are_encoded_as_trl_encodes_them(base, max_length):
+    from datasets import Dataset
+    from trl.trainer.reward_trainer import RewardTrainer
+
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [*counting_pairs(5), AGENT, LONG]
     theirs = RewardTrainer._prepare_dataset(

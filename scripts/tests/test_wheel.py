@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def run(*command, folder=ROOT, torch=None, **options) -> str:
-    ours = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")  # packages are compiled once, not by each command
+    # Packages are compiled once, not by each command, and come from where the machine's certificates are asked for.
+    ours = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE")
     env = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [*map(str, command)], cwd=folder, env=env | (links() if torch is None else torch), text=True,

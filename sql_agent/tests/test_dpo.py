@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl.trainer.dpo_config import DPOConfig
-from trl.trainer.dpo_trainer import DPOTrainer
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.chat.template import ChatTemplateError
@@ -192,6 +189,10 @@ def test_loss_and_gradient_are_those_of_the_sampled_tokens(base, tokenizer, tmp_
 def test_without_tool_messages_the_loss_is_trls_own(base, tokenizer, tmp_path):
     """TRL reads the same pairs in its standard form; in the conversational one it also scores the line break that
     ChatML's template writes after a reply's end token, which nobody samples."""
+    from datasets import Dataset
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+
     rows = counting_pairs(3)
     trainer, _, batch = trained(base, tokenizer, rows, tmp_path)
     prompts = [[message.to_dict() for message in row.prompt] for row in rows]

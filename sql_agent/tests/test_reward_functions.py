@@ -229,11 +229,11 @@ HANGING = """
 import asyncio, threading
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord
-from sql_agent.tests.test_reward_functions import TASK, ended
 
 async def ask():
     hangs = LoadedReward("f", lambda record: threading.Event().wait(), None, "", 0.2)
-    print((await RewardFunctions([hangs], threads=1).ask(RewardRecord.of(ended(), TASK)))["f"].reason)
+    record = RewardRecord({}, [], 1.0, "match", "answered", 1, 0, 10, 5)
+    print((await RewardFunctions([hangs], threads=1).ask(record))["f"].reason)
 
 asyncio.run(ask())
 """

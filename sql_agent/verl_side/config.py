@@ -7,6 +7,7 @@ which takes ten seconds, and refuses a key that they do not have.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
 import json
@@ -317,6 +318,21 @@ def compose(overrides: dict[str, Any]) -> Any:
     Raises:
         ValueError: the installed verl does not have a key; the message names the key in full.
     """
+    from omegaconf import OmegaConf
+
+    base, known = verls_own()
+    unknown = [key for key in _leaf_keys(overrides) if not key.startswith(UNLISTED_KEYS) and not _has(known, key)]
+    if unknown:
+        raise ValueError(
+            f"the installed verl has no key {', '.join(unknown)}; "
+            f"`{agentgrpo_command('doctor')}` says how to install the one that requirements.txt pins"
+        )
+    return OmegaConf.merge(base, overrides)  # which changes a copy
+
+
+@functools.cache  # a third of a second, and a command looks several times
+def verls_own() -> tuple[Any, Any]:
+    """The installed verl's own configuration, as a `DictConfig` that takes new keys and as plain values."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
@@ -327,14 +343,8 @@ def compose(overrides: dict[str, Any]) -> Any:
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
         base = hydra_compose("ppo_trainer")
     known = OmegaConf.to_container(base, resolve=False)
-    unknown = [key for key in _leaf_keys(overrides) if not key.startswith(UNLISTED_KEYS) and not _has(known, key)]
-    if unknown:
-        raise ValueError(
-            f"the installed verl has no key {', '.join(unknown)}; "
-            f"`{agentgrpo_command('doctor')}` says how to install the one that requirements.txt pins"
-        )
     OmegaConf.set_struct(base, False)
-    return OmegaConf.merge(base, overrides)
+    return base, known
 
 
 def validate(config: Any) -> None:

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
-from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import SFTTrainer
 
 from agentgrpo.checks import UsageError
 from agentgrpo.forked import forked
@@ -244,6 +241,10 @@ def test_the_loss_is_the_mean_cross_entropy_of_what_the_assistant_says(base, row
 
 @pytest.mark.parametrize("lora_r", [0, 4], ids=["all_weights", "adapter"])
 def test_losses_and_weights_of_several_updates_are_those_of_trls_trainer(base, rows, tmp_path, lora_r):
+    from datasets import Dataset
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
     shared = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3, "seed": 3}
     adapter = {"lora_r": lora_r, "lora_dropout": 0} if lora_r else {"lora_r": 0}
     run, policy = started(base, rows, tmp_path / "ours", num_epochs=2, batch_size=3, **adapter, **shared)
