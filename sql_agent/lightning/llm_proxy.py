@@ -40,6 +40,12 @@ from sql_agent.model_servers.turns import turn_of
 
 logger = logging.getLogger(__name__)
 
+# Seconds that an idle connection stays open: longer than clients keep theirs, or a call could meet its end, be asked
+# again and be counted twice. openai's client keeps one for 5 s, which is uvicorn's default too.
+KEEP_ALIVE_S = 60
+# Seconds that calls may take that are open when the run has ended.
+END_S = 1
+
 
 async def serve(store_url: str, host: str, port: int, timeout_s: float, context_tokens: int, events: Events) -> None:
     stdin = asyncio.StreamReader()
@@ -65,7 +71,13 @@ async def serve(store_url: str, host: str, port: int, timeout_s: float, context_
     RolloutRoute.limits = RequestLimits(context_tokens)
     route = RolloutRoute(Starlette())
     config = uvicorn.Config(
-        ProxyRequestGuard(route), http=GuardedHttpProtocol, lifespan="off", log_level="warning", access_log=False
+        ProxyRequestGuard(route),
+        http=GuardedHttpProtocol,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=END_S,
     )
     with socket.create_server((host, port)) as listener:
         server = uvicorn.Server(config)

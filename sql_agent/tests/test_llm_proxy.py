@@ -1,9 +1,12 @@
 """The LLM proxy in a process of its own, before a real store and a scripted model server."""
 
 import asyncio
+import http.client
+import json
 import os
 import threading
 import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -177,3 +180,16 @@ def test_a_call_that_belongs_to_no_rollout_is_not_served(proxy_url):
     client = OpenAI(base_url=f"{proxy_url}/v1", api_key=os.environ[RUN_TOKEN], max_retries=0)
     with pytest.raises(NotFoundError):
         client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_a_connection_stays_open_longer_than_a_client_keeps_it(proxy_url, store_url):
+    rollout, attempt = enqueue(store_url)
+    connection = http.client.HTTPConnection(urlsplit(proxy_url).netloc)
+    body = json.dumps({"model": "policy-0", "messages": [{"role": "user", "content": "hi"}]})
+    for pause_s in (0, 6):  # openai's client keeps one for 5 s
+        time.sleep(pause_s)
+        path, headers = f"/rollout/{rollout}/attempt/{attempt}/v1/chat/completions", authorization(RUN_TOKEN)
+        connection.request("POST", path, body, headers | {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, len(answer.read()) > 0) == (200, True)
+    assert [span.sequence_id for span in spans_of(store_url, rollout, attempt, 2)] == [1, 2]
