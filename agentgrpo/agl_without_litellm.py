@@ -1,8 +1,7 @@
-"""Imports agent-lightning without its LLM proxy, for the processes that do not run one.
+"""Imports agent-lightning without its LLM proxy, which no process of ours runs.
 
 `import agentlightning` imports LiteLLM's proxy server, which takes 10 of its 11 CPU seconds in every process (measured
-with -X importtime, 0.3.0 and LiteLLM 1.103.7). Only `sql_agent.lightning.llm_proxy` needs it. All other modules import
-`agl` from here.
+with -X importtime, 0.3.0 and LiteLLM 1.103.7). All modules import `agl` from here.
 """
 
 from __future__ import annotations

@@ -59,6 +59,11 @@ class ModelShape:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.linear_parameters + self.layers * (biases + norms) + embeddings + self.hidden
 
+    @property
+    def cached_numbers(self) -> int:
+        """The keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
     def shared_by(self, gpus: int) -> bool:
         """Whether vLLM can share one model server among so many (`sql_agent.model_check.check_tensor_parallel`)."""
         keys = not max(self.kv_heads, gpus) % min(self.kv_heads, gpus)

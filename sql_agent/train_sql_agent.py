@@ -26,7 +26,6 @@ from pydantic import ValidationError
 from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import in_words
-from agentgrpo.model_size import count_weights
 from agentgrpo.passwords import masked, revealed
 from agentgrpo.run_folder import claim
 from agentgrpo.settings import describe_faults
@@ -41,13 +40,12 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
-from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, planned
+from sql_agent.startup.plan import describe_plan, planned
 from sql_agent.startup.preflight import (
     cards_of,
     check_own_tasks,
     find_model,
     planned_on_cpu,
-    require_model,
     use_cpu,
     with_model_here,
     with_ray,
@@ -55,7 +53,7 @@ from sql_agent.startup.preflight import (
 )
 from sql_agent.startup.resume import go_on_from, own_files
 from sql_agent.tiny_policy.make import make_if_default
-from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl, validate
+from sql_agent.verl_side.config import Files, compose, to_verl, validate
 
 STOPPED = {
     "grpo": "the same command goes on from the newest checkpoint, if there is one yet",
@@ -81,15 +79,7 @@ def run(
         optimise(cfg, environment, check_search(cfg, environment), debug=debug)
         return
     make_if_default(cfg.model or TINY_POLICY)
-    model = find_model(cfg.model or TINY_POLICY)
-    require_model(cfg, model, environment)
-    if os.environ.get("AGL_CURRENT_ROLE") != "runner" and (network.is_loopback or network.cards):
-        require(memory_of=cfg.model_copy(update={"model": model}), cards=cards_of(cpu=cpu, of_nodes=network.cards))
-    weights = count_weights(model)
-    print(describe_learning_rate(cfg.optim, cfg.lora, weights))
-    check_disk(cfg, weights)
-    optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg.optim, cfg.lora, model)})
-    cfg = cfg.model_copy(update={"model": model, "optim": optim})
+    cfg = cfg.model_copy(update={"model": find_model(cfg.model or TINY_POLICY)})
     train(cfg, environment, checkpoint, network, cpu=cpu, debug=debug)
 
 
@@ -150,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
         if trains:  # runners need neither verl nor vLLM
-            require(run_dir=cfg.run_dir, **({"on_cpu": cpu} if grpo else {}))
+            require(run_dir=cfg.run_dir)
         with claim(cfg.run_dir) if trains else nullcontext():
             checkpoint = go_on_from(cfg, cpu=cpu) if trains and grpo else None
             run(cfg, environment, checkpoint, network, cpu=cpu, debug=args.debug)

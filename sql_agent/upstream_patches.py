@@ -297,7 +297,7 @@ PATCHES = (
         "agentgrpo.agl_without_litellm",
         "agentlightning.llm_proxy",
         ("LLMProxy",),
-        "processes without an LLM proxy do not import LiteLLM",
+        "no process imports LiteLLM",
     ),
     Patch(
         "own",

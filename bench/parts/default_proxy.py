@@ -18,14 +18,24 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from agentgrpo.machine import free_port
 from agentgrpo.processes import Events, end_with_parent
-from sql_agent.lightning.llm_proxy import model_list
+from sql_agent.model_address.request_guard import RUN_TOKEN
 
 
 async def serve(store_url: str, server_url: str, model: str, events: Events) -> None:
     port = free_port()
     proxy = agl.LLMProxy(
         store=agl.LightningStoreClient(store_url),
-        model_list=model_list(model, {"policy-0": f"{server_url}/v1"}, 120.0),  # type: ignore[arg-type]
+        model_list=[
+            {
+                "model_name": "policy-0",
+                "litellm_params": {
+                    "model": f"hosted_vllm/{model}",
+                    "api_base": f"{server_url}/v1/",
+                    "api_key": f"os.environ/{RUN_TOKEN}",  # LiteLLM looks there: its config is a file
+                    "timeout": 120.0,
+                },
+            }
+        ],
         launcher_args=PythonServerLauncherArgs(
             host="127.0.0.1",
             access_host="127.0.0.1",

@@ -31,10 +31,9 @@ DIRECT = "direct"
 # agent-lightning's own callbacks leave this many spans in the store for a call; ours leave one.
 DEFAULT_SPANS = 7
 # The ways of a call, each with its largest cost.
-TRACING, OURS, LITELLM, DEFAULT = WAYS = {
+TRACING, OURS, DEFAULT = WAYS = {
     "runner tracing, no proxy": "the caller writes the span, beside the next call",
     "our proxy": "reading and writing the answer twice; its span",
-    "our proxy, through LiteLLM": "LiteLLM's translation; no span, the call belongs to no rollout",
     "agent-lightning's proxy as it comes": "LiteLLM, a sequence id asked of the store, seven spans",
 }
 
@@ -86,7 +85,6 @@ def measure(_model: Path, folder: Path) -> list[Row]:
         with _proxies("sql_agent.lightning.llm_proxy", kept, [slow, fast], log) as (urls, pid):
             routes = [f"{url}/{{rollout}}/v1" for url in urls]
             costs[OURS] = cost(routes, "policy-0", 1, {"proxy": pid, "store": kept.pid})
-            costs[LITELLM] = cost([f"{url}/v1" for url in urls], "policy-0", 0, {"proxy": pid})
         with _proxies("bench.parts.default_proxy", kept, [slow, fast], log) as (urls, pid):
             routes = [f"{url}/{{rollout}}/v1" for url in urls]
             costs[DEFAULT] = cost(routes, "policy-0", DEFAULT_SPANS, {"proxy": pid, "store": kept.pid})

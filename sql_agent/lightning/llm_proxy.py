@@ -1,9 +1,9 @@
-"""Runs agent-lightning's LLM proxy in a process of its own, at little cost, and records what training needs.
+"""Runs the LLM proxy in a process of its own: it forwards the calls of rollouts (`rollout_route`) and records each
+answered one as a span with the name and attributes that agent-lightning's `LlmProxyTraceToTriplet` reads.
 
-A rollout's calls of the policy bypass LiteLLM (`rollout_route`), which takes 9 to 14 ms of CPU a call (measured) and
-has nothing to translate between two OpenAI-compatible ends. All other calls go through it. Each answered call writes
-one span with the name and attributes that `LlmProxyTraceToTriplet` reads. Sequence ids are counted here, without asking
-the store.
+It takes the place of agent-lightning's own proxy, which is LiteLLM's: that imports for 7 s of CPU time, holds 350 MiB,
+takes 9 to 14 ms of CPU a call (measured) and has nothing to translate between two OpenAI-compatible ends. Sequence ids
+are counted here, without asking the store. Leaves out what belongs to no rollout, which nothing could train on.
 
     python -m sql_agent.lightning.llm_proxy --store http://127.0.0.1:9999 --port 0
 
@@ -15,26 +15,21 @@ one line, `{"url": ...}`, and ends when standard input closes.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
-import os
+import socket
 import sys
-from typing import Any
-
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from agentgrpo.flags import Parser
-from agentgrpo.http_protocol import guard_upstreams_servers
-from agentgrpo.machine import free_port, port_number
+from agentgrpo.http_protocol import GuardedHttpProtocol
+from agentgrpo.machine import port_number
 from agentgrpo.processes import Events, end_with_parent
 
 if __name__ == "__main__":
-    end_with_parent()  # before the imports below, which take ten seconds
+    end_with_parent()  # before the imports below, which take a second or two
 
-import agentlightning as agl
-from agentlightning.llm_proxy import get_active_llm_proxy
-from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+import uvicorn
+from starlette.applications import Starlette
 
 from sql_agent.lightning.spans import turn_span
 from sql_agent.lightning.store import PatientStore
@@ -45,32 +40,11 @@ from sql_agent.model_servers.turns import turn_of
 
 logger = logging.getLogger(__name__)
 
-
-async def write(turn: Turn) -> None:
-    store = get_active_llm_proxy().get_store()
-    assert store is not None
-    try:
-        ids = turn.rollout_id, turn.attempt_id, turn.sequence_id
-        attributes = turn_of(turn.answer, agent=turn.agent, asked_again=turn.asked_again)
-        await store.add_span(turn_span(attributes, *ids, started=turn.started))
-    except Exception:  # the rollout manager will miss the span and count the rollout as lost
-        logger.exception("the span of rollout %s, call %d is lost", turn.rollout_id, turn.sequence_id)
-
-
-def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[dict[str, Any]]:
-    """Return LiteLLM's entries for the same servers, for calls that belong to no rollout."""
-    return [
-        {
-            "model_name": name,
-            "litellm_params": {
-                "model": f"hosted_vllm/{model}",
-                "api_base": f"{url}/",
-                "api_key": f"os.environ/{RUN_TOKEN}",  # LiteLLM looks there: its config is a file
-                "timeout": timeout_s,
-            },
-        }
-        for name, url in servers.items()
-    ]
+# Seconds that an idle connection stays open: longer than clients keep theirs, or a call could meet its end, be asked
+# again and be counted twice. openai's client keeps one for 5 s, which is uvicorn's default too.
+KEEP_ALIVE_S = 60
+# Seconds that calls may take that are open when the run has ended.
+END_S = 1
 
 
 async def serve(store_url: str, host: str, port: int, timeout_s: float, context_tokens: int, events: Events) -> None:
@@ -80,32 +54,40 @@ async def serve(store_url: str, host: str, port: int, timeout_s: float, context_
     if not line:
         return
     order = json.loads(line)
+    store = PatientStore(store_url)
+
+    async def write(turn: Turn) -> None:
+        try:
+            ids = turn.rollout_id, turn.attempt_id, turn.sequence_id
+            attributes = turn_of(turn.answer, agent=turn.agent, asked_again=turn.asked_again)
+            await store.add_span(turn_span(attributes, *ids, started=turn.started))
+        except Exception:  # the rollout manager will miss the span and count the rollout as lost
+            logger.exception("the span of rollout %s, call %d is lost", turn.rollout_id, turn.sequence_id)
+
     # each server has its own name, so that a rollout can stay with one
-    servers = {f"policy-{i}": f"{url}/v1" for i, url in enumerate(order["backends"])}
-    RolloutRoute.servers, RolloutRoute.served_model, RolloutRoute.timeout_s = servers, order["model"], timeout_s
+    RolloutRoute.servers = {f"policy-{i}": f"{url}/v1" for i, url in enumerate(order["backends"])}
+    RolloutRoute.served_model, RolloutRoute.timeout_s = order["model"], timeout_s
     RolloutRoute.headers, RolloutRoute.write = authorization(RUN_TOKEN), write
     RolloutRoute.limits = RequestLimits(context_tokens)
-    guard_upstreams_servers()
-    proxy = agl.LLMProxy(
-        store=PatientStore(store_url),
-        model_list=model_list(order["model"], servers, timeout_s),  # type: ignore[arg-type]
-        litellm_config={"litellm_settings": {"num_retries": 0, "telemetry": False}},
-        launcher_args=PythonServerLauncherArgs(
-            host=host,
-            access_host=host,
-            port=port or free_port(host),
-            launch_mode="thread",
-            healthcheck_url="/health/liveliness",
-        ),
-        middlewares=[RolloutRoute, ProxyRequestGuard],  # type: ignore[list-item]
-        callbacks=[],
+    route = RolloutRoute(Starlette())
+    config = uvicorn.Config(
+        ProxyRequestGuard(route),
+        http=GuardedHttpProtocol,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=END_S,
     )
-    await proxy.start()
-    gc.collect()
-    gc.freeze()  # later collections skip LiteLLM's 860,000 objects, which took 0.6 s without answers (measured)
-    events.emit({"url": f"http://{host}:{proxy.server_launcher_args.port}"})
-    await stdin.read()  # returns when the parent process is gone
-    await proxy.stop()
+    with socket.create_server((host, port)) as listener:
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        events.emit({"url": f"http://{host}:{listener.getsockname()[1]}"})  # connections wait until they are accepted
+        await stdin.read()  # returns when the parent process is gone
+        server.should_exit = True
+        await serving
+    await route.close()
+    await store.close()
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits
 RUN_TOKEN = "AGENTGRPO_TOKEN"
 # Variable with the store's token. An external store asks for none if it is unset.
 STORE_TOKEN = "AGENTGRPO_STORE_TOKEN"
-# Health checks that the launchers of store and LLM proxy poll; their answers hold no other information.
-OPEN_PATHS = frozenset({"/v1/agl/health", "/health/liveliness"})
+# The health check that the launcher of the store polls; its answer holds no other information.
+OPEN_PATHS = frozenset({"/v1/agl/health"})
 # Body types that our clients and OpenTelemetry send. A page cannot send them to another origin without a preflight.
 MEDIA_TYPES = frozenset({"application/json", "application/x-protobuf"})
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")

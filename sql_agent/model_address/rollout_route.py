@@ -4,8 +4,8 @@ A rollout's calls are forwarded unchanged, except that they ask for token ids an
 disconnects is cancelled. A streamed call is collected first and then streamed, because vLLM's streams carry no ids. A
 user's own agent calls a signed address (`signed_address`). The address says how its rollout samples. The conversations
 are kept (`call_log`) until the runner asks for them at `ended` and shows the run's token; later calls are refused. A
-call that could not fit the context is refused before it is parsed (`request_limits`). The store and LiteLLM are
-elsewhere (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
+call that could not fit the context is refused before it is parsed (`request_limits`). The store is
+elsewhere (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
 _ENDED = "ended"
 # What the holder of a signed address may ask, and by which methods.
 _OF_SIGNATURE = {"chat/completions": ("POST",), "models": ("GET", "HEAD")}
-# What the run's own processes ask here; the other paths are LiteLLM's.
+# What the run's own processes ask here.
 _OF_TOKEN = {"chat/completions": ("POST",), _ENDED: ("POST",)}
 # Calls of one rollout that may be open at a time; each holds two of the process's files, often 1,024 in all.
 MAX_OPEN_CALLS = 256
@@ -79,8 +79,8 @@ class _Attempt:
 
 class RolloutRoute:
     """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, `models` for agents and `ended` for the
-    runner, `held_calls.PATH` for trainer and runner, and passes every other path without a signature to `app`, which is
-    LiteLLM in a run.
+    runner, `held_calls.PATH` for trainer and runner, and passes every other path without a signature to `app`, which
+    serves none in a run.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers. The store adopts the highest number it sees.

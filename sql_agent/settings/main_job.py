@@ -224,7 +224,8 @@ class EngineConfig(Settings):
     )
     """Share of a GPU's memory for vLLM."""
     kv_cache_gib: int = Field(default=1, ge=1)
-    """vLLM's KV cache on a CPU, GiB (VLLM_CPU_KVCACHE_SPACE)."""
+    """The most that vLLM's KV cache takes on a CPU, GiB (vLLM: kv_cache_memory_bytes). It is made no larger than two
+    longest rows for each of `max_num_seqs` requests or, if that is more, for each rollout in flight."""
     max_num_seqs: Annotated[int, VerlKey("actor_rollout_ref.rollout.max_num_seqs")] = Field(default=64, ge=1)
     """Requests vLLM batches together."""
     train_threads: int | None = Field(default=None, ge=1)

@@ -119,6 +119,13 @@ class TrainConfig(Settings):
         return self.cluster.nodes * self.workers_per_node(cpu=cpu)
 
     @property
+    def rollouts_at_once(self) -> int:
+        """The most rollouts that are in flight."""
+        batch = self.data.train_batch_size * self.rollout.group_size
+        played = self.trainer.max_lag * batch + max(batch, self.data.val_limit)
+        return min(self.rollout.n_runners * self.rollout.runner_concurrency, played)
+
+    @property
     def environment(self) -> EnvironmentSettings:
         return EnvironmentSettings(
             self.env.type,
@@ -284,9 +291,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _servers_take_all_calls(self) -> TrainConfig:
-        batch = self.data.train_batch_size * self.rollout.group_size
-        played = self.trainer.max_lag * batch + max(batch, self.data.val_limit)
-        at_once = min(self.rollout.n_runners * self.rollout.runner_concurrency, played)
+        at_once = self.rollouts_at_once
         if at_once > MOST_CALLS:
             raise ValueError(
                 f"rollout.n_runners ({self.rollout.n_runners}) times rollout.runner_concurrency "

@@ -6,22 +6,26 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.checkpoints import step_of
-from agentgrpo.checks import UsageError
+from agentgrpo.checks import UsageError, require
 from agentgrpo.machine import free_port
+from agentgrpo.model_size import count_weights
 from agentgrpo.run_folder import begin, start_of
+from agentgrpo.uncollected import uncollected
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
-from sql_agent.startup.preflight import protocol_of
+from sql_agent.startup.plan import check_disk, choose_tasks, describe_learning_rate, with_prompts
+from sql_agent.startup.preflight import cards_of, protocol_of, require_model
 from sql_agent.startup.resume import archive_files, own_files, refuse_other_tasks
 from sql_agent.trained_on import write_trained_on
 from sql_agent.verl_side.checkpoints import point_verl_at
-from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
+from sql_agent.verl_side.config import Files, compose, learning_rate, precision, to_verl, worker_environment
 
 
 def train(
@@ -33,32 +37,63 @@ def train(
         environment: of this process; a runner makes its own, because a connection to a database survives no fork.
     """
     from agentgrpo.processes import ends_in_order, own_run
+    from sql_agent.lightning.children import start_driver
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None
-        if role != "runner":
-            algorithm = make_algorithm(cfg, environment, checkpoint, run_id, folder / "ray", network, cpu=cpu)
-        from sql_agent.lightning.runner import SqlLitAgent  # after verl's process has begun to import
+        with uncollected():  # verl's process imports meanwhile
+            if role == "runner":
+                cfg = checked(cfg, environment, network, cpu=cpu)
+            else:
+                driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
+                cfg = checked(cfg, environment, network, cpu=cpu)
+                ray_dir = folder / "ray"
+                algorithm = make_algorithm(cfg, environment, checkpoint, driver, run_id, ray_dir, network, cpu=cpu)
+            from sql_agent.lightning.runner import SqlLitAgent
 
         fit(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
+def checked(cfg: TrainConfig, environment: Taskset, network: Network, *, cpu: bool) -> TrainConfig:
+    """Check what takes seconds, and fill in the learning rate.
+
+    Raises:
+        PatchError: an upstream library is not the pinned one.
+        UsageError: the model cannot be trained here.
+        OutputError: the disk has no room for a checkpoint.
+    """
+    assert cfg.model is not None
+    trains = os.environ.get("AGL_CURRENT_ROLE") != "runner"
+    if trains:  # runners need neither verl nor vLLM
+        require(on_cpu=cpu)
+    require_model(cfg, cfg.model, environment)
+    if trains and (network.is_loopback or network.cards):
+        require(memory_of=cfg, cards=cards_of(cpu=cpu, of_nodes=network.cards))
+    weights = count_weights(cfg.model)
+    print(describe_learning_rate(cfg.optim, cfg.lora, weights))
+    check_disk(cfg, weights)
+    rate = learning_rate(cfg.optim, cfg.lora, cfg.model)
+    return cfg.model_copy(update={"optim": cfg.optim.model_copy(update={"learning_rate": rate})})
+
+
 def make_algorithm(
     cfg: TrainConfig,
     environment: Taskset,
     checkpoint: Path | None,
+    driver: subprocess.Popen[str],
     run_id: str,
     ray_dir: Path,
     network: Network,
     *,
     cpu: bool,
 ) -> Any:
-    from sql_agent.lightning.children import start_driver
-
-    driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
+    """
+    Args:
+        driver: verl's process, which imports meanwhile.
+    """
     from sql_agent.lightning.algorithm import VerlGrpo  # agent-lightning, while verl's process imports too
     from sql_agent.startup.console import Console
 
@@ -90,7 +125,6 @@ def prepare(
     from dbbench_adapter.export import write_rows
     from sql_agent.model_check import chat_template
     from sql_agent.startup.data import describe_out_of_reach, kinds_of
-    from sql_agent.startup.plan import choose_tasks, with_prompts
 
     assert cfg.model is not None
     tasks = choose_tasks(cfg, environment)

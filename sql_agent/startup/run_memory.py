@@ -14,11 +14,11 @@ from typing import Any
 
 from agentgrpo.checks import UsageError
 from agentgrpo.cpu_features import uses_bfloat16
+from sql_agent.kv_cache import GIB, kv_cache_bytes
 from sql_agent.model_shape import ModelShape
 from sql_agent.settings.local import AdapterConfig
 from sql_agent.settings.train import TrainConfig
 
-GIB = 2**30
 FLOAT32 = 4
 # Contexts of both processes, CUDA graphs, NCCL and what torch's allocator holds back: an H100 held 10.0 GiB where
 # vLLM's share was 8.0 and the trainer's tensors were smaller than 0.1 (doc/benchmarks.md).
@@ -31,9 +31,9 @@ POSITIONS, BYTES_OF_A_LOGIT = 512, 22
 # Without a kernel for a CPU torch's flex_attention makes the scores of all pairs of tokens: 6.7 to 7.3 float32
 # copies of them in the backward pass, its peak (2,048 and 4,096 tokens, 4 and 8 heads).
 BYTES_OF_A_SCORE = 29
-# A one-step run of the small policy on one CPU worker took 6 GiB, a second worker and its vLLM 2.5 GiB more; a GiB of
-# each is vLLM's KV cache (doc/training.md#several-training-workers).
-CPU_BASE, CPU_WORKER = 5 * GIB, 3 * GIB // 2
+# A run of the small policy on one CPU worker takes 2.2 GiB, 0.1 of them KV cache, and 1.4 more where each worker
+# imports for itself; a second worker and its vLLM 1.5 GiB (doc/training.md#several-training-workers).
+CPU_BASE, CPU_WORKER = 4 * GIB, 3 * GIB // 2
 OFFLOAD = "actor_rollout_ref.actor.fsdp_config"
 """verl's keys `param_offload` and `optimizer_offload` are below it."""
 
@@ -83,7 +83,6 @@ def need_of(cfg: TrainConfig, shape: ModelShape, *, cpu: bool) -> Need:
     if not adapter:
         gathered += (FLOAT32 + act) * max(embeddings, layer)
     context = cfg.data.prompt_tokens + cfg.data.max_response_tokens
-    keys = shape.head_dim * max(1, shape.kv_heads // tp)
     batched = max(4096, context)
     return Need(
         weights=FLOAT32 * (shape.parameters + added) // workers,
@@ -96,7 +95,7 @@ def need_of(cfg: TrainConfig, shape: ModelShape, *, cpu: bool) -> Need:
         served=act * shape.parameters // tp,
         reading=batched * act * (4 * shape.intermediate // tp + 3 * shape.hidden)
         + 3 * FLOAT32 * cfg.engine.max_num_seqs * shape.vocab,
-        row=2 * act * keys * shape.layers * context,
+        row=act * shape.cached_numbers * context // min(tp, shape.kv_heads),
     )
 
 
@@ -192,7 +191,8 @@ def describe_need(cfg: TrainConfig, need: Need, total: int | None) -> str:
 def cpu_need(cfg: TrainConfig, shape: ModelShape) -> int:
     """Bytes of all workers of one node's CPU, their model servers, and the processes of the run."""
     workers, need = cfg.workers_per_node(cpu=True), need_of(cfg, shape, cpu=True)
-    tensors = workers * (need.update + need.served + cfg.engine.kv_cache_gib * GIB)
+    half = uses_bfloat16(cfg.engine.precision, shape.parameters)
+    tensors = workers * (need.update + need.served + kv_cache_bytes(cfg, shape, 2 if half else FLOAT32))
     return CPU_BASE + (workers - 1) * CPU_WORKER + tensors
 
 

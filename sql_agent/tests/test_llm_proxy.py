@@ -1,9 +1,12 @@
 """The LLM proxy in a process of its own, before a real store and a scripted model server."""
 
 import asyncio
+import http.client
+import json
 import os
 import threading
 import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -158,7 +161,7 @@ def test_a_caller_that_asks_for_the_ids_gets_them_as_the_spans_attributes_and_wr
     "path", ["/rollout/r/attempt/a/v1/chat/completions", "/v1/chat/completions", "/v1/models", "/", "/health", "/ui/"]
 )
 def test_without_the_token_of_the_run_nothing_is_answered(proxy_url, path):
-    """Neither by our route nor by LiteLLM behind it, and no page is told that it may read the answer."""
+    """And no page is told that it may read the answer."""
     asked = {"model": "policy-0", "messages": [{"role": "user", "content": "hi"}]}
     foreign = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     answers = [
@@ -173,7 +176,20 @@ def test_without_the_token_of_the_run_nothing_is_answered(proxy_url, path):
     assert [name for answer in answers for name in answer.headers if name.startswith("access-control")] == []
 
 
-def test_a_call_that_belongs_to_no_rollout_goes_through_litellm_with_the_token_of_the_run(proxy_url):
-    client = OpenAI(base_url=f"{proxy_url}/v1", api_key=os.environ[RUN_TOKEN])
-    reply = client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": "hi"}])
-    assert reply.choices[0].message.tool_calls is not None
+def test_a_call_that_belongs_to_no_rollout_is_not_served(proxy_url):
+    client = OpenAI(base_url=f"{proxy_url}/v1", api_key=os.environ[RUN_TOKEN], max_retries=0)
+    with pytest.raises(NotFoundError):
+        client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_a_connection_stays_open_longer_than_a_client_keeps_it(proxy_url, store_url):
+    rollout, attempt = enqueue(store_url)
+    connection = http.client.HTTPConnection(urlsplit(proxy_url).netloc)
+    body = json.dumps({"model": "policy-0", "messages": [{"role": "user", "content": "hi"}]})
+    for pause_s in (0, 6):  # openai's client keeps one for 5 s
+        time.sleep(pause_s)
+        path, headers = f"/rollout/{rollout}/attempt/{attempt}/v1/chat/completions", authorization(RUN_TOKEN)
+        connection.request("POST", path, body, headers | {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, len(answer.read()) > 0) == (200, True)
+    assert [span.sequence_id for span in spans_of(store_url, rollout, attempt, 2)] == [1, 2]

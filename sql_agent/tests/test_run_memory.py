@@ -18,6 +18,10 @@ SHAPE = ModelShape(
 )
 LENGTHS = ["data.max_prompt_tokens=100", "data.max_response_tokens=28", "agent.max_tokens=16"]
 SMALL = [*LENGTHS, "optim.micro_batch_tokens=128", "engine.max_num_seqs=1", "engine.precision=bfloat16"]
+THREE_AT_ONCE = ["rollout.n_runners=1", "rollout.runner_concurrency=3"]
+# two rows of 128 tokens, four blocks, for each of three rollouts, and an empty block; keys and values of two layers,
+# one head of 2
+CACHE = (2 * 3 * 4 + 1) * 32 * 2 * 2 * 2 * 4
 NEED = Need(
     # a layer's matrices: 16 + 8 + 8 + 16 + 3 x 32 = 144, its norms 8; 10 x 4 embeddings, a last norm of 4: 348 weights
     weights=4 * 348,
@@ -135,12 +139,12 @@ def test_trainer_and_sampler_are_added_up_phase_by_phase(settings, total, expect
 
 
 def test_a_cpus_workers_hold_their_shares_and_a_server_each():
-    settings = ["cluster.workers_per_node=2", "engine.precision=float32", "engine.kv_cache_gib=2"]
+    settings = ["cluster.workers_per_node=2", "engine.precision=float32", *THREE_AT_ONCE]
     cfg = load_config(None, [*SMALL, *settings])
     # half of weights, gradients and moments; whole layers in float32, nothing recomputed and no mask
     one = 16 * 348 // 2 + 4 * (40 + 2 * 154) + 8 * 154 + (2 * 128 * 288 + 128 * 4 * 44) + 512 * 22 * 10 + 8 * 40
     assert need_of(cfg, SHAPE, cpu=True).update == one
-    assert cpu_need(cfg, SHAPE) == int(6.5 * GIB) + 2 * (one + 4 * 348 + 2 * GIB)
+    assert cpu_need(cfg, SHAPE) == int(5.5 * GIB) + 2 * (one + 4 * 348 + CACHE)
     # the scores of a layer's two heads in the backward pass
     flex = load_config(None, [*SMALL, *settings, "engine.shared_prompts=flex_attention"])
     assert cpu_need(flex, SHAPE) == cpu_need(cfg, SHAPE) + 2 * 29 * 2 * 128**2
@@ -478,12 +482,12 @@ def test_a_dry_run_for_gpus_needs_none_and_has_verls_own_checks(
 
 
 def test_doctor_knows_the_workers_of_a_cpu(capsys, monkeypatch, random_policy_folder):
-    monkeypatch.setattr("sql_agent.startup.memory_check.available_memory_gib", lambda: 7.0)
+    monkeypatch.setattr("sql_agent.startup.memory_check.available_memory_gib", lambda: 5.0)
     command = ["--model", str(random_policy_folder), "--set", "cluster.workers_per_node=2", "engine.precision=float32"]
     doctor.main(command)
     said = capsys.readouterr().out
-    assert "2 training workers, each with a vLLM, may take 8." in said
-    assert "7.0 GiB are available, and Ray ends a worker where none is left" in said
+    assert "2 training workers, each with a vLLM, may take 5." in said
+    assert "5.0 GiB are available, and Ray ends a worker where none is left" in said
     assert "-> end other programs, or lower it with --set cluster.workers_per_node=1" in said
     four_nodes = ["cluster.nodes=4", "cluster.ray_address=10.0.0.1:6379", "engine.precision=float32"]
     doctor.main([*command[:2], "--set", *four_nodes])

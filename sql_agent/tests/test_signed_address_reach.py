@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from sql_agent.model_address import rollout_route
+from sql_agent.model_address import held_calls, rollout_route
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN, authorization
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
@@ -74,19 +74,22 @@ def behind(app):
     return ProxyRequestGuard(RolloutRoute(noted)), through
 
 
-@pytest.mark.slow  # imports LiteLLM's proxy
-async def test_of_the_llm_proxy_it_reaches_no_route_of_litellm():
-    from litellm.proxy.proxy_server import app
-
-    proxy, through = behind(app)
-    paths = paths_of(app)
-    assert len(paths) > 200 and "/chat/completions" in paths
+async def test_of_the_llm_proxy_it_reaches_the_calls_of_its_rollout_alone():
+    proxy, through = behind(Starlette())
+    paths = [
+        "/",
+        "/chat/completions",
+        "/completions",
+        "/models",
+        "/responses",
+        "/embeddings",
+        "/ended",
+        held_calls.PATH,
+    ]
     expected = {(400, "POST", f"{SIGNATURE}{ROLLOUT}/chat/completions")}  # it holds no messages
     expected |= {(200, method, f"{SIGNATURE}{ROLLOUT}/models") for method in ("GET", "HEAD")}
-    got = await reached(proxy, paths)
-    open_to_all = {(status, method, path) for status, method, path in got if path == "/health/liveliness"}
-    assert got - open_to_all == expected
-    assert {path for _, path in through} <= {"/health/liveliness"}
+    assert await reached(proxy, paths) == expected
+    assert through == []
 
 
 async def test_of_a_rollout_it_reaches_calls_of_the_policy_and_neither_its_end_nor_its_conversation(monkeypatch):

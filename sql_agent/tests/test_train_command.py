@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 
@@ -681,3 +682,16 @@ def test_the_log_of_a_child_is_its_users_own(tmp_path):
     process = spawn("json.tool", "--help", log=tmp_path / "logs" / "proxy.log")
     process.communicate(timeout=60)
     assert stat.S_IMODE((tmp_path / "logs" / "proxy.log").stat().st_mode) == 0o600
+
+
+def test_a_model_that_is_no_whole_one_ends_the_run_while_verls_process_imports(capsys, tmp_path, random_policy_folder):
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(random_policy_folder, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 2 * config["intermediate_size"]}))
+    error = error_of(capsys, "--device", "cpu", "--run-dir", str(run), "--model", str(model))
+    assert f"{model}" in error and "weights" in error
+    assert (run / "logs" / "driver.log").is_file()
+    assert not (run / "config.yaml").exists()  # it got no order
+    children = psutil.Process().children(recursive=True)
+    assert [child for child in children if "sql_agent.verl_side.driver" in child.cmdline()] == []

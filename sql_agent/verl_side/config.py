@@ -24,9 +24,11 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.credit.tables import VERLS
+from sql_agent.kv_cache import BLOCK, kv_cache_bytes
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
+from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.main_job import EngineConfig, LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
@@ -257,9 +259,8 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     only_on_a_cpu = {
         f"{REF}.fsdp_config.use_torch_compile": False,
         f"{VLLM}.distributed_executor_backend": "uni",  # saves a process that imports torch and vLLM
-        # What a prompt begins with is found again in whole blocks. vLLM takes blocks of 128 tokens on a CPU, in which a
-        # first prompt of 68 has no whole one; it wants a multiple of 32 there, and takes 16 on a GPU.
-        f"{VLLM}.block_size": 32,
+        f"{VLLM}.block_size": BLOCK,
+        f"{VLLM}.kv_cache_memory_bytes": kv_cache_bytes(cfg, _shape(model), 2 if dtype == "bfloat16" else 4),
         # A prompt that does not fit into a pass any more waits for the next one, which holds the longest. vLLM would
         # cut it, and of a cut prompt whose request has a seed it takes back a random number, which torch's generator
         # on a CPU cannot: the engine would end (v1/worker/gpu_model_runner.py, `_bookkeeping_sync`).
@@ -295,6 +296,13 @@ def _ray(cfg: TrainConfig, network: Network, *, cpu: bool) -> dict[str, Any]:
         "ray_kwargs.ray_init.num_cpus": max(8, 3 * workers + 2, os.cpu_count() or 1),
         **({"ray_kwargs.ray_init.num_gpus": workers} if cpu else {}),
     }
+
+
+def _shape(model: Path) -> ModelShape | None:
+    """None: the model is not on this machine, or of a kind that is not known."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return shape_of(json.loads((model / "config.json").read_text()))
+    return None
 
 
 def precision(engine: EngineConfig, model: Path, *, cpu: bool) -> str:
@@ -394,7 +402,6 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBA
             # hides GPUs; Ray gives no more of them than it names, and verl takes one a worker
             "CUDA_VISIBLE_DEVICES": ",".join(["-1"] * workers),
             "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the engine run its one worker itself (platforms/cpu.py)
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

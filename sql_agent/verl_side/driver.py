@@ -24,6 +24,7 @@ from typing import Any
 
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
+from agentgrpo.uncollected import uncollected
 from sql_agent.cluster.join import join
 from sql_agent.cluster.network import Network
 from sql_agent.cluster.watch import NodeWatch, nodes_in_use
@@ -39,27 +40,29 @@ def main() -> None:
     end_with_parent()
     events.emit({"event": "phase", "name": "importing verl"})
     forks = worker_forks.wanted()
-    if forks:
-        worker_forks.import_ray()
+    with uncollected():
+        if forks:
+            worker_forks.import_ray()
 
-    import ray
-    from omegaconf import OmegaConf
-    from ray._private import node
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-    from verl.trainer.main_ppo_v0 import TaskRunner
-    from verl.trainer.ppo import ray_trainer
-    from verl.utils import tracking
-    from verl.utils.debug import metrics as debug_metrics
+        import ray
+        from omegaconf import OmegaConf
+        from ray._private import node
+        from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+        from verl.trainer.main_ppo_v0 import TaskRunner
+        from verl.trainer.ppo import ray_trainer
+        from verl.utils import tracking
+        from verl.utils.debug import metrics as debug_metrics
 
-    from agentgrpo.trackers import usable_trackers
-    from sql_agent import upstream_patches as patches
-    from sql_agent.verl_side.tracking import make_tracking
+        from agentgrpo.trackers import usable_trackers
+        from sql_agent import upstream_patches as patches
+        from sql_agent.verl_side.tracking import make_tracking
 
-    if forks:
-        worker_forks.import_all()
-        if work := worker_forks.begin(run_folder(os.environ[RUN_ID]) / "forks"):
-            work()  # this is a worker now
-            return
+        if forks:
+            worker_forks.import_all()
+
+    if forks and (work := worker_forks.begin(run_folder(os.environ[RUN_ID]) / "forks")):
+        work()  # this is a worker now
+        return
 
     line = sys.stdin.readline()
     if not line:

@@ -10,7 +10,6 @@ The copy is killed with the driver, and the workers with the copy. Only a run on
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import logging
@@ -101,7 +100,6 @@ def begin(address: Path) -> Callable[[], object] | None:
     listener.bind(str(address))
     listener.listen()
     os.environ[setup_worker.ADDRESS] = str(address)
-    gc.freeze()  # a collection would write into every page that the processes share
     sys.stdout.flush()
     parent = os.getpid()
     if os.fork():
