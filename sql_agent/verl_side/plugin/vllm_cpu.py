@@ -12,7 +12,7 @@ which would take 15 s (measured on two cores).
 Sampling: without a compiler, vLLM norms with eight small operations and a dispatch around them (ir/ops/layernorm.py);
 torch's own function is the same sum in one call, 7 % of a small model's pass. And where each row has a seed, vLLM's
 sampler draws a number for every token of the vocabulary twice (v1/sample/ops/topk_topp_sampler.py), from the process's
-generator and then from the row's, which replaces the first: 3 % of a pass with 8 rows, 6 % with 32.
+generator and then from the row's, which replaces the first: 2 % of a pass with 8 rows, 9 % with 32.
 """
 
 from __future__ import annotations
