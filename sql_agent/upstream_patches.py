@@ -141,6 +141,22 @@ PATCHES = (
         "the engine inherits what its parent has imported",
         cpu=True,
     ),
+    Patch(
+        "server",
+        f"{_PLUGIN}vllm_cpu:_norm_in_one_call",
+        "vllm.model_executor.layers.layernorm",
+        ("RMSNorm.forward_native",),
+        "a norm is one call, in the same bits",
+        cpu=True,
+    ),
+    Patch(
+        "server",
+        f"{_PLUGIN}vllm_cpu:_draw_once",
+        "vllm.v1.sample.ops.topk_topp_sampler",
+        ("TopKTopPSampler.forward_cpu",),
+        "a row with a seed draws its random numbers once",
+        cpu=True,
+    ),
     # verl's training workers
     Patch(
         "trainer",
