@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
         if trains:  # runners need neither verl nor vLLM
-            require(run_dir=cfg.run_dir)
+            require(run_dir=cfg.run_dir, **({"on_cpu": cpu} if grpo else {}))
         with claim(cfg.run_dir) if trains else nullcontext():
             checkpoint = go_on_from(cfg, cpu=cpu) if trains and grpo else None
             run(cfg, environment, checkpoint, network, cpu=cpu, debug=args.debug)

@@ -23,7 +23,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(spec["threads"])
-    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.bfloat16, trust_remote_code=False)
     model.train()
     if spec["gradient_checkpointing"]:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -185,6 +185,7 @@ def _vllm(model: Path, log: Path) -> Iterator[Server]:
         "max-num-seqs": cfg.engine.max_num_seqs,
         "tool-call-parser": cfg.rollout.tool_parser,
         "distributed-executor-backend": "uni",
+        "kv-cache-memory-bytes": 2**30,
     }
     command = [sys.executable, "-c", _VLLM, "serve", str(model), "--enforce-eager", "--enable-auto-tool-choice"]
     command += [text for name, value in flags.items() for text in (f"--{name}", str(value))]

@@ -83,7 +83,8 @@ async def serve(store_url: str, host: str, port: int, timeout_s: float, context_
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         events.emit({"url": f"http://{host}:{listener.getsockname()[1]}"})  # connections wait until they are accepted
-        await stdin.read()  # returns when the parent process is gone
+        parent_is_gone = asyncio.create_task(stdin.read())
+        await asyncio.wait({serving, parent_is_gone}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await serving
     await route.close()

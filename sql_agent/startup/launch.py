@@ -61,14 +61,11 @@ def checked(cfg: TrainConfig, environment: Taskset, network: Network, *, cpu: bo
     """Check what takes seconds, and fill in the learning rate.
 
     Raises:
-        PatchError: an upstream library is not the pinned one.
         UsageError: the model cannot be trained here.
         OutputError: the disk has no room for a checkpoint.
     """
     assert cfg.model is not None
     trains = os.environ.get("AGL_CURRENT_ROLE") != "runner"
-    if trains:  # runners need neither verl nor vLLM
-        require(on_cpu=cpu)
     require_model(cfg, cfg.model, environment)
     if trains and (network.is_loopback or network.cards):
         require(memory_of=cfg, cards=cards_of(cpu=cpu, of_nodes=network.cards))

@@ -65,6 +65,7 @@ class Chain:
             "max-num-seqs": cfg.engine.max_num_seqs,
             "tool-call-parser": cfg.rollout.tool_parser,
             "distributed-executor-backend": "uni",
+            "kv-cache-memory-bytes": 2**30,
             **({"chat-template": template} if template else {}),
         }
         command = [sys.executable, "-m", "sql_agent.tests.recorded_vllm", str(self.record), "serve", str(model)]

@@ -52,8 +52,8 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
         f"the policy: {weights:,} weights, all trained",
         "written to runs/planned: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/",
     ]
-    # 5 GiB of processes, 1 of KV cache, and hardly any tensors (test_run_memory.py)
-    assert memory.startswith("memory: a training worker and its vLLM may take 6.0 GiB; ")
+    # 4 GiB of processes, and hardly any KV cache and tensors (test_run_memory.py)
+    assert memory.startswith("memory: a training worker and its vLLM may take 4.1 GiB; ")
     # 16 bytes a weight; 4 bytes of 1,024 (the prompts are not known yet) + 768 tokens of 3 steps x 4 trajectories and
     # 3 validations x 4 tasks
     mib = 16 * weights / 2**20

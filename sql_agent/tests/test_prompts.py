@@ -327,6 +327,7 @@ def vllm(served_policy_folder, tmp_path_factory):
     command = [sys.executable, "-c", "from vllm.entrypoints.cli.main import main; main()", "serve"]
     command += [str(served_policy_folder), "--served-model-name", "policy", "--port", str(port), "--enforce-eager"]
     command += ["--dtype", "float32", "--distributed-executor-backend", "uni", "--max-model-len", "4096"]
+    command += ["--kv-cache-memory-bytes", str(2**30)]
     with (tmp_path_factory.mktemp("vllm") / "vllm.log").open("w") as log:
         environment = os.environ | worker_environment(load_config(None), cpu=True)
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

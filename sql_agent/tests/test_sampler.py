@@ -26,7 +26,7 @@ def test_a_group_that_arrives_at_once_computes_its_prompt_once_and_more_prompts_
     rollout = to_verl(cfg, Files(small_policy, unused, unused), cpu=True)["actor_rollout_ref"]["rollout"]
     vllm = rollout["engine_kwargs"]["vllm"]
     settings = {name: rollout[name] for name in ("max_model_len", "max_num_batched_tokens", "enable_chunked_prefill")}
-    settings |= {name: vllm[name] for name in ("block_size", "distributed_executor_backend")}
+    settings |= {name: vllm[name] for name in ("block_size", "distributed_executor_backend", "kv_cache_memory_bytes")}
     command = [sys.executable, "-m", "sql_agent.tests.sampler_worker", str(small_policy)]
     done = subprocess.run(
         [*command, json.dumps(settings), "65", "2", "68"],

@@ -297,16 +297,17 @@ def test_a_server_without_exact_prompts_does_not_start():
 
     result = in_verl(
         TrainConfig(),
-        "import asyncio",
+        "import asyncio, os",
+        "os.environ['VLLM_CPU_KVCACHE_SPACE'] = '40'",
         "from verl.workers.rollout.vllm_rollout import vllm_async_server",
         "from sql_agent.verl_side.plugin.model_server import _check_before_serving",
         "class Server:",
-        "    async def run_server(self, args): print('served')",
+        "    async def run_server(self, args): print('served', 'VLLM_CPU_KVCACHE_SPACE' in os.environ)",
         "vllm_async_server.vLLMHttpServer = Server",
         "_check_before_serving(vllm_async_server)",
         "asyncio.run(Server().run_server(None))",
     )
-    assert "served" in result.stdout
+    assert "served False" in result.stdout  # the run's own setting counts, not what a user has for `vllm serve`
     target = "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.render_chat_request"
     assert f"did not change {target} in this process" in result.stderr
 

@@ -6,6 +6,7 @@ have not shown the token are limited, and it is known with which weights a reply
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,9 @@ def _check_before_serving(module: ModuleType) -> None:
     upstream = module.vLLMHttpServer.run_server
 
     async def run_server(self: Any, args: Any) -> None:
+        # A user has it for `vllm serve`; vLLM would take it in place of the size that the run's memory is planned with
+        # (platforms/cpu.py, `check_and_update_config`).
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         await upstream(self, args)  # imports the modules that are checked
         patches.require("server")
 
