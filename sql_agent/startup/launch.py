@@ -42,14 +42,17 @@ def train(
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None
-        with uncollected():  # verl's process imports meanwhile
-            if role == "runner":
-                cfg = checked(cfg, environment, network, cpu=cpu)
-            else:
-                driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
-                cfg = checked(cfg, environment, network, cpu=cpu)
-                ray_dir = folder / "ray"
-                algorithm = make_algorithm(cfg, environment, checkpoint, driver, run_id, ray_dir, network, cpu=cpu)
+        if role == "runner":
+            cfg = checked(cfg, environment)
+        else:
+            if network.is_loopback or network.cards:
+                # before verl's process takes what the estimate counts
+                require(memory_of=cfg, cards=cards_of(cpu=cpu, of_nodes=network.cards))
+            driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
+            cfg = checked(cfg, environment)  # verl's process imports meanwhile
+            ray_dir = folder / "ray"
+            algorithm = make_algorithm(cfg, environment, checkpoint, driver, run_id, ray_dir, network, cpu=cpu)
+        with uncollected():
             from sql_agent.lightning.runner import SqlLitAgent
 
         fit(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
@@ -57,7 +60,7 @@ def train(
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
-def checked(cfg: TrainConfig, environment: Taskset, network: Network, *, cpu: bool) -> TrainConfig:
+def checked(cfg: TrainConfig, environment: Taskset) -> TrainConfig:
     """Check what takes seconds, and fill in the learning rate.
 
     Raises:
@@ -65,10 +68,7 @@ def checked(cfg: TrainConfig, environment: Taskset, network: Network, *, cpu: bo
         OutputError: the disk has no room for a checkpoint.
     """
     assert cfg.model is not None
-    trains = os.environ.get("AGL_CURRENT_ROLE") != "runner"
     require_model(cfg, cfg.model, environment)
-    if trains and (network.is_loopback or network.cards):
-        require(memory_of=cfg, cards=cards_of(cpu=cpu, of_nodes=network.cards))
     weights = count_weights(cfg.model)
     print(describe_learning_rate(cfg.optim, cfg.lora, weights))
     check_disk(cfg, weights)
@@ -91,7 +91,8 @@ def make_algorithm(
     Args:
         driver: verl's process, which imports meanwhile.
     """
-    from sql_agent.lightning.algorithm import VerlGrpo  # agent-lightning, while verl's process imports too
+    with uncollected():  # agent-lightning
+        from sql_agent.lightning.algorithm import VerlGrpo
     from sql_agent.startup.console import Console
 
     order = prepare(cfg, environment, checkpoint, network, cpu=cpu)
