@@ -51,6 +51,15 @@ def left_behind(node) -> list[str]:
     return node.run("sh", "-c", looks).stdout.splitlines()
 
 
+def left_in_the_end(*nodes) -> list[str]:
+    """After at most a minute: the guard of a node that has left the cluster cleans up there and nobody waits for it."""
+    deadline = time.monotonic() + 60
+    while (lines := [line for node in nodes for line in left_behind(node)]) and time.monotonic() < deadline:
+        time.sleep(1)
+    return lines
+
+
+
 def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(small_policy, tmp_path):
     run_dir, settings = tmp_path / "run", ["cluster.nodes=2", "loss.entropy_coef=0.01"]
     with two_nodes(tmp_path) as (head, other):
@@ -62,7 +71,7 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
         assert command.returncode == 1
         assert LOST in err, out + err
         done = max(steps(run_dir))
-        assert left_behind(head) == left_behind(other) == []
+        assert left_in_the_end(head, other) == []
 
         assert other.run(RAY, "stop", "--force").returncode == 0
         join_ray(other, head, gpus=1)
@@ -78,7 +87,7 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
             "model_world_size_2_rank_1.pt",
         }
         assert len({path.name.split(".")[1] for path in (run_dir / "logs").glob("runner-*.log")}) == 2, "one a node"
-        assert left_behind(head) == left_behind(other) == []
+        assert left_in_the_end(head, other) == []
         for node in (head, other):
             found = node.run("grep", "-rlE", 'sk-of-the-judge|AGENTGRPO_TOKEN=|AGENTGRPO_TOKEN":', "/tmp/ray")
             assert found.stdout == "", "Ray wrote a secret"
@@ -107,10 +116,7 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
         until(lambda: 5 in steps(run_dir), command, 900)
         assert head.run("pkill", "-KILL", "-f", "m sql_agent.train_sql_agent").returncode == 0
         command.communicate(timeout=60)
-        deadline = time.monotonic() + 60
-        while (left_behind(head) or left_behind(other)) and time.monotonic() < deadline:
-            time.sleep(1)
-        assert left_behind(head) == left_behind(other) == []
+        assert left_in_the_end(head, other) == []
 
 
 def test_a_node_that_joins_while_a_run_is_on_is_left_unused(small_policy, tmp_path, request):
@@ -132,7 +138,7 @@ def test_a_node_that_joins_while_a_run_is_on_is_left_unused(small_policy, tmp_pa
             "runner-0.node1.log",
             "runner-1.node1.log",
         }
-        assert left_behind(head) == left_behind(other) == []
+        assert left_in_the_end(head, other) == []
 
 
 def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_on(small_policy, tmp_path, request):
