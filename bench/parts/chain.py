@@ -65,7 +65,8 @@ class Chain(agl.Algorithm):
 
         self.context = run_context.RunContext(self.cfg, "bench", self.order["store_url"], 0, self._start_proxy)
         run_context.enter(self.context)
-        config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=self.order["model"])))
+        model, trainer = SimpleNamespace(path=self.order["model"]), SimpleNamespace(resume_from_path=None)
+        config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=model), trainer=trainer)
         addresses = [self.order["server"].removeprefix("http://")]
         return RolloutManager(config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=addresses)))
 

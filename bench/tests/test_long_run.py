@@ -18,3 +18,12 @@ def test_a_store_that_frees_what_was_read_stays_as_large_as_it_was(tmp_path):
     # 6 further steps of 16 rollouts of 0.7 MiB would be 67 MiB
     seen = long_run.store_alone(python("sql_agent.store_server"), tmp_path, 10)
     assert seen[-1]["store"] - seen[3]["store"] < 25
+
+
+@pytest.mark.slow
+def test_rollouts_of_a_step_are_played_without_verl(tmp_path):
+    assert {row.what for row in long_run.chain(tmp_path, steps=1)} == {
+        "the chain: command, with store and rollout manager, growth",
+        "the chain: runners, growth",
+        "the chain: LLM proxy, growth",
+    }

@@ -1,10 +1,10 @@
 """Makes the agent known to agent-lightning and runs many of its rollouts at once in a runner process.
 
 Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches requests, so this runner
-keeps `runner_concurrency` rollouts in flight and asks every `poll_s` for as many as it has room for. A rollout that the
-store assigned to this runner but that it does not play goes back into the queue. The runner ends when the store or the
-trainer is gone, while upstream's keeps polling. Leaves out the restart of a killed runner
-(`sql_agent.lightning.runner_processes`).
+keeps `runner_concurrency` rollouts in flight and asks every `poll_s` for as many as it has room for; one that is being
+reported to the store takes no room. A rollout that the store assigned to this runner but that it does not play goes
+back into the queue. The runner ends when the store or the trainer is gone, while upstream's keeps polling. Leaves out
+the restart of a killed runner (`sql_agent.lightning.runner_processes`).
 """
 
 from __future__ import annotations
@@ -202,6 +202,9 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
     def __init__(self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str) -> None:
         super().__init__(tracer, poll_interval=poll_s)
         self._concurrency, self._poll_s, self._store_url = concurrency, poll_s, store_url
+        self._played: set[str] = set()
+        """Attempts that have been played and are being reported to the store; others can be played meanwhile."""
+        self._room = asyncio.Event()
 
     def init_worker(self, worker_id: int, store: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, PatientStore(self._store_url), **kwargs)
@@ -212,6 +215,8 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
 
     async def _post_process_rollout_result(self, rollout: Any, raw_result: Any) -> Any:
         """As upstream, which sends one span after another; these go together, the reward behind its turns."""
+        self._played.add(rollout.attempt.attempt_id)
+        self._room.set()
         try:
             await asyncio.gather(*(self.get_store().add_span(span) for span in raw_result))
         except asyncio.CancelledError:  # agent-lightning would report success, whether the spans arrived or not
@@ -252,14 +257,20 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
             if playing and time.monotonic() > next_cancelled:
                 await self._let_go(store, playing)
                 next_cancelled = time.monotonic() + CANCELLED_S
-            free = self._concurrency - sum(not task.cancelling() for task in playing)
+            self._room.clear()
+            free = self._concurrency - sum(
+                not task.cancelling() and rollout.attempt.attempt_id not in self._played
+                for task, rollout in playing.items()
+            )
             claimed = await store.dequeue_many_rollouts(limit=free, worker_id=self.get_worker_id()) if free else []
             for rollout in claimed:
                 playing[asyncio.create_task(self._step_impl(rollout))] = rollout
             if playing:
-                done, _ = await asyncio.wait(playing, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    del playing[task]
+                room = asyncio.create_task(self._room.wait())
+                await asyncio.wait({*playing, room}, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED)
+                room.cancel()
+                for task in [task for task in playing if task.done()]:
+                    self._played.discard(playing.pop(task).attempt.attempt_id)
             else:
                 await asyncio.sleep(self._poll_s)
 

@@ -1,14 +1,17 @@
 """The LLM proxy in a process of its own, before a real store and a scripted model server."""
 
 import asyncio
+import ctypes
 import http.client
 import json
 import os
+import socket
 import threading
 import time
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from openai import APITimeoutError, NotFoundError, OpenAI
 
@@ -68,6 +71,28 @@ def enqueue(store_url):
             await store.close()
 
     return asyncio.run(work())
+
+
+def test_an_answer_is_not_held_back_until_the_client_has_confirmed_its_headers(proxy_url):
+    """Without TCP_NODELAY the second part of an answer waits for the other end, which confirms after 40 ms."""
+    address = urlsplit(proxy_url)
+    client = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
+    client.request("GET", "/", headers=authorization(RUN_TOKEN))
+    client.getresponse().read()
+    assert option_of_other_end(client.sock, socket.TCP_NODELAY) == 1
+    client.close()
+
+
+def option_of_other_end(client, option):
+    """A TCP option of the socket that a child process has for this connection, asked of a copy (pidfd_getfd(2))."""
+    for child in psutil.Process().children():
+        for connection in child.net_connections("tcp"):
+            if connection.raddr == client.getsockname():
+                copy = ctypes.CDLL(None, use_errno=True).syscall(438, os.pidfd_open(child.pid), connection.fd, 0)
+                assert copy >= 0, os.strerror(ctypes.get_errno())
+                with socket.socket(fileno=copy) as other:
+                    return other.getsockopt(socket.IPPROTO_TCP, option)
+    raise AssertionError("no child has this connection")
 
 
 def test_each_call_leaves_one_span_with_the_engines_ids_as_agent_lightning_reads_them(proxy_url, store_url):

@@ -249,6 +249,33 @@ async def test_cancelled_rollouts_end_within_a_second_and_others_get_their_place
     assert ([rollout.status for rollout in rollouts], attempts) == (["cancelled"] * 2, [1, 1])
 
 
+async def test_the_next_rollout_begins_while_the_last_one_is_reported(store_url, monkeypatch):
+    told, asked, add_span = asyncio.Event(), [], PatientStore.add_span
+
+    async def held(store, span):
+        await told.wait()
+        return await add_span(store, span)
+
+    monkeypatch.setattr(PatientStore, "add_span", held)
+    with oracle.serve(oracle.app(oracle.replay(TASKS), on_request=asked.append)) as base_url:
+        async with running(store_url, concurrency=1) as (_, store):
+            rollouts = await enqueue(store, base_url, TASKS[:2])
+
+            async def both_asked():
+                return len({body["user"] for body in asked}) == 2
+
+            async def statuses():
+                return [(await store.get_rollout_by_id(rollout)).status for rollout in rollouts]
+
+            async def both_succeeded():
+                return await statuses() == ["succeeded"] * 2
+
+            assert await until(both_asked, 10)
+            assert await statuses() == ["preparing"] * 2  # no span of either has arrived
+            told.set()
+            assert await until(both_succeeded, 10)
+
+
 async def test_a_statement_that_still_runs_does_not_hold_the_place_of_a_cancelled_rollout(store_url):
     agent = SqlLitAgent(CFG)
     with open_backend("sqlite") as backend, oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:

@@ -59,7 +59,6 @@ def left_in_the_end(*nodes) -> list[str]:
     return lines
 
 
-
 def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(small_policy, tmp_path):
     run_dir, settings = tmp_path / "run", ["cluster.nodes=2", "loss.entropy_coef=0.01"]
     with two_nodes(tmp_path) as (head, other):
