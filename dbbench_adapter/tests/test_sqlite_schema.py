@@ -56,10 +56,17 @@ def test_the_judge_looks_again_once_a_definition_has_run(database):
 
 
 def test_sqlite_knows_a_function_once_a_statement_names_it(database):
-    known = "SELECT COUNT(*) FROM pragma_function_list WHERE name = 'concat_ws'"
-    assert database._read(known) == [(0,)]
+    known = "SELECT name FROM pragma_function_list WHERE name IN ('concat_ws', 'repeat')"
+    assert database._read(known) == []
     assert database.run("SELECT Concat_WS('-', a, 1) FROM t LIMIT 1").rows == (("n0-1",),)
-    assert database._read(known) == [(1,)]
+    assert database._read(known) == [("concat_ws",)]
+
+
+def test_sqlite_knows_everything_before_a_definition_and_limits_temporary_tables(database):
+    ran(database, "CREATE TEMPORARY TABLE u (d INT)")
+    known = {name for (name,) in database._read("SELECT name FROM pragma_function_list")}
+    assert known >= sqlite_sandbox.FUNCTION_NAMES
+    assert database._read("PRAGMA temp.max_page_count") == [(4096,)]  # of 4 KiB: 16 MiB
 
 
 # definitions --------------------------------------------------------------------------------------------------------
