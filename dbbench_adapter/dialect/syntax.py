@@ -95,8 +95,9 @@ class _AgentMySQL(MySQL):
         }
 
         def _retreat(self, index: int) -> None:
-            check()
-            super()._retreat(index)
+            if index != self._index:  # most calls go nowhere
+                check()
+                super()._retreat(index)
 
         def _parse_table_part(self, schema: bool = False) -> exp.Expr | None:
             if self._curr.token_type == TokenType.STRING:  # in MySQL quotes make texts and backquotes make names

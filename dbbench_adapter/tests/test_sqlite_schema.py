@@ -10,6 +10,7 @@ from dbbench_adapter.engines import TableState
 from dbbench_adapter.engines.base import UNREADABLE
 from dbbench_adapter.engines.sqlite import backend as sqlite_module
 from dbbench_adapter.engines.sqlite import sandbox as sqlite_sandbox
+from dbbench_adapter.engines.sqlite.catalogue import column_names, table_names
 from dbbench_adapter.protocols import open_episode
 
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))
@@ -26,6 +27,46 @@ def ran(database, *statements):
     for statement in statements:
         assert database.run(statement).error is None, statement
     return database
+
+
+# what is known of the tables without a look at them ------------------------------------------------------------------
+
+DECLARED = [
+    *("INT", "bigint unsigned", "YEAR", "BOOL", "DECIMAL(5,2)", "decimal", "DOUBLE", "FLOAT", "VARCHAR(9)", "CHAR"),
+    *("TEXT", "LONGTEXT", "DATE", "DATETIME", "TIMESTAMP", "TIME", "JSON", "POINT", "INT NOT NULL", ""),
+]
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_columns_are_known_as_sqlite_would_tell_them(sqlite, typed):
+    columns = tuple(Column(f"Col `{place}`", declared) for place, declared in enumerate(DECLARED))
+    with sqlite.open([Table("Z z", columns, ()), Table("a", (Column("É"),), ())], typed=typed) as database:
+        read = database._read
+        assert database._columns == sqlite_module._columns(read)
+        assert database._image.stored == {name: column_names(name, read) for name in table_names(read)}
+        assert database._image.schema_version == read("PRAGMA schema_version")[0][0]
+
+
+def test_the_judge_looks_again_once_a_definition_has_run(database):
+    before = database.snapshot()
+    ran(database, "ALTER TABLE t RENAME COLUMN b TO c", "CREATE TABLE u (d INT)")
+    assert database.snapshot() == {"t": TableState(("a", "c"), T.rows), "u": TableState(("d",), ())}
+    ran(database, "DROP TABLE u", "ALTER TABLE t RENAME COLUMN c TO b")
+    assert database.snapshot() == before == {"t": TableState(("a", "b"), T.rows)}
+
+
+def test_sqlite_knows_a_function_once_a_statement_names_it(database):
+    known = "SELECT name FROM pragma_function_list WHERE name IN ('concat_ws', 'repeat')"
+    assert database._read(known) == []
+    assert database.run("SELECT Concat_WS('-', a, 1) FROM t LIMIT 1").rows == (("n0-1",),)
+    assert database._read(known) == [("concat_ws",)]
+
+
+def test_sqlite_knows_everything_before_a_definition_and_limits_temporary_tables(database):
+    ran(database, "CREATE TEMPORARY TABLE u (d INT)")
+    known = {name for (name,) in database._read("SELECT name FROM pragma_function_list")}
+    assert known >= sqlite_sandbox.FUNCTION_NAMES
+    assert database._read("PRAGMA temp.max_page_count") == [(4096,)]  # of 4 KiB: 16 MiB
 
 
 # definitions --------------------------------------------------------------------------------------------------------

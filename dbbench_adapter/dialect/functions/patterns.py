@@ -30,7 +30,8 @@ _CACHED_CHARS = 200
 
 # LIKE -----------------------------------------------------------------------------------------------------------------
 
-_Piece = tuple[str | None, ...]  # characters; None stands for `_`
+# A text or, where it holds `_`, its characters, of which None stands for `_`.
+_Piece = str | tuple[str | None, ...]
 
 
 def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
@@ -73,19 +74,21 @@ def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
             pieces.append([])
         else:
             pieces[-1].append(None if char == "_" else char)
-    return tuple(map(tuple, pieces))
+    return tuple(tuple(piece) if None in piece else "".join(filter(None, piece)) for piece in pieces)
 
 
 _pieces_often = lru_cache(maxsize=512)(_pieces)
 
 
 def _fits(piece: _Piece, text: str, at: int) -> bool:
+    if isinstance(piece, str):
+        return text.startswith(piece, at)
     return all(char is None or char == text[at + index] for index, char in enumerate(piece))
 
 
 def _find(piece: _Piece, text: str, start: int, end: int) -> int:
-    if None not in piece:
-        return text.find("".join(char for char in piece if char), start, end)
+    if isinstance(piece, str):
+        return text.find(piece, start, end)
     for place in range(start, end - len(piece) + 1):
         check()
         if _fits(piece, text, place):

@@ -22,7 +22,7 @@ import re
 import sqlite3
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,11 +67,14 @@ from dbbench_adapter.engines.sqlite.catalogue import (
     table_names,
 )
 from dbbench_adapter.engines.sqlite.sandbox import (
+    FUNCTION_NAMES,
+    LIMIT_TEMPORARY,
     MAX_SORT_GROWTH_BYTES,
     MAX_SORT_OPCODES,
     PROGRESS_OPCODES,
     Guard,
     Watchdog,
+    add_functions,
     allows,
     connect,
     renew_temporary,
@@ -91,7 +94,10 @@ class Image:
     content: bytes | None
     """As SQLite writes it to a file; None if there is no table."""
     columns: Columns
-    names: frozenset[str]
+    stored: Mapping[str, tuple[str, ...]]
+    """The columns of each table as they are named."""
+    schema_version: int
+    """SQLite counts it up with each change of a schema."""
 
 
 class SqliteBackend(Backend):
@@ -127,7 +133,8 @@ class SqliteDatabase(Database):
         self._bytes_left = MAX_JUDGED_BYTES
         self._autocommit = True
         self.closed = False
-        self._names, self._columns = image.names, image.columns
+        self._image, self._names, self._columns = image, frozenset(image.stored), image.columns
+        self._functions_left = FUNCTION_NAMES
         self._connection = connect(image.content)
         self._connection.set_authorizer(self._authorize)
         self._connection.set_progress_handler(self._stopped, PROGRESS_OPCODES)
@@ -171,7 +178,9 @@ class SqliteDatabase(Database):
     def snapshot(self) -> dict[str, TableState]:
         with self._judging():
             try:
-                return {name: self._state(name) for name in table_names(self._read)}
+                is_first = self._read("PRAGMA main.schema_version") == [(self._image.schema_version,)]
+                known = self._image.stored if is_first else {}
+                return {name: self._state(name, known.get(name)) for name in table_names(self._read)}
             except _UNREADABLE:  # the schema itself cannot be read
                 return {"": UNREADABLE}
 
@@ -185,20 +194,31 @@ class SqliteDatabase(Database):
         if statement.kind in ("begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"):
             self._transaction(statement.kind)
             return Result()
+        self._altering = statement.kind == "alter"
+        defines = self._altering or statement.sql.startswith("CREATE")
+        self._make_ready(statement.sql, every=defines or statement.catalogue)
         if statement.catalogue:
             make_views(self._read)
         self._refuse_other_case(statement)
-        self._altering = statement.kind == "alter"
         self._guard = Guard(MAX_SORT_OPCODES, max_growth_bytes=MAX_SORT_GROWTH_BYTES) if statement.sorts else Guard()
         if not self._autocommit and statement.kind == "change" and not self._connection.in_transaction:
             self._connection.execute("BEGIN")
         cursor = self._connection.execute(statement.sql)
         if statement.kind != "query":
             cursor.close()
-            if self._altering or statement.sql.startswith("CREATE"):
+            if defines:
                 self._columns = _columns(self._read)
             return Result()
         return _fetched(cursor, statement)
+
+    def _make_ready(self, sql: str, *, every: bool) -> None:
+        # SQLite calls what a statement names. Where it defines something SQLite also calls functions by itself, then or
+        # whenever it reads the definition.
+        named = self._functions_left if every else self._functions_left.intersection(_WORD.findall(sql.lower()))
+        add_functions(self._connection, named)
+        self._functions_left -= named
+        if every:
+            self._read(LIMIT_TEMPORARY)
 
     def _refuse_other_case(self, statement: Statement) -> None:
         # MySQL on Linux tells `T` from `t`, SQLite does not.
@@ -230,9 +250,9 @@ class SqliteDatabase(Database):
         with time_limit(JUDGE_TIMEOUT_S), self._watchdog.watching(self._connection, JUDGE_TIMEOUT_S):
             yield
 
-    def _state(self, name: str) -> TableState:
+    def _state(self, name: str, columns: tuple[str, ...] | None = None) -> TableState:
         try:
-            columns = column_names(name, self._read)
+            columns = columns or column_names(name, self._read)
             return TableState(columns, self._stored(name, columns)) if columns else UNREADABLE
         except _UNREADABLE:
             return UNREADABLE
@@ -269,28 +289,43 @@ class SqliteDatabase(Database):
 
 
 def _columns(read: Read) -> Columns:
-    # SQLite declares columns of CREATE TABLE ... AS by types of its own.
     found = []
     temporary = read("SELECT name FROM temp.sqlite_master WHERE type = 'table'")
     for table in dict.fromkeys([*table_names(read), *(name for (name,) in temporary)]):
         for column, declared in read("SELECT name, type FROM pragma_table_info(?)", table):
-            unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
-            named = mysql_type(declared)
-            kind = None if unknown else declared_kind(named)
-            known = "" if copied or sqlite_type(named) is None else named
-            found.append(TableColumn(table.lower(), column.lower(), kind, known))
+            found.append(_column(table, column, declared))
     return tuple(found)
+
+
+def _column(table: str, column: str, declared: str) -> TableColumn:
+    # SQLite declares columns of CREATE TABLE ... AS by types of its own.
+    unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
+    named = mysql_type(declared)
+    kind = None if unknown else declared_kind(named)
+    known = "" if copied or sqlite_type(named) is None else named
+    return TableColumn(table.lower(), column.lower(), kind, known)
 
 
 def _made(tables: Sequence[Table], *, typed: bool) -> Image:
     """Raises TableError: a table cannot be made."""
     check_tables(tables)
-    with closing(connect(functions=False)) as connection:
+    with closing(connect()) as connection:
         for table in tables:
             _make_table(connection, table, typed=typed)
-        columns = _columns(lambda sql, *values: connection.execute(sql, values).fetchall())
+        ((version,),) = connection.execute("PRAGMA schema_version")
         content = connection.serialize() if tables else None  # SQLite writes no database without tables
-        return Image(content, columns, frozenset(table.name for table in tables))
+    tables = sorted(tables, key=lambda table: table.name)
+    columns = (
+        _column(table.name, column.name, _sqlite_type(column, typed=typed))
+        for table in tables
+        for column in table.columns
+    )
+    stored = {table.name: tuple(column.name for column in table.columns) for table in tables}
+    return Image(content, tuple(columns), stored, version)
+
+
+def _sqlite_type(column: Column, *, typed: bool) -> str:
+    return (sqlite_type(column.type) if typed else None) or "TEXT"
 
 
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
@@ -344,6 +379,7 @@ def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
     return Result(tuple(shown), columns)
 
 
+_WORD = re.compile(r"\w+")
 _INTERRUPTED = "3024 (HY000): Query execution was interrupted, maximum statement execution time exceeded"
 _OUT_OF_STEPS = (
     "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take "

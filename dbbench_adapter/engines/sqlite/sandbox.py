@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 
@@ -28,6 +28,8 @@ MAX_SORT_OPCODES = 1_500_000
 MAX_GROWTH_BYTES = 256 * 1024**2
 # The same limit for a statement that sorts, since a sort compares all its texts, at a few hundred MB a second.
 MAX_SORT_GROWTH_BYTES = MAX_GROWTH_BYTES // 4
+# Temporary tables have a database of their own; opening it takes as long as a short statement.
+LIMIT_TEMPORARY = f"PRAGMA temp.max_page_count = {MAX_PAGES}"
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,
@@ -58,7 +60,8 @@ _CALLED_BY_ALTER = frozenset(
         *(f"sqlite_rename_{what}" for what in ("table", "column", "test", "quotefix")),
     ]
 )
-_CALLABLE = frozenset([*FUNCTIONS, *AGGREGATES, *_BUILT_IN.split()])
+FUNCTION_NAMES = frozenset([*FUNCTIONS, *AGGREGATES])
+_CALLABLE = FUNCTION_NAMES | frozenset(_BUILT_IN.split())
 
 
 class Watchdog:
@@ -169,38 +172,37 @@ def _refuse_arguments(*_: object) -> None:
     raise TypeError("no function of MySQL's takes so many arguments")
 
 
-def connect(content: bytes | None = None, *, functions: bool = True) -> sqlite3.Connection:
-    """A connection to a database in memory, on which everything is allowed.
+def connect(content: bytes | None = None) -> sqlite3.Connection:
+    """A connection to a database in memory, on which everything is allowed; `add_functions` adds MySQL's functions.
 
     Args:
         content: the whole database, as `sqlite3.Connection.serialize` returns it; None for one without tables.
-        functions: whether statements may call MySQL's functions.
     """
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     if content is not None:
         connection.deserialize(content)
     connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
     connection.execute("PRAGMA trusted_schema = OFF")  # nothing in a schema calls a function of ours
-    renew_temporary(connection)
+    connection.execute("PRAGMA temp_store = MEMORY")
     for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
     connection.create_collation(COLLATION, collate)
-    if functions:
-        _register_functions(connection)
     return connection
 
 
-def _register_functions(connection: sqlite3.Connection) -> None:
-    for name in _shadowing():
-        connection.create_function(name, -1, _refuse_arguments)  # this refuses all other numbers
-    for name, (count, function) in FUNCTIONS.items():
-        connection.create_function(name, count, function)
-    for name, (count, aggregate) in AGGREGATES.items():
-        connection.create_aggregate(name, count, aggregate)  # pyright: ignore[reportArgumentType]
+def add_functions(connection: sqlite3.Connection, names: Iterable[str]) -> None:
+    """Let statements call these of MySQL's functions (`FUNCTION_NAMES`); all of them take longer than most episodes."""
+    for name in names:
+        if name in _shadowing():
+            connection.create_function(name, -1, _refuse_arguments)  # this refuses all other numbers
+        if name in FUNCTIONS:
+            connection.create_function(name, *FUNCTIONS[name])
+        if name in AGGREGATES:
+            connection.create_aggregate(name, *AGGREGATES[name])  # pyright: ignore[reportArgumentType]
 
 
 def renew_temporary(connection: sqlite3.Connection) -> None:
     """Drop everything temporary; call this outside a transaction."""
     for store in ("FILE", "MEMORY"):  # each change of it drops everything, and the limit too
         connection.execute(f"PRAGMA temp_store = {store}")
-    connection.execute(f"PRAGMA temp.max_page_count = {MAX_PAGES}")
+    connection.execute(LIMIT_TEMPORARY)
