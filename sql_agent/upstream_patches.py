@@ -34,8 +34,8 @@ Process = Literal["driver", "trainer", "server", "own", "local"]
 # tested, then that of the GPU requirements if it differs.
 VERSIONS: dict[str, tuple[str, ...]] = {
     "agentlightning": ("0.3.0",),
-    "agents": ("0.20.0",),
-    "openai": ("2.54.0",),
+    "agents": ("0.24.0",),
+    "openai": ("3.57.0",),
     "pymysql": ("1.2.4",),
     "ray": ("2.60.0",),
     "torch": ("2.13.0+cpu", "2.11.0"),

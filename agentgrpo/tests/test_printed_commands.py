@@ -85,6 +85,6 @@ def test_a_package_is_found_in_its_extra(package, extra):
         'torch; extra == "local"',
         'huggingface-hub; extra == "local"',
         'verl==0.9.1; extra == "train"',
-        'openai-agents==0.20.0; extra == "train"',
+        'openai-agents==0.24.0; extra == "train"',
     ]
     assert extra_of(package, required) == extra

@@ -12,6 +12,8 @@ import os
 import sys
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+# agent-lightning 0.3.0 gives its proxy no key, without which LiteLLM 1.108.7 does not start; it is on loopback
+os.environ.setdefault("LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY", "true")
 
 import agentlightning as agl
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentgrpo.outputs import written
+from sql_agent.model_servers.ask import failure_text
 from sql_agent.source.datatypes import Rollout
 from sql_agent.success import Rate
 
@@ -58,7 +59,7 @@ class Candidates:
 
 def without_key(failure: Exception, key: str) -> str:
     # A server may repeat the key in its words. An empty key stands for none.
-    words = f"{type(failure).__name__}: {failure}"
+    words = failure_text(failure)
     return words.replace(key, "***") if key else words
 
 

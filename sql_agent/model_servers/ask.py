@@ -9,8 +9,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
-from openai import DefaultAsyncHttpxClient
+import httpx2
+from openai import APIStatusError, DefaultAsyncHttpxClient
 
 from sql_agent.model_servers.histories import refused_fields, sendable
 from sql_agent.model_servers.refusals import (
@@ -82,19 +82,27 @@ def error_of(message: str, code: str) -> Json:
     return {"error": {"message": message, "type": "model_server", "code": code}}
 
 
+def failure_text(failure: Exception) -> str:
+    """The failure in one line, of a refusal with all that the server said."""
+    words = str(failure)
+    if isinstance(failure, APIStatusError):  # whose own words are the server's sentence at most, neither code nor text
+        words = f"Error code: {failure.status_code} - {words_of(json.dumps(failure.body).encode())}"
+    return f"{type(failure).__name__}: {words}"
+
+
 class ChatClient(DefaultAsyncHttpxClient):
     """The HTTP client of an `AsyncOpenAI`.
 
     The client's timeout, which it has to send with each request as `AsyncOpenAI` does, is the deadline of a whole call;
-    of an `httpx.Timeout`, the one to read. httpx's own begins anew with every byte that arrives. Who asks for token ids
-    gets them as `turns.TURN`.
+    of an `httpx2.Timeout`, the one to read. httpx2's own begins anew with every byte that arrives. Who asks for token
+    ids gets them as `turns.TURN`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._servers = ChatServers()
 
-    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         limit_s = request.extensions["timeout"]["read"]
         try:
             async with asyncio.timeout(limit_s):
@@ -102,10 +110,10 @@ class ChatClient(DefaultAsyncHttpxClient):
                     return await self._ask(request, **options)
                 return await super().send(request, **options)
         except TimeoutError:
-            raise httpx.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from None
+            raise httpx2.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from None
 
-    async def _ask(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        asked, last = json.loads(request.content), httpx.Response(502)
+    async def _ask(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        asked, last = json.loads(request.content), httpx2.Response(502)
 
         async def send(body: Json) -> tuple[int, bytes]:
             nonlocal last
@@ -118,10 +126,10 @@ class ChatClient(DefaultAsyncHttpxClient):
         if status == 200 and asked.get("return_token_ids"):
             answer = with_turn(answer)
         content, kind = json.dumps(answer).encode(), {"content-type": "application/json"}
-        return httpx.Response(status, content=content, headers=kind, request=request)
+        return httpx2.Response(status, content=content, headers=kind, request=request)
 
 
-def _with_body(request: httpx.Request, body: Json) -> httpx.Request:
+def _with_body(request: httpx2.Request, body: Json) -> httpx2.Request:
     headers = {name: value for name, value in request.headers.items() if name != "content-length"}
     content = json.dumps(body).encode()
-    return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
+    return httpx2.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)

@@ -27,6 +27,7 @@ from sql_agent.environments.rows import RowTask, short
 from sql_agent.model_address.held_calls import LONGEST_HOLD_S, HeldS, deadline
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
+from sql_agent.model_servers.ask import failure_text
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
@@ -186,7 +187,7 @@ def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
         if isinstance(cause, APIConnectionError) or (isinstance(cause, APIStatusError) and cause.status_code >= 500):
             lost: Lost = ("model_unavailable", "model_unavailable")
-            return AgentEnd(error=f"{type(cause).__name__}: {cause}"), lost
+            return AgentEnd(error=failure_text(cause)), lost
     return AgentEnd(error=_traceback(error)), ("environment_error", "agent_error")
 
 

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-import httpx
+import httpx2
 from agents import (
     UserError,
     set_default_openai_api,
@@ -93,18 +93,18 @@ def is_taken(client: Any) -> bool:
     return asked is not None and asked.takes(client)
 
 
-class RolloutTransport(httpx.AsyncBaseTransport):
+class RolloutTransport(httpx2.AsyncBaseTransport):
     """Sends a request to the policy of the rollout that makes it. Event loops do not share connections."""
 
     def __init__(self) -> None:
-        self._transports: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
+        self._transports: dict[asyncio.AbstractEventLoop, httpx2.AsyncHTTPTransport] = {}
         self._lock = threading.Lock()  # synchronous agents run loops in threads
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         _address(request)
         return await self._transport().handle_async_request(request)
 
-    def _transport(self) -> httpx.AsyncHTTPTransport:
+    def _transport(self) -> httpx2.AsyncHTTPTransport:
         # The transports of ended loops are dropped with their connections.
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -112,22 +112,22 @@ class RolloutTransport(httpx.AsyncBaseTransport):
                 del self._transports[ended]
             if loop not in self._transports:
                 # a TLS context takes 20 ms to make, and http:// needs none
-                self._transports[loop] = httpx.AsyncHTTPTransport(verify=False)
+                self._transports[loop] = httpx2.AsyncHTTPTransport(verify=False)
             return self._transports[loop]
 
 
-class ThreadTransport(httpx.HTTPTransport):
+class ThreadTransport(httpx2.HTTPTransport):
     """Does the same for clients that block their thread."""
 
     def __init__(self) -> None:
         super().__init__(verify=False)
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         _address(request)
         return super().handle_request(request)
 
 
-def _address(request: httpx.Request) -> None:
+def _address(request: httpx2.Request) -> None:
     asked = _asked.get(None)
     if asked is None:
         raise _outside()
@@ -136,10 +136,10 @@ def _address(request: httpx.Request) -> None:
             f"{request.url} was not asked; a client's calls go to the policy here, which has no such address"
         )
     policy = asked.policy
-    request.url = httpx.URL(policy.base_url + str(request.url).removeprefix(_NOWHERE))
+    request.url = httpx2.URL(policy.base_url + str(request.url).removeprefix(_NOWHERE))
     request.headers["host"] = request.url.netloc.decode()
     # the proxy's own deadline comes first and is counted as an infrastructure failure
-    patience = httpx.Timeout(policy.turn_timeout_s + GRACE_S).as_dict()
+    patience = httpx2.Timeout(policy.turn_timeout_s + GRACE_S).as_dict()
     request.extensions = {**request.extensions, "timeout": patience}
     if (name := calling_agent()) is not None:
         request.headers[AGENT_HEADER] = quote(name)
@@ -153,9 +153,9 @@ def _outside() -> UserError:
 
 
 ASYNC_CLIENT = AsyncOpenAI(
-    base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx.AsyncClient(transport=RolloutTransport())
+    base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx2.AsyncClient(transport=RolloutTransport())
 )
-CLIENT = OpenAI(base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx.Client(transport=ThreadTransport()))
+CLIENT = OpenAI(base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx2.Client(transport=ThreadTransport()))
 
 
 def install_default_client() -> AsyncOpenAI:

@@ -40,7 +40,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from sql_agent.datatypes import ROW_END, RolloutRecord
 from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, World
 from sql_agent.model_address.held_calls import LONGEST_HOLD_S, HeldS, deadline
-from sql_agent.model_servers.ask import ChatClient
+from sql_agent.model_servers.ask import ChatClient, failure_text
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
 from sql_agent.play.state import Call, Play
 from sql_agent.settings.groups import MAX_RETRIES, AgentConfig
@@ -166,7 +166,7 @@ class _Served(Play):
         Raises:
             EpisodeLostError: what the environment's tools returned is more than our servers read.
         """
-        self.error = f"{type(failure).__name__}: {failure}"
+        self.error = failure_text(failure)
         refused = isinstance(failure, APIStatusError) and failure.status_code in REFUSED
         code = failure.code if isinstance(failure, APIError) else None
         if isinstance(failure, UnicodeEncodeError):  # without a reply the task's own text holds it

@@ -346,6 +346,20 @@ async def test_a_refusal_under_status_200_that_helps_nobody_is_told_with_its_wor
     assert "Provider returned error; temperature does not support 0.0; DeepInfra" in played.error
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((500, b"out of cards"), "InternalServerError: Error code: 500 - out of cards"),
+        ((401, {"detail": "No key."}), "AuthenticationError: Error code: 401 - No key."),
+        ((429, {"error": {"message": "No more.", "code": "insufficient_quota"}}),
+         "RateLimitError: Error code: 429 - No more.; insufficient_quota"),
+    ],
+    ids=["text", "detail", "code"],
+)  # fmt: skip
+async def test_a_rollout_that_a_server_fails_has_all_that_the_server_said(play, answer, told):
+    assert (await play(lambda request: answer)).error == told
+
+
 async def test_a_server_that_takes_content_or_calls_gets_calls_without_content(play):
     """As those of Mistral's models; a reply without a call keeps its content."""
     answer, asked = picky(

@@ -137,6 +137,8 @@ def environment(order: Order) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        # agent-lightning 0.3.0 gives its proxy no key, without which LiteLLM 1.108.7 does not start; it is on loopback
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
     }
 
 
