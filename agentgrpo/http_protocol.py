@@ -86,6 +86,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head, self._heads = False, self._heads + 1
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            if self.scope["method"] != "HEAD":  # uvicorn writes no body behind the head of its answer
+                self.cycle.transport = _HeadWithBody(self.transport)
 
     def on_message_complete(self) -> None:
         self._stop_timer()
@@ -190,6 +192,30 @@ def trust(scope: Mapping[str, Any]) -> None:
 def guard_upstreams_servers() -> None:
     """Let every server that an upstream library starts in this process speak `GuardedHttpProtocol`."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedHttpProtocol.__name__}"
+
+
+class _HeadWithBody(asyncio.Transport):
+    """Keeps an answer's head until the first piece of its body is there, as ASGI asks of a server. uvicorn writes them
+    one after the other, and each write takes a system call and wakes the client. A stream's head is not kept."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None  # none yet; empty once it is sent
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        if self._head is None and b"\r\ncontent-length: " in data:
+            self._head = data
+            return
+        self._transport.write((self._head or b"") + data)
+        self._head = b""
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._head:  # the application failed between head and body
+            self._transport.write(self._head)
+        self._transport.close()
 
 
 class _Parser(httptools.HttpRequestParser):

@@ -15,9 +15,13 @@ from agentgrpo.http_protocol import GuardedHttpProtocol, trust
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 
 
+PAUSED, GO = threading.Event(), threading.Event()
+
+
 async def app(scope, receive, send):
     """Accepts the request with the header `known`, reads the body of the one with the header `late` after a while, and
-    answers with the number of header lines."""
+    answers with the number of header lines: with `stream` as a stream that looks like a head, with `pause` its body
+    once the test says so, with `fail` no body."""
     if (b"known", b"yes") in scope["headers"]:
         trust(scope)
     if (b"late", b"yes") in scope["headers"]:
@@ -25,7 +29,15 @@ async def app(scope, receive, send):
         while (await receive())["more_body"]:
             pass
     text = b"%d" % len(scope["headers"])
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
+    length = [(b"content-length", b"%d" % len(text))]
+    if (b"stream", b"yes") in scope["headers"]:
+        text, length = b"\r\ncontent-length: 1\r\n\r\n", []
+    await send({"type": "http.response.start", "status": 200, "headers": length})
+    if (b"pause", b"yes") in scope["headers"]:
+        PAUSED.set()
+        await asyncio.to_thread(GO.wait, 10)
+    if (b"fail", b"yes") in scope["headers"]:
+        raise RuntimeError("no body")
     await send({"type": "http.response.body", "body": text})
 
 
@@ -179,3 +191,36 @@ def test_a_known_connection_counts_again_while_its_next_request_is_unfinished(co
         line.sendall(post(b"known: yes") + b"1")
         assert line.recv(4096).startswith(b"HTTP/1.1 200")
     assert is_closed(connect())
+
+
+def test_a_head_waits_for_its_body_and_a_streams_head_does_not(connect):
+    PAUSED.clear(), GO.clear()
+    whole, stream = connect(), connect()
+    whole.sendall(GET + b"pause: yes\r\n\r\n")
+    assert PAUSED.wait(10)
+    whole.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        whole.recv(4096)
+    stream.sendall(GET + b"pause: yes\r\nstream: yes\r\n\r\n")
+    assert stream.recv(4096).endswith(b"\r\ntransfer-encoding: chunked\r\n\r\n")
+    GO.set()
+    whole.settimeout(10)
+    assert whole.recv(4096).endswith(b"\r\n\r\n2")
+    assert stream.recv(4096) == b"17\r\n\r\ncontent-length: 1\r\n\r\n\r\n0\r\n\r\n"
+
+
+def test_an_answer_without_a_body_is_sent(connect):
+    line = connect()
+    line.sendall(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert line.recv(4096).endswith(b"\r\ncontent-length: 1\r\n\r\n")
+    line.sendall(GET + b"fail: yes\r\n\r\n")
+    assert line.recv(4096).endswith(b"\r\ncontent-length: 1\r\n\r\n")
+    assert is_closed(line)
+
+
+def test_an_answer_behind_100_continue_is_whole(connect):
+    line = connect()
+    line.sendall(post(b"late: yes", b"expect: 100-continue"))
+    assert line.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    line.sendall(b"12345")
+    assert line.recv(4096).endswith(b"\r\n\r\n4")

@@ -11,6 +11,7 @@ import pytest
 from fastapi import HTTPException
 
 from reward_model.datatypes import Encoded
+from reward_model.service import metrics
 from reward_model.service.app import Service, make_app
 from reward_model.service.request_queue import RequestQueue
 from reward_model.service.schemas import TextItem
@@ -66,6 +67,27 @@ async def test_a_large_body_of_nothing_but_errors_is_refused_at_its_first(path, 
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)
     assert len(answer.json()["detail"]) <= 4
     assert took < 2  # 0.4 beside other work
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b"", {"field": "body", "message": "Field required"}),
+        (b"null", {"field": "body", "message": "Field required"}),
+        (
+            b"{",
+            {"field": "body", "message": "not JSON at character 1: Expecting property name enclosed in double quotes"},
+        ),
+        (b'{"prompt": "a"}', {"field": "response", "message": "Field required"}),
+    ],
+)
+async def test_what_is_wrong_with_a_body_is_told_and_counted(body, fault):
+    counted = metrics.REJECTED.labels("invalid")._value.get()
+    transport = httpx.ASGITransport(make_app(service()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        answer = await http.post("/score", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()) == (422, {"detail": [fault]})
+    assert metrics.REJECTED.labels("invalid")._value.get() == counted + 1
 
 
 async def test_a_refusal_names_no_field_that_may_be_a_text():
