@@ -195,8 +195,8 @@ def guard_upstreams_servers() -> None:
 
 
 class _HeadWithBody(asyncio.Transport):
-    """Keeps an answer's head until the first piece of its body is there, as ASGI asks of a server. uvicorn writes them
-    one after the other, and each write takes a system call and wakes the client. A stream's head is not kept."""
+    """Keeps an answer's head until the first piece of its body is there. uvicorn writes them one after the other, and
+    each write takes a system call and wakes the client. The head of an answer without a length goes at once."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -206,14 +206,14 @@ class _HeadWithBody(asyncio.Transport):
         if self._head is None and b"\r\ncontent-length: " in data:
             self._head = data
             return
-        self._transport.write((self._head or b"") + data)
+        self._transport.writelines([self._head, data] if self._head else [data])
         self._head = b""
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
     def close(self) -> None:
-        if self._head:  # the application failed between head and body
+        if self._head and not self.is_closing():  # the application failed between head and body
             self._transport.write(self._head)
         self._transport.close()
 

@@ -218,6 +218,15 @@ def test_an_answer_without_a_body_is_sent(connect):
     assert is_closed(line)
 
 
+def test_a_head_is_not_sent_to_a_client_that_has_left():
+    class Closed(asyncio.Transport):
+        is_closing, close = lambda self: True, lambda self: None  # uvloop's raises at a write
+
+    transport = http_protocol._HeadWithBody(Closed())
+    transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n")
+    transport.close()  # the application failed before the body
+
+
 def test_an_answer_behind_100_continue_is_whole(connect):
     line = connect()
     line.sendall(post(b"late: yes", b"expect: 100-continue"))

@@ -87,7 +87,8 @@ def _read_or_name_the_fault(text: bytes | str) -> Any:
         raise StrictJsonError("", "a number has more digits than are read") from None
     _refuse_many(text, "[", "lists")
     surrogates = "\\ud" in text or "\\uD" in text
-    if odd or _is_deep_or_wide(value) or (surrogates and not _is_text(json.dumps(value, ensure_ascii=False))):
+    deep = text.count("{") + text.count("[") > MAX_DEPTH and _is_deep_or_wide(value)
+    if odd or deep or (surrogates and not _is_text(json.dumps(value, ensure_ascii=False))):
         _name_the_fault(value, surrogates=surrogates)
     return value
 

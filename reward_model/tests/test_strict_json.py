@@ -46,7 +46,7 @@ def test_both_halves_of_a_surrogate_pair_are_a_character():
     ],
 )
 def test_what_is_no_json_is_refused_by_field(text, field, message):
-    """As a body, which another reader tries first, and as a text inside one."""
+    """Each is read as a body, which another reader tries first, and as a text inside one."""
     for given in {text, text if isinstance(text, bytes) else text.encode()}:
         with pytest.raises(StrictJsonError, match=message) as caught:
             read_json(given)
@@ -96,6 +96,7 @@ def test_the_deepest_value_may_be_64_deep():
 def test_no_loop_goes_over_the_values_of_a_body_without_fault(monkeypatch):
     """33,000 numbers held Python's lock for 3 ms, in which nothing was scored."""
     monkeypatch.setattr(strict_json, "_name_the_fault", None)
+    monkeypatch.setattr(strict_json, "_is_deep_or_wide", None)
     body = {"text_1": "a", "text_2": [1, -2.5, "1e400", "\U0001f600"] * 8_000}
     assert read_json(json.dumps(body).encode()) == body
     assert read_json(b'{"a": 1e300}') == {"a": 1e300}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentgrpo.outputs import written
-from sql_agent.model_servers.ask import failure_text
 from sql_agent.source.datatypes import Rollout
 from sql_agent.success import Rate
 
@@ -55,12 +54,6 @@ class Candidates:
         with written(self._file) as part:
             content = {"candidates": [*self._played.values()], "rejected": self._rejected}
             part.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-def without_key(failure: Exception, key: str) -> str:
-    # A server may repeat the key in its words. An empty key stands for none.
-    words = failure_text(failure)
-    return words.replace(key, "***") if key else words
 
 
 def summary(results: Sequence[Rollout]) -> dict[str, Any]:

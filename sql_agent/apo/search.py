@@ -23,13 +23,13 @@ from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, Versioned
 from openai import AsyncOpenAI, OpenAIError
 
 from agentgrpo.outputs import written
-from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without_key
+from sql_agent.apo.candidates import Candidates, Purpose, rate, summary
 from sql_agent.apo.lit_agent import INSTRUCTIONS
 from sql_agent.environments.base import InstructionsError, Taskset
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
 from sql_agent.lightning.spans import read_outcome
 from sql_agent.lightning.store import UNFINISHED
-from sql_agent.model_servers.ask import ChatClient
+from sql_agent.model_servers.ask import ChatClient, failure_text
 from sql_agent.report.reading import Change
 from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig
@@ -215,7 +215,7 @@ class InstructionsSearch(APO[Json]):
         try:
             text = await super().textual_gradient_and_apply_edit(current_prompt, rollout, prefix=prefix)
         except OpenAIError as failure:
-            self._fail(current_prompt.version, without_key(failure, self.key))
+            self._fail(current_prompt.version, failure_text(failure, hide=self.key))
             return None
         self._failures = 0
         text = (text or "").strip()

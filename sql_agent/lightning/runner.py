@@ -1,8 +1,8 @@
 """Makes the agent known to agent-lightning and runs many of its rollouts at once in a runner process.
 
 Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches requests, so this runner
-keeps `runner_concurrency` rollouts in flight and asks every `poll_s` for as many as it has room for; one that is being
-reported to the store takes no room. A rollout that the store assigned to this runner but that it does not play goes
+keeps `runner_concurrency` rollouts in flight and asks every `poll_s` for as many as it has room for; one whose
+spans are being reported takes no room. A rollout that the store assigned to this runner but that it does not play goes
 back into the queue. The runner ends when the store or the trainer is gone, while upstream's keeps polling. Leaves out
 the restart of a killed runner (`sql_agent.lightning.runner_processes`).
 """
@@ -262,6 +262,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 not task.cancelling() and rollout.attempt.attempt_id not in self._played
                 for task, rollout in playing.items()
             )
+            free = min(free, 2 * self._concurrency - len(playing))  # reports wait for a slow store, not rollouts
             claimed = await store.dequeue_many_rollouts(limit=free, worker_id=self.get_worker_id()) if free else []
             for rollout in claimed:
                 playing[asyncio.create_task(self._step_impl(rollout))] = rollout

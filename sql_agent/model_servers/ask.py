@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -82,11 +83,21 @@ def error_of(message: str, code: str) -> Json:
     return {"error": {"message": message, "type": "model_server", "code": code}}
 
 
-def failure_text(failure: Exception) -> str:
-    """The failure in one line, of a refusal with all that the server said."""
+def failure_text(failure: Exception, *, hide: str = "") -> str:
+    """The failure, of a refusal in one line with the texts of the server's answer.
+
+    Args:
+        hide: a secret that the server may repeat.
+    """
     words = str(failure)
-    if isinstance(failure, APIStatusError):  # whose own words are the server's sentence at most, neither code nor text
-        words = f"Error code: {failure.status_code} - {words_of(json.dumps(failure.body).encode())}"
+    if isinstance(failure, APIStatusError):  # its own words are one sentence of the server at most
+        content = b""
+        with suppress(RuntimeError):  # a streamed answer that nobody has read
+            content = failure.response.content
+        said = words_of(content.replace(hide.encode(), b"***") if hide else content)
+        said = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
+        words = f"Error code: {failure.status_code}" + (f" - {said}" if said else "")
+    words = words.replace(hide, "***") if hide else words
     return f"{type(failure).__name__}: {words}"
 
 

@@ -202,6 +202,8 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 def _traceback(error: BaseException) -> str:
     text = "".join(traceback.format_exception(error)).strip()
+    refusals = [cause for cause in _causes(error) if isinstance(cause, APIStatusError)]
+    text = "\n".join([text, *map(failure_text, refusals[:1])])  # openai leaves out what the server said
     return text if len(text) <= 4_000 else f"...{text[-4_000:]}"
 
 

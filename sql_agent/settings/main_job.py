@@ -37,7 +37,7 @@ class RolloutConfig(Settings):
     n_runners: Annotated[int, FlagName("n-runners")] = Field(default=2, ge=1)
     """Runner processes."""
     runner_concurrency: int = Field(default=16, ge=1)
-    """Rollouts one runner process keeps in flight."""
+    """Rollouts that one runner process plays at once."""
     poll_s: float = Field(default=0.05, gt=0, lt=0.2)
     """How often the manager and the runners ask the store for news."""
     step_timeout_s: float = Field(default=600.0, gt=0)

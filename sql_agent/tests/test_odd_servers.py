@@ -353,10 +353,15 @@ async def test_a_refusal_under_status_200_that_helps_nobody_is_told_with_its_wor
         ((401, {"detail": "No key."}), "AuthenticationError: Error code: 401 - No key."),
         ((429, {"error": {"message": "No more.", "code": "insufficient_quota"}}),
          "RateLimitError: Error code: 429 - No more.; insufficient_quota"),
+        ((404, {"error": "Not Found", "message": "no model qwen-7"}),
+         "NotFoundError: Error code: 404 - no model qwen-7; Not Found"),
+        ((500, {"error": {"message": "half \ud83d \x1b[2J"}}),
+         r"InternalServerError: Error code: 500 - half \ud83d \x1b[2J"),
+        ((500, b""), "InternalServerError: Error code: 500"),
     ],
-    ids=["text", "detail", "code"],
+    ids=["text", "detail", "code", "beside", "unprintable", "empty"],
 )  # fmt: skip
-async def test_a_rollout_that_a_server_fails_has_all_that_the_server_said(play, answer, told):
+async def test_a_rollout_that_a_server_fails_has_the_texts_that_the_server_sent(play, answer, told):
     assert (await play(lambda request: answer)).error == told
 
 

@@ -438,6 +438,10 @@ def raises(task, llm):
     raise KeyError('mine')
 
 @agl.rollout
+def completes(task, llm):
+    OpenAI(base_url=llm.endpoint, api_key='-', max_retries=0).completions.create(model=llm.model, prompt='hi')
+
+@agl.rollout
 def asks_nobody(task, llm):
     return 1.0
 
@@ -507,6 +511,7 @@ def exits(task, llm):
     ("name", "stop", "reason", "error"),
     [
         ("raises", "environment_error", "agent_error", "KeyError: 'mine'"),
+        ("completes", "environment_error", "agent_error", "\nNotFoundError: Error code: 404 - /completions is not"),
         ("asks_nobody", "environment_error", "no_call", "the agent never asked the policy"),
         ("says_nothing", "answered", "no_reward", ""),
         ("no_number", "environment_error", "reward_error", "the agent returned good"),

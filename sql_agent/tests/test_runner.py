@@ -249,7 +249,7 @@ async def test_cancelled_rollouts_end_within_a_second_and_others_get_their_place
     assert ([rollout.status for rollout in rollouts], attempts) == (["cancelled"] * 2, [1, 1])
 
 
-async def test_the_next_rollout_begins_while_the_last_one_is_reported(store_url, monkeypatch):
+async def test_the_next_rollout_begins_while_the_last_one_is_reported_and_no_third(store_url, monkeypatch):
     told, asked, add_span = asyncio.Event(), [], PatientStore.add_span
 
     async def held(store, span):
@@ -259,21 +259,22 @@ async def test_the_next_rollout_begins_while_the_last_one_is_reported(store_url,
     monkeypatch.setattr(PatientStore, "add_span", held)
     with oracle.serve(oracle.app(oracle.replay(TASKS), on_request=asked.append)) as base_url:
         async with running(store_url, concurrency=1) as (_, store):
-            rollouts = await enqueue(store, base_url, TASKS[:2])
+            rollouts = await enqueue(store, base_url, TASKS[:3])
 
-            async def both_asked():
-                return len({body["user"] for body in asked}) == 2
+            async def two_played():
+                return len(asked) == 4  # a statement and the answer of each
 
             async def statuses():
                 return [(await store.get_rollout_by_id(rollout)).status for rollout in rollouts]
 
-            async def both_succeeded():
-                return await statuses() == ["succeeded"] * 2
+            async def all_succeeded():
+                return await statuses() == ["succeeded"] * 3
 
-            assert await until(both_asked, 10)
-            assert await statuses() == ["preparing"] * 2  # no span of either has arrived
+            assert await until(two_played, 10)
+            await asyncio.sleep(0.3)  # fifteen polls
+            assert await statuses() == ["preparing", "preparing", "queuing"]  # no span has arrived
             told.set()
-            assert await until(both_succeeded, 10)
+            assert await until(all_succeeded, 10)
 
 
 async def test_a_statement_that_still_runs_does_not_hold_the_place_of_a_cancelled_rollout(store_url):

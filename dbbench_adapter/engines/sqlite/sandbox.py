@@ -191,7 +191,7 @@ def connect(content: bytes | None = None) -> sqlite3.Connection:
 
 
 def add_functions(connection: sqlite3.Connection, names: Iterable[str]) -> None:
-    """Let statements call these of MySQL's functions (`FUNCTION_NAMES`); all of them take longer than most episodes."""
+    """Let statements call these of MySQL's functions (`FUNCTION_NAMES`). All take 0.05 ms; most episodes call a few."""
     for name in names:
         if name in _shadowing():
             connection.create_function(name, -1, _refuse_arguments)  # this refuses all other numbers
