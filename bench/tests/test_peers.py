@@ -153,7 +153,9 @@ def test_a_step_of_ours_counts_judged_rollouts():
         (["--model", "nowhere"], "agentgrpo tiny-policy"),
     ],
 )
-def test_a_command_that_cannot_work_says_what_would(arguments, words, capsys):
+def test_a_command_that_cannot_work_says_what_would(arguments, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").touch()
+    monkeypatch.setattr(peers, "MODEL", tmp_path)
     with pytest.raises(SystemExit):
         peers.parse_args(arguments)
     assert words in capsys.readouterr().err

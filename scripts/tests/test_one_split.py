@@ -256,6 +256,7 @@ def test_evaluate_counts_what_a_part_of_a_file_leaves_out(shop, tmp_path, capsys
 
 
 def test_instructions_are_not_chosen_on_tasks_that_the_policy_has_learnt(learnt, tasks, tmp_path):
+    pytest.importorskip("poml", reason="agent-lightning's APO needs poml, the extra apo of pyproject.toml")
     cfg = main_job(learnt, 0, f"data.train_file={tasks}", "apo.selection_tasks=8", f"run_dir={tmp_path / 'run'}", *APO)
     with pytest.raises(ValueError, match=r"has learnt 21 of the 21 .* give others with --train-file and --val-file"):
         apo.make_search(cfg, make_environment(cfg.environment), "run", learnt)

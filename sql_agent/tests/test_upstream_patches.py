@@ -182,6 +182,8 @@ def derived():
 
 @pytest.mark.parametrize("patch", derived())
 def test_our_class_overrides_what_the_table_says(patch):
+    if ".apo." in patch.module:
+        pytest.importorskip("poml", reason="agent-lightning's APO needs poml, the extra apo of pyproject.toml")
     module, _, name = patch.by.partition(":")
     ours = getattr(importlib.import_module(module), name)
     for target in patch.names:
