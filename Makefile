@@ -24,7 +24,7 @@ test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras
 	$(PYTEST) -rs
 
-check: setup lint  ## lint, layers, types and the quick tests (about 4 minutes)
+check: setup lint  ## lint, layers, types and the quick tests (about 3 minutes)
 	@$(MAKE) --no-print-directory -j 2 types quick-tests
 
 lint:
