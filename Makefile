@@ -24,7 +24,9 @@ test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras
 	$(PYTEST) -rs
 
-check: setup lint  ## lint, layers, types and the quick tests (about 3 minutes)
+check:  ## lint, layers, types and the quick tests (about 3 minutes)
+	@bash scripts/setup.sh --extras
+	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory -j 2 types quick-tests
 
 lint:
