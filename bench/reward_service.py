@@ -154,7 +154,7 @@ def hostile(job: Job, clients: Executor) -> list[Row]:
     refused = bad.result()["refused"]["statuses"]
     after = _rate(clients.submit(play, alone).result(), alone)
     what = f"legal requests/s beside {NUM_MALFORMED:,} malformed bodies in {long.seconds:.0f} s and {NUM_SLOW} slow "
-    limit = "0.4 ms of Python's lock a body, which both workers wait for, and what the clients need"
+    limit = "0.4 ms CPU of the service a body, and what the clients need on the same cores"
     wrong = sum(count for status, count in refused.items() if not status.startswith("4"))
     return [
         Row(what + "clients, share of alone", beside / fmean([before, after]), "", 0.9, "at least", limit),

@@ -262,7 +262,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 not task.cancelling() and rollout.attempt.attempt_id not in self._played
                 for task, rollout in playing.items()
             )
-            free = min(free, 2 * self._concurrency - len(playing))  # reports wait for a slow store, not rollouts
+            free = min(free, 2 * self._concurrency - len(playing))  # behind a slow store reports would pile up
             claimed = await store.dequeue_many_rollouts(limit=free, worker_id=self.get_worker_id()) if free else []
             for rollout in claimed:
                 playing[asyncio.create_task(self._step_impl(rollout))] = rollout
