@@ -12,10 +12,10 @@ because the replies ended before the episode. `sql_run` holds the model's statem
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.episode")
 
 import argparse
 from typing import Annotated, Any, Generic, TypeVar
@@ -158,7 +158,3 @@ def main() -> None:
             serve(lambda row: answer(row, backend))
     except (BackendUnavailable, ValueError) as failure:
         raise SystemExit(f"--backend: {failure}") from failure
-
-
-if __name__ == "__main__":
-    execute(main)

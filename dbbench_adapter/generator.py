@@ -10,10 +10,10 @@ of texts by order are left out; `dbbench_adapter.generate` makes larger tasks wi
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.generator")
 
 import itertools
 import random
@@ -279,7 +279,3 @@ def main() -> None:
     tasks = generate_tasks(args.num_tasks, seed=args.seed, split=args.split)
     write_tasks(args.output, tasks)
     print(f"{len(tasks)} {args.split} tasks, seed {args.seed}: {args.output}")
-
-
-if __name__ == "__main__":
-    execute(main)

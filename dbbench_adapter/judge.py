@@ -11,10 +11,10 @@ of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter.episo
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.judge")
 
 import argparse
 from collections.abc import Callable
@@ -78,7 +78,3 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     serve(answer)
-
-
-if __name__ == "__main__":
-    execute(main)

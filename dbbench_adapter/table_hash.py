@@ -11,10 +11,10 @@ with MySQL it is null for a single table without rows, and if a table or column 
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.table_hash")
 
 import argparse
 from collections.abc import Callable
@@ -98,7 +98,3 @@ def main() -> None:
         # a backend starts with the first case that names it
         backend = cache(lambda name: stack.enter_context(open_backend(name)))
         serve(lambda row: answer(row, backend))
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -6,10 +6,10 @@ It works with `agentgrpo reward serve` and with `vllm serve MERGED --runner pool
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.client")
 
 import argparse
 import asyncio
@@ -319,7 +319,3 @@ async def _compare(client: RewardClient, row: Preference) -> bool:
 
 def _message(role: Any, content: str) -> Message:
     return Message(role=role, content=content)
-
-
-if __name__ == "__main__":
-    execute(main)

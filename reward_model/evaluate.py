@@ -6,18 +6,18 @@ beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. It 
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.evaluate")
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.messages import Message
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, written
 from reward_model.datatypes import Preference, prompt_key
@@ -284,8 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 check_output(args.output / name, "--output", overwrite=True)
         result = evaluate(Scorer.load(model_folder(args.model, otherwise=TRAIN)), rows)
     except (ModelError, OutputError, PreferenceFileError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     show(result)
     if args.output:
         about = {"model": str(args.model), "data": str(args.data), "data_sha256": file_sha256(args.data)}
@@ -296,7 +295,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             draw(result, part)
         print(f"written: {args.output / 'evaluation.json'}, {args.output / 'evaluation.png'}")
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

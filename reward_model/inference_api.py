@@ -5,20 +5,19 @@ its warm-up scores matched. After SIGTERM it answers the requests that it has ac
 the service are in `reward_model/service`; doc/reward_test.md shows requests and answers.
 """
 
-import os
-import sys
-
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.inference_api")
 
 import argparse
 import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -217,7 +216,3 @@ def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio
 
     threading.Thread(target=work, name="load", daemon=True).start()
     return loaded
-
-
-if __name__ == "__main__":
-    execute(main)

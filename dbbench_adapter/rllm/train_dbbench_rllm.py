@@ -10,17 +10,17 @@ this command, which needs a GPU and rLLM's pins of verl and vLLM, was not run.
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
 
-import sys
+    run_module("dbbench_adapter.rllm.train_dbbench_rllm")
+
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentgrpo.commands import failed
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.rllm.agent import DBBenchAgent
@@ -98,13 +98,8 @@ def main() -> int:
     try:
         require_rllm()
     except RllmMissingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     import hydra
 
     hydra.main(config_path="pkg://rllm.trainer.config", config_name="agent_ppo_trainer", version_base=None)(train)()
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)
