@@ -18,7 +18,7 @@ import torch
 
 from agentgrpo.checks import require
 from agentgrpo.commands import say
-from agentgrpo.disk_space import DiskNeed
+from agentgrpo.outputs import DiskNeed
 from agentgrpo.durations import left
 from agentgrpo.hub import model_folder
 from agentgrpo.model_size import count_adapter_weights, count_weights

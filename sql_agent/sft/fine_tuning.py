@@ -22,7 +22,7 @@ from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checkpoints import CHECKPOINTS, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.cpu_features import uses_bfloat16
-from agentgrpo.disk_space import DiskNeed
+from agentgrpo.outputs import DiskNeed
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit
 from agentgrpo.model_size import count_adapter_weights, count_weights

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgrpo.checks import UsageError, require
-from agentgrpo.disk_space import DiskNeed, describe_disk, folder_bytes
+from agentgrpo.outputs import DiskNeed, describe_disk, folder_bytes
 from agentgrpo.model_size import count_weights
 from agentgrpo.nearest import did_you_mean
 from sql_agent.environments.base import Environment, Split, Taskset
