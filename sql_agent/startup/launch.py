@@ -119,7 +119,7 @@ def prepare(
     """Everything that can fail early: model, tasks, parquet, verl's config."""
     from omegaconf import OmegaConf
 
-    from agentgrpo.trackers import usable_trackers
+    from agentgrpo.run_folder import usable_trackers
     from dbbench_adapter.export import write_rows
     from sql_agent.model_check import chat_template
     from sql_agent.startup.data import describe_out_of_reach, kinds_of

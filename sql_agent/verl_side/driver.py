@@ -53,7 +53,7 @@ def main() -> None:
         from verl.utils import tracking
         from verl.utils.debug import metrics as debug_metrics
 
-        from agentgrpo.trackers import usable_trackers
+        from agentgrpo.run_folder import usable_trackers
         from sql_agent import upstream_patches as patches
         from sql_agent.verl_side.tracking import make_tracking
 
