@@ -28,7 +28,7 @@ import aiohttp
 from agentgrpo.chat.messages import Message
 from agentgrpo.flags import Parser
 from agentgrpo.machine import is_loopback
-from agentgrpo.retries import pause_s, retry_after_s
+from agentgrpo.durations import pause_s, retry_after_s
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
 from reward_model.service.access import TOKEN_VARIABLE, positive
