@@ -16,7 +16,7 @@ from agentgrpo.checks import UsageError, require
 from agentgrpo.machine import free_port
 from agentgrpo.model_size import count_weights
 from agentgrpo.run_folder import begin, start_of
-from agentgrpo.uncollected import uncollected
+from agentgrpo.imports import uncollected
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig

@@ -24,7 +24,7 @@ from typing import Any
 
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
-from agentgrpo.uncollected import uncollected
+from agentgrpo.imports import uncollected
 from sql_agent.cluster.join import join
 from sql_agent.cluster.network import Network
 from sql_agent.cluster.watch import NodeWatch, nodes_in_use
