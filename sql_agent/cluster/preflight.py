@@ -22,7 +22,7 @@ from typing import Any
 from agentgrpo.checkout import HOME, ROOT
 from agentgrpo.checks import UsageError
 from agentgrpo.cpu_features import LARGE
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.passwords import MASK
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.processes import Events, end_with_parent

@@ -25,7 +25,7 @@ from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.outputs import DiskNeed
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit
-from agentgrpo.model_size import count_adapter_weights, count_weights
+from agentgrpo.model_kinds import count_adapter_weights, count_weights
 from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.run_folder import check_begun
 from agentgrpo.training_run import (

@@ -14,7 +14,7 @@ from typing import Any
 from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError, require
 from agentgrpo.machine import free_port
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.run_folder import begin, start_of
 from agentgrpo.imports import uncollected
 from sql_agent.cluster.network import LOOPBACK, Network

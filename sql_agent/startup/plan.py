@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentgrpo.checks import UsageError, require
 from agentgrpo.outputs import DiskNeed, describe_disk, folder_bytes
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.nearest import did_you_mean
 from sql_agent.environments.base import Environment, Split, Taskset
 from sql_agent.learning_rates import usual_learning_rate

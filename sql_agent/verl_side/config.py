@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.cpu_features import uses_bfloat16
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.cluster.network import LOOPBACK, Network
