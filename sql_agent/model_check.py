@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgrpo.chat.continuation import Continuity, play
 from agentgrpo.chat.template import ChatTemplate, Message, render, training_template
-from agentgrpo.checkout import IS_CLONE
+from agentgrpo.machine import IS_CLONE
 from agentgrpo.checks import Problem
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from agentgrpo import checks
-from agentgrpo.checkout import ROOT
+from agentgrpo.machine import ROOT
 from agentgrpo.checks import CHECKS, Check, Finding, Problem, UsageError, examine, require
 
 SLOW = Problem("one core", "give two", blocks=False)

@@ -307,7 +307,7 @@ def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(ba
     ],
 )
 def test_a_cpu_trains_in_bfloat16_where_that_pays(monkeypatch, tmp_path, given, parameters, pays, expected):
-    monkeypatch.setattr("agentgrpo.cpu_features.bfloat16_pays", lambda: pays)
+    monkeypatch.setattr("agentgrpo.machine.bfloat16_pays", lambda: pays)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
     args.suit(parameters)
     assert (args.bf16, args.mixed_precision) == (expected, "bf16" if expected else "no")

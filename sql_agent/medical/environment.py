@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from agentgrpo.chat.calls import tool
-from agentgrpo.checkout import HOME
+from agentgrpo.machine import HOME
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from agentgrpo.cpu_features import LARGE
+from agentgrpo.machine import LARGE
 from agentgrpo.passwords import masked
 from agentgrpo.settings import by_present_names, earlier_settings, merged, parse_yaml, read_settings, set_path
 from sql_agent.learning_rates import BILLION

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checkpoints import CHECKPOINTS, newest_whole
 from agentgrpo.checks import UsageError, require
-from agentgrpo.cpu_features import uses_bfloat16
+from agentgrpo.machine import uses_bfloat16
 from agentgrpo.outputs import DiskNeed
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit

@@ -20,9 +20,9 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.checkout import IS_CLONE, ROOT
+from agentgrpo.machine import IS_CLONE, ROOT
 from agentgrpo.checks import Finding, Problem
-from agentgrpo.cpu_features import cpu_flags
+from agentgrpo.machine import cpu_flags
 from agentgrpo.machine import ENGINES, installed_versions, memory_limits
 from sql_agent.model_check import SETUP
 

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.cpu_features import uses_bfloat16
+from agentgrpo.machine import uses_bfloat16
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
