@@ -13,7 +13,7 @@ from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.engines.base import hash_rows
 from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, generate, task_stream
-from dbbench_adapter.generate.entry_dict import FORBIDDEN, NotLifelongError, entry_dict
+from dbbench_adapter.tasks.load import FORBIDDEN, NotLifelongError, entry_dict
 from dbbench_adapter.generate.phrases import ended, keys, listed, ordinal
 from dbbench_adapter.generate.plans import (
     FEWEST_SKILLS,
