@@ -26,12 +26,11 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agentgrpo.chat.messages import Message
-from agentgrpo.flags import Parser
+from agentgrpo.flags import Parser, positive
 from agentgrpo.machine import is_loopback
 from agentgrpo.durations import pause_s, retry_after_s
 from reward_model.data.preferences import PreferenceFileError, read_preferences
-from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
-from reward_model.service.access import TOKEN_VARIABLE, positive
+from reward_model.datatypes import TOKEN_VARIABLE, Preference, RewardScore, compare_scores, with_truncated
 
 # After this many consecutive failures only one call per `PROBE_EVERY_S` asks whether the service is back.
 OPEN_AFTER = 5

@@ -16,6 +16,8 @@ from agentgrpo.chat.messages import Message, Record
 
 # This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions.
 RECORD = "reward_model.json"
+# The service and the client's command read their bearer token from this environment variable.
+TOKEN_VARIABLE = "REWARD_API_TOKEN"
 # The metadata of a pair of rollouts, which `pairs_from_rollouts` writes. Its texts are the policy's own.
 ROLLOUTS = frozenset({"task_id", "kind", "sources"})
 
