@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from agentgrpo.chat.calls import tool
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
@@ -29,33 +30,19 @@ The answers are a list of strings, one for each row of the result: its value or,
 printed it. After a change the tables are compared, and the answers may be anything. A reply without a call is lost."""
 
 
-def _tool(name: str, description: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": {parameter: schema},
-        "required": [parameter],
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
 TOOLS = [
-    _tool(
+    tool(
         "execute_sql",
         "Run one SQL statement on the MySQL database and return its raw response.",
-        "query",
-        {"type": "string", "description": "The SQL statement."},
+        {"query": "The SQL statement."},
     ),
-    _tool(
+    tool(
         "commit_final_answer",
         "Commit the final answer and end the task.",
-        "answers",
-        {"type": "array", "items": {"type": "string"}, "description": "The answer values."},
+        {"answers": {"type": "array", "items": {"type": "string"}, "description": "The answer values."}},
     ),
 ]
-
-
-TOOL_NAMES = tuple(tool["function"]["name"] for tool in TOOLS)
+TOOL_NAMES = tuple(each["function"]["name"] for each in TOOLS)
 
 
 def messages(task: Task, rules: str = RULES) -> list[Message]:

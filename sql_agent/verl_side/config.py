@@ -79,7 +79,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     Raises:
         ValueError: `cfg.verl` has a key that one of our settings decides, or that `check_keys` refuses.
     """
-    given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
+    given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig).items()}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
     keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg, network, cpu=cpu)
     keys |= AWAKE | CORRECTED if cfg.trainer.max_lag else {}
@@ -96,7 +96,7 @@ def _nested(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(verl: dict[str, Any], *, packed: bool) -> dict[str, Any]:
-    settings = dict(verl_keys(TrainConfig))
+    settings = verl_keys(TrainConfig)
     for key in _leaf_keys(verl):
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):
