@@ -29,7 +29,7 @@ from agentgrpo.row_files import NotReadOn
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.preferences import Numbered, raw_rows
 from reward_model.data.shapes import FORMS, Converter
-from reward_model.data.summary import Summary
+from reward_model.measures import Summary
 from reward_model.datatypes import Preference
 
 MAX_REJECTS_LISTED = 5

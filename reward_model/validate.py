@@ -22,7 +22,7 @@ from agentgrpo.chat.conversations import RowError, legal
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from reward_model.data.preferences import PreferenceFileError, describe_faults, numbered_lines
-from reward_model.data.summary import Summary
+from reward_model.measures import Summary
 from reward_model.datatypes import Preference
 
 MAX_LISTED = 50
