@@ -2,7 +2,7 @@
 
 It writes TRL's conversational form, one `Preference` per line. A row that cannot be converted goes to a side file with
 the reason; each kind of change or omission is counted by name. JSON Lines and parquet are streamed, and the output
-appears once it is complete. `reward_model.data.shapes` holds the forms, and doc/reward_model.md shows them.
+appears once it is complete. `reward_model.shapes` holds the forms, and doc/reward_model.md shows them.
 """
 
 if __name__ == "__main__":
@@ -26,9 +26,9 @@ from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from agentgrpo.row_files import NotReadOn
-from reward_model.data.preferences import PreferenceFileError, write_preferences
-from reward_model.data.preferences import Numbered, raw_rows
-from reward_model.data.shapes import FORMS, Converter
+from reward_model.preferences import PreferenceFileError, write_preferences
+from reward_model.preferences import Numbered, raw_rows
+from reward_model.shapes import FORMS, Converter
 from reward_model.measures import Summary
 from reward_model.datatypes import Preference
 

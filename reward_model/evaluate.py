@@ -273,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from agentgrpo.machine import git_commit
     from agentgrpo.signed import file_sha256
     from agentgrpo.training_run import versions
-    from reward_model.data.preferences import PreferenceFileError, read_preferences
+    from reward_model.preferences import PreferenceFileError, read_preferences
     from reward_model.scorer import Scorer
 
     disable_progress_bar()

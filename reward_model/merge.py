@@ -57,7 +57,7 @@ def merge(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from agentgrpo.weights import weights_sha256
-    from reward_model.data.preferences import read_preferences
+    from reward_model.preferences import read_preferences
     from reward_model.evaluate import score_sides
     from reward_model.scorer import Scorer, length_limit
 
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from agentgrpo.hub import ModelError, model_folder
-    from reward_model.data.preferences import PreferenceFileError
+    from reward_model.preferences import PreferenceFileError
 
     disable_progress_bar()
     try:

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import yaml
 
     from reward_model.arguments import parse
-    from reward_model.data.preferences import PreferenceFileError
+    from reward_model.preferences import PreferenceFileError
     from reward_model.training import train
 
     ours = (ModelError, NotOursError, PreferenceFileError, UsageError)

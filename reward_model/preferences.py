@@ -22,7 +22,7 @@ from agentgrpo.file_kinds import RowFileError, check_kind, is_parquet
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.row_files import read_rows
-from reward_model.data.shapes import FORMS, Converter, form_of
+from reward_model.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference, prompt_key
 
 
