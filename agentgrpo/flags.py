@@ -184,3 +184,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         super().error(masked(message, whole=True))
+
+
+def described_parser(prog: str, doc: str | None) -> Parser:
+    """A parser whose help is the text that a module begins with, line by line."""
+    return Parser(prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

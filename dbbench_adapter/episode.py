@@ -17,12 +17,11 @@ if __name__ == "__main__":
 
     run_module("dbbench_adapter.episode")
 
-import argparse
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentgrpo.flags import Parser
+from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
@@ -146,11 +145,7 @@ def _message(reply: Any, variant: ProtocolName) -> Message:
 
 
 def main() -> None:
-    parser = Parser(
-        prog="python -m dbbench_adapter.episode",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described_parser("python -m dbbench_adapter.episode", __doc__)
     parser.add_argument("--backend", default="sqlite", help=f"{known_backends()}; default sqlite")
     args = parser.parse_args()
     try:

@@ -226,8 +226,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for axes, parts in ((left, bars), (bad, list(result["adversarial"].items())[::-1])):
         for y, (name, part) in enumerate(parts):
             axes.barh(y, part["value"], color="tab:blue" if name == "reward model" else "0.75")
-            low, high = part["interval"]
-            axes.plot([low, high], [y, y], color="black", linewidth=1.5)
+            axes.plot(part["interval"], [y, y], color="black", linewidth=1.5)
         axes.set_yticks(range(len(parts)), [name for name, _ in parts])
         axes.axvline(0.5, color="0.4", linestyle=":", linewidth=1)
     left.set(xlim=(0, 1), xlabel="pair accuracy, 95 % interval", title=f"{result['pairs']} held-out pairs")
@@ -242,8 +241,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     middle.set_title(f"calibration, ECE {result['ece']:.3f}")
 
     for x, part in enumerate(result["length"]):
-        low, high = part["interval"]
-        right.plot([x, x], [low, high], color="black", linewidth=1.5)
+        right.plot([x, x], part["interval"], color="black", linewidth=1.5)
         right.plot(x, part["value"], "o", color="tab:blue")
     right.axhline(0.5, color="0.4", linestyle=":", linewidth=1)
     right.set_xticks(
