@@ -80,7 +80,8 @@ def model_folder(
     if folder is not None:
         return folder
     meant = did_you_mean(Path(id))
-    nowhere = f"{id} is no folder, and no model of that name is whole in the Hugging Face cache ({constants.HF_HUB_CACHE})"
+    cache = constants.HF_HUB_CACHE
+    nowhere = f"{id} is no folder, and no model of that name is whole in the Hugging Face cache ({cache})"
     download = program_command("hf", "download", id)
     by_hand = f"fetch it elsewhere with `{download}` and bring the folder that it prints, or {otherwise}"
     if "/" not in id:
@@ -153,8 +154,8 @@ def _fetch(id: str) -> Path:
             there = [file.rfilename for file in HfApi().model_info(id).siblings or ()]
             weights = next((kind for kind in WEIGHTS if any(fnmatch(file, kind) for file in there)), None)
             if weights is None:
-                what = f"and at {constants.ENDPOINT} it has no weights of a form that is read here ({', '.join(WEIGHTS)})"
-                raise ModelNotFoundError(f"{what}; take another model")
+                what = f"at {constants.ENDPOINT} it has no weights of a form that is read here ({', '.join(WEIGHTS)})"
+                raise ModelNotFoundError(f"and {what}; take another model")
             return Path(snapshot_download(id, allow_patterns=[*FILES, weights], ignore_patterns=BELOW))
     except GatedRepoError:
         page = f"{constants.ENDPOINT}/{id}"

@@ -146,11 +146,6 @@ def _sha2(value: Any, bits: Any) -> str | None:
     return _digest(name, value) if name else None
 
 
-def _to_base64(value: Any) -> str:
-    code = base64.b64encode(text_of(value).encode()).decode()
-    return "\n".join(code[start : start + 76] for start in range(0, len(code), 76))
-
-
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -241,7 +236,7 @@ STRICT: dict[str, Function] = {
     "soundex": (1, _soundex),
     "crc32": (1, lambda text: zlib.crc32(text_of(text).encode())),
     "ord": (1, lambda text: int.from_bytes(text_of(text)[:1].encode())),
-    "to_base64": (1, _to_base64),
+    "to_base64": (1, lambda text: base64.encodebytes(text_of(text).encode()).decode().removesuffix("\n")),
     "conv": (3, _in_base),
     "bin": (1, lambda value: _in_base(value, 10, 2)),
     "oct": (1, lambda value: _in_base(value, 10, 8)),
