@@ -15,7 +15,7 @@ from agentgrpo.chat.calls import tool
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
-from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
+from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
 from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, user_messages
 
 # The limit of replies, as configured by AgentBench.
@@ -63,7 +63,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         if not self.done and self.replies_used == self.max_rounds:
             self.status = "task limit reached"
 
-    def call_tool(self, name: str, arguments: Any) -> str:
+    def _answer_call(self, name: str, arguments: Any) -> str:
         """Answer one tool call; every mistake of the model is answered in words and counted.
 
         A commit ends the episode, as `task error` if its answer is no list or text. The model does not read its result.
@@ -74,12 +74,9 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
             RuntimeError: the episode has ended.
         """
         self._refuse_if_done()
-        try:
-            values = read_arguments(name, arguments)
-        except ValueError as error:
-            return self._malformed(str(error))
+        values = read_arguments(name, arguments)
         if name not in ("execute_sql", "commit_final_answer"):
-            return self._malformed(f"unknown tool {name!r}; call execute_sql or commit_final_answer")
+            raise MalformedCallError(f"unknown tool {name!r}; call execute_sql or commit_final_answer")
         argument = next(iter(values.values()), _NOTHING) if isinstance(values, dict) else _NOTHING
         return self._execute(argument) if name == "execute_sql" else self._commit(argument)
 
@@ -91,7 +88,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         if not query:  # the driver answers an empty statement like this
             return format_result(Result())
         if not isinstance(query, str):
-            return self._malformed('execute_sql takes {"query": "..."}')
+            raise MalformedCallError('execute_sql takes {"query": "..."}')
         self.sql_run.append(query)
         return format_result(self._run(query))
 
@@ -113,7 +110,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
     def _commit(self, answers: Any) -> str:
         if answers is _NOTHING or (answers and not isinstance(answers, list | str)):
             self.status = "task error"
-            return self._malformed('commit_final_answer takes {"answers": ["..."]}')
+            raise MalformedCallError('commit_final_answer takes {"answers": ["..."]}')
         self.status, self.answers = "completed", answers
         return "Committed."
 
