@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+
 def in_words(seconds: float) -> str:
     """Two digits at most: 45 s, 12 min, 2.4 h, 30 h."""
     if seconds < 99.5:

@@ -1,4 +1,4 @@
-"""This machine and the project on it: where its files are, ports and addresses, memory, GPUs and CPU. Imports no torch."""
+"""This machine and the project on it: where its files are, addresses, memory, GPUs and CPU. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder is that holds no whole model in the Hugging Face form, and what to do with it; and how large a model is.
+"""What a folder is that holds no whole model in the Hugging Face form, and what to do with it; and a model's size.
 
 Every command that loads a model asks this before anything else. It reads names of files, two small JSON files and the
 headers of safetensors; whether the weights are whole and fit is checked in `agentgrpo.weights`. Importing this module

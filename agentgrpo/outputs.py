@@ -15,6 +15,7 @@ from agentgrpo.checks import Finding, Problem, UsageError
 from agentgrpo.commands import interruptible
 from agentgrpo.disk_errors import OutputError, disk_fault, failures_of_the_disk
 
+
 def named_path(text: str) -> Path:
     # An empty path would mean the current folder.
     if not text.strip():

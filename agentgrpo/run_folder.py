@@ -1,8 +1,8 @@
 """What every folder of a training run has: a lock, run.json (how it was started), config.yaml (its settings) and
 metrics.jsonl (a row for each train step, and for each validation).
 
-A run holds the lock for as long as it lives. wandb, SwanLab and TensorBoard, which may have the metrics too, write there
-as well. Leaves out checkpoints, whose contents differ (`agentgrpo.signed` seals them).
+A run holds the lock for as long as it lives. wandb, SwanLab and TensorBoard, which may have the metrics too, write
+there as well. Leaves out checkpoints, whose contents differ (`agentgrpo.signed` seals them).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 
 from agentgrpo.checks import UsageError
-from agentgrpo.machine import uses_bfloat16
 from agentgrpo.flags import Parser
+from agentgrpo.machine import uses_bfloat16
 from agentgrpo.run_folder import usable_trackers
 
 OUTPUT = "outputs/reward-model"

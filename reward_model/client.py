@@ -26,11 +26,11 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agentgrpo.chat.messages import Message
+from agentgrpo.durations import pause_s, retry_after_s
 from agentgrpo.flags import Parser, positive
 from agentgrpo.machine import is_loopback
-from agentgrpo.durations import pause_s, retry_after_s
-from reward_model.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import TOKEN_VARIABLE, Preference, RewardScore, compare_scores, with_truncated
+from reward_model.preferences import PreferenceFileError, read_preferences
 
 # After this many consecutive failures only one call per `PROBE_EVERY_S` asks whether the service is back.
 OPEN_AFTER = 5

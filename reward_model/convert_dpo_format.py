@@ -26,11 +26,10 @@ from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from agentgrpo.row_files import NotReadOn
-from reward_model.preferences import PreferenceFileError, write_preferences
-from reward_model.preferences import Numbered, raw_rows
-from reward_model.shapes import FORMS, Converter
-from reward_model.measures import Summary
 from reward_model.datatypes import Preference
+from reward_model.measures import Summary
+from reward_model.preferences import Numbered, PreferenceFileError, raw_rows, write_preferences
+from reward_model.shapes import FORMS, Converter
 
 MAX_REJECTS_LISTED = 5
 

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from agentgrpo.chat.conversations import short_repr
-from agentgrpo.chat.messages import why_rendered
-from agentgrpo.chat.messages import Message, Record
+from agentgrpo.chat.messages import Message, Record, why_rendered
 
 # This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions.
 RECORD = "reward_model.json"

@@ -57,8 +57,8 @@ def merge(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from agentgrpo.weights import weights_sha256
-    from reward_model.preferences import read_preferences
     from reward_model.evaluate import score_sides
+    from reward_model.preferences import read_preferences
     from reward_model.scorer import Scorer, length_limit
 
     record = read_record(adapter)

@@ -30,10 +30,9 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.row_files import read_rows
-from reward_model.preferences import PreferenceFileError, write_preferences
-from reward_model.measures import MAX_NAMED, Balance, Summary, digest, percent
 from reward_model.datatypes import Preference
-from reward_model.measures import has_answer
+from reward_model.measures import MAX_NAMED, Balance, Summary, digest, has_answer, percent
+from reward_model.preferences import PreferenceFileError, write_preferences
 
 PAIRS_PER_TASK = 8
 # At most this many pairs of a task are considered; they are drawn at random if there are more.

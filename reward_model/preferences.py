@@ -1,4 +1,4 @@
-"""Files of preferences: JSON Lines in TRL's conversational form, and any form that `agentgrpo reward convert` reads; and
+"""Files of preferences: JSON Lines in TRL's conversational form, or any form that `agentgrpo reward convert` reads, and
 which of their pairs are held out.
 """
 
@@ -22,9 +22,8 @@ from agentgrpo.file_kinds import RowFileError, check_kind, is_parquet
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.row_files import read_rows
-from reward_model.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference, prompt_key
-
+from reward_model.shapes import FORMS, Converter, form_of
 
 # `datasets.load_dataset("json")` infers the types from the first 10 MiB and fails on fields that come later.
 _FIRST_LOOK_BYTES = 8_000_000

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from agentgrpo.chat.conversations import RowError, legal
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
-from reward_model.preferences import PreferenceFileError, describe_faults, numbered_lines
-from reward_model.measures import Summary
 from reward_model.datatypes import Preference
+from reward_model.measures import Summary
+from reward_model.preferences import PreferenceFileError, describe_faults, numbered_lines
 
 MAX_LISTED = 50
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from agentgrpo.json_text import parse_json
 
+
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -96,9 +97,9 @@ def num_tool_calls(messages: Sequence[Message]) -> int:
 # Marks of chat templates ----------------------------------------------------------------------------------------------
 
 # A text with one of these has been rendered already. A template would render it once more, as one message that holds a
-# whole conversation, and the tokenizer of its family makes control tokens of it: a reply with `<|im_end|>` in it teaches
-# to end there. So a message with one is refused. Tags that a model writes itself, as in `<think>` or `<tool_call>`, are
-# text. Anthropic's transcripts (`\n\nHuman:`) have a reader of their own among the forms of pairs.
+# whole conversation, and the tokenizer of its family makes control tokens of it: a reply with `<|im_end|>` in it
+# teaches to end there. So a message with one is refused. Tags that a model writes itself, as in `<think>` or
+# `<tool_call>`, are text. Anthropic's transcripts (`\n\nHuman:`) have a reader of their own among the forms of pairs.
 _MARKERS = (
     r"<\|[A-Za-z][A-Za-z0-9_]{0,40}\|>",  # ChatML, Llama 3, Phi, GLM, gpt-oss, Granite, Cohere
     r"<｜[^｜<>\n]{1,40}｜>",  # DeepSeek

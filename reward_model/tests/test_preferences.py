@@ -4,8 +4,8 @@ import os
 import pytest
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
-from reward_model.preferences import PreferenceFileError, read_preferences, write_preferences
 from reward_model.datatypes import Preference
+from reward_model.preferences import PreferenceFileError, read_preferences, write_preferences
 
 USER = Message(role="user", content="1?")
 CALL = Message(

@@ -13,9 +13,8 @@ from agentgrpo.checks import UsageError
 from agentgrpo.pair_training import metrics_line, rename
 from agentgrpo.run_folder import METRICS
 from reward_model.arguments import TrainingArguments
-from reward_model.preferences import PreferenceFileError
-from reward_model.preferences import split_by_prompt
 from reward_model.datatypes import Preference, prompt_key
+from reward_model.preferences import PreferenceFileError, split_by_prompt
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
 from reward_model.training import LINE, RENAMED, PairTrainer, RewardRunLog, checkpoint_to_resume, encode_pairs

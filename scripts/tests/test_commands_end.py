@@ -71,8 +71,7 @@ def test_a_module_is_ready_for_ctrl_c_before_it_imports_anything_large(name):
     first = next(part for part in body[1:] if not isinstance(part, ast.ImportFrom) or part.module != "__future__")
     if isinstance(first, ast.If):
         assert ast.unparse(first) == (
-            "if __name__ == '__main__':\n"
-            f"    from agentgrpo.commands import run_module\n    run_module({name!r})"
+            f"if __name__ == '__main__':\n    from agentgrpo.commands import run_module\n    run_module({name!r})"
         )
         return
     at = next(i for i, part in enumerate(body) if "starting()" in ast.unparse(part) and isinstance(part, ast.If))

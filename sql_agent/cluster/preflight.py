@@ -19,9 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.machine import HOME, ROOT
 from agentgrpo.checks import UsageError
-from agentgrpo.machine import LARGE
+from agentgrpo.machine import HOME, LARGE, ROOT
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.passwords import MASK
 from agentgrpo.passwords import VARIABLE as PASSWORD

@@ -13,10 +13,10 @@ from typing import Any
 
 from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError, require
+from agentgrpo.imports import uncollected
 from agentgrpo.machine import free_port
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.run_folder import begin, start_of
-from agentgrpo.imports import uncollected
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig

@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any
 
 from agentgrpo.checkpoints import CheckpointError, prune
-from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
 from agentgrpo.imports import uncollected
+from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
 from sql_agent.cluster.join import join
 from sql_agent.cluster.network import Network
 from sql_agent.cluster.watch import NodeWatch, nodes_in_use
