@@ -64,13 +64,12 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
             self.status = "task limit reached"
 
     def _answer_call(self, name: str, arguments: Any) -> str:
-        """Answer one tool call; every mistake of the model is answered in words and counted.
-
-        A commit ends the episode, as `task error` if its answer is no list or text. The model does not read its result.
+        """A commit ends the episode, as `task error` if its answer is no list or text. No model reads its result.
 
         Args:
             arguments: the JSON text of an object; its first value is the argument, whatever its name.
         Raises:
+            MalformedCallError: see `CallingEpisode`.
             RuntimeError: the episode has ended.
         """
         self._refuse_if_done()
