@@ -91,7 +91,7 @@ CHECKS = (
     Check("database", ("database", "tasks", "splits"), "every reference is run", f"{_READ}:check_database"),
     Check("prompts", ("tasks", "model", "database", "max_prompt_tokens"), "1 s a 100 tasks", f"{_READ}:check_prompts"),
     Check("tasks", ("env", "tasks_of", "train_file", "val_file"), "they are read", f"{_READ}:check_tasks"),
-    Check("disk", ("folder", "disk_need", "disk_remedy"), _NO_TIME, "agentgrpo.disk_space:check_disk"),
+    Check("disk", ("folder", "disk_need", "disk_remedy"), _NO_TIME, "agentgrpo.outputs:check_disk"),
 )
 
 

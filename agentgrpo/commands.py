@@ -1,17 +1,14 @@
 """How a command ends: with its result, with one line that says what was wrong, or after Ctrl-C with status 130. It
 never ends with a traceback for something that the user can correct.
 
-    from agentgrpo.commands import execute, starting
-
     if __name__ == "__main__":
-        starting()
+        from agentgrpo.commands import run_module
+
+        run_module("reward_model.merge")
 
     import torch
 
-    if __name__ == "__main__":
-        execute(main)
-
-This module imports little, so that `starting` can be called early.
+This module imports little, so that a command is ready for Ctrl-C early.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -82,6 +80,12 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+def failed(error: object, status: int = 1) -> int:
+    """Say in one line what was wrong, and return the status of the command."""
+    print(f"error: {error}", file=sys.stderr)
+    return status
+
+
 def execute(main: Callable[[], int | None]) -> NoReturn:
     """Exit with the status of `main`, with 1 if a file could not be read or written, with 130 after Ctrl-C."""
     try:
@@ -91,8 +95,7 @@ def execute(main: Callable[[], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 1
     except (OutputError, OSError) as error:
-        print(f"error: {in_words(error)}", file=sys.stderr)
-        code = 1
+        code = failed(in_words(error))
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         code = INTERRUPTED
@@ -102,3 +105,10 @@ def execute(main: Callable[[], int | None]) -> NoReturn:
         print("\nstopped", file=sys.stderr)  # a library turned the interrupt into an error of its own
         code = INTERRUPTED
     sys.exit(code)
+
+
+def run_module(name: str) -> NoReturn:
+    """Run the `main` of a module that is started by its own name; the module begins with this, and imports the rest of
+    itself under that name."""
+    starting()
+    execute(import_module(name).main)

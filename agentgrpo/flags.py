@@ -8,6 +8,7 @@ here (`USUAL`). Passwords of database addresses are masked.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,6 +74,12 @@ DEVICES = "{auto,cpu,gpu}"
 def torch_device(name: str) -> str:
     """torch calls cuda what flags call gpu."""
     return "cuda" if name == "gpu" else name
+
+
+def positive(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return float(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -177,3 +184,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         super().error(masked(message, whole=True))
+
+
+def described_parser(prog: str, doc: str | None) -> Parser:
+    """A parser whose help is the text that a module begins with, line by line."""
+    return Parser(prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

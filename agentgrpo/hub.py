@@ -74,12 +74,14 @@ def model_folder(
             f"{did_you_mean(Path(id))}"
         )
     import httpx
+    from huggingface_hub import constants
 
     folder = _cached(id)
     if folder is not None:
         return folder
     meant = did_you_mean(Path(id))
-    nowhere = f"{id} is no folder, and no model of that name is whole in the Hugging Face cache ({_cache()})"
+    cache = constants.HF_HUB_CACHE
+    nowhere = f"{id} is no folder, and no model of that name is whole in the Hugging Face cache ({cache})"
     download = program_command("hf", "download", id)
     by_hand = f"fetch it elsewhere with `{download}` and bring the folder that it prints, or {otherwise}"
     if "/" not in id:
@@ -88,16 +90,16 @@ def model_folder(
         )
     if not fetch:
         raise ModelNotFoundError(f"{nowhere}; fetch it with `{download}`{meant}")
-    if _forbidden():
+    if constants.is_offline_mode() and not _set_here:
         raise ModelNotFoundError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it; unset that, {by_hand}{meant}")
-    (say or _say)(f"{nowhere}: fetching it from {_endpoint()}")
+    (say or _say)(f"{nowhere}: fetching it from {constants.ENDPOINT}")
     try:
         return _fetch(id)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(f"{nowhere}, {error}, or {otherwise}{meant}") from None
     except (OSError, httpx.HTTPError) as error:
         cause = error.__cause__ or error
-        failed = f"it could not be fetched from {_endpoint()} ({type(cause).__name__}: {_first_line(cause)})"
+        failed = f"it could not be fetched from {constants.ENDPOINT} ({type(cause).__name__}: {_first_line(cause)})"
         raise ModelNotFoundError(f"{nowhere}, and {failed}; look at the network, {by_hand}{meant}") from None
 
 
@@ -143,7 +145,7 @@ def _fetch(id: str) -> Path:
         ModelNotFoundError: the hub has no such model, or refuses access; the message ends with the remedy.
         OSError, httpx.HTTPError: the hub cannot be reached, or the cache cannot be written.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     log_in = f"`{program_command('hf', 'auth', 'login')}`"
@@ -152,21 +154,15 @@ def _fetch(id: str) -> Path:
             there = [file.rfilename for file in HfApi().model_info(id).siblings or ()]
             weights = next((kind for kind in WEIGHTS if any(fnmatch(file, kind) for file in there)), None)
             if weights is None:
-                what = f"and at {_endpoint()} it has no weights of a form that is read here ({', '.join(WEIGHTS)})"
-                raise ModelNotFoundError(f"{what}; take another model")
+                what = f"at {constants.ENDPOINT} it has no weights of a form that is read here ({', '.join(WEIGHTS)})"
+                raise ModelNotFoundError(f"and {what}; take another model")
             return Path(snapshot_download(id, allow_patterns=[*FILES, weights], ignore_patterns=BELOW))
     except GatedRepoError:
-        page = f"{_endpoint()}/{id}"
+        page = f"{constants.ENDPOINT}/{id}"
         raise ModelNotFoundError(f"and its terms have to be accepted; do so at {page}, then {log_in}") from None
     except RepositoryNotFoundError:
-        what = f"nor is there one at {_endpoint()}"
+        what = f"nor is there one at {constants.ENDPOINT}"
         raise ModelNotFoundError(f"{what}; look at the spelling, and if it is private do {log_in}") from None
-
-
-def _forbidden() -> bool:
-    from huggingface_hub.constants import is_offline_mode
-
-    return is_offline_mode() and not _set_here
 
 
 @contextmanager
@@ -179,18 +175,6 @@ def _online() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
-
-
-def _cache() -> str:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return HF_HUB_CACHE
-
-
-def _endpoint() -> str:
-    from huggingface_hub.constants import ENDPOINT
-
-    return ENDPOINT
 
 
 def _say(line: str) -> None:

@@ -1,3 +1,5 @@
+"""This machine and the project on it: where its files are, addresses, memory, GPUs and CPU. Imports no torch."""
+
 from __future__ import annotations
 
 import argparse
@@ -7,10 +9,17 @@ import re
 import shutil
 import socket
 import subprocess
+from functools import cache
 from importlib.metadata import distributions
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
+# The clone of the repository, or where the packages are installed.
+ROOT = Path(__file__).resolve().parents[1]
+IS_CLONE = (ROOT / "scripts" / "setup.sh").is_file()
+# Here are the folders models/ and data/ that commands make: in the clone, or where the command was started.
+HOME = ROOT if IS_CLONE else Path.cwd()
 # Packages that run in one version alone: this project changes them at import, or they are compiled for one another.
 ENGINES = (
     "agentlightning",
@@ -123,3 +132,41 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+# The CPU --------------------------------------------------------------------------------------------------------------
+
+
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
+# bfloat16 is faster from this many parameters on; in a smaller model casts cost more than matrix products save.
+LARGE = 20_000_000
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    file = Path("/proc/cpuinfo")
+    return parse_flags(file.read_text()) if file.is_file() else frozenset()
+
+
+def parse_flags(cpuinfo: str) -> frozenset[str]:
+    return frozenset(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)).split())
+
+
+def bfloat16_pays() -> bool:
+    # With AVX-512 BF16 or AMX autocast trains about twice as fast as float32; other CPUs emulate bfloat16, which is
+    # slower.
+    return any(flag in cpu_flags() for flag in BFLOAT16_FLAGS)
+
+
+def share_of_cores(workers: int) -> int:
+    """The cores of this machine for each of its training workers."""
+    return max(1, (os.cpu_count() or 1) // workers)
+
+
+def uses_bfloat16(precision: Literal["auto", "float32", "bfloat16"], parameters: int) -> bool:
+    """Weights stay float32; only autocast uses bfloat16.
+
+    Args:
+        precision: auto means bfloat16 if it pays and the model has `LARGE` parameters or more.
+    """
+    return precision == "bfloat16" or (precision == "auto" and parameters >= LARGE and bfloat16_pays())

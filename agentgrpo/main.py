@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from agentgrpo.commands import execute, starting
+from agentgrpo.commands import execute, run_module, starting
 from agentgrpo.nearest import did_you_mean
 
 # Commands by name: the module, and what it is for.
@@ -78,8 +78,7 @@ def main() -> NoReturn:
 
 
 def script(name: str) -> NoReturn:
-    starting()
-    execute(import_module(COMMANDS[name][0]).main)
+    run_module(COMMANDS[name][0])
 
 
 def describe(names: Sequence[str]) -> str:

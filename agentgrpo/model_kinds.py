@@ -1,12 +1,15 @@
-"""What a folder is that holds no whole model in the Hugging Face form, and what to do with it.
+"""What a folder is that holds no whole model in the Hugging Face form, and what to do with it; and a model's size.
 
-Every command that loads a model asks this before anything else. It reads names of files and two small JSON files;
-whether the weights are whole and fit is checked in `agentgrpo.weights`. Importing this module is instant.
+Every command that loads a model asks this before anything else. It reads names of files, two small JSON files and the
+headers of safetensors; whether the weights are whole and fit is checked in `agentgrpo.weights`. Importing this module
+is instant.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +245,29 @@ def _object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+# Parts of the names of matrices that an adapter on all linear layers leaves out: embeddings and the output layer.
+NOT_ADAPTED = ("embed", "lm_head", "wte", "wpe")
+
+
+def count_weights(folder: Path) -> int | None:
+    return sum(math.prod(shape) for _, shape in _shapes(folder)) or None
+
+
+def count_adapter_weights(folder: Path, rank: int) -> int | None:
+    """About how many weights a new LoRA adapter on all linear layers has: rank x (rows + columns) of each.
+
+    Args:
+        folder: the base model's; None is returned if it has no safetensors.
+    """
+    layers = [shape for name, shape in _shapes(folder) if len(shape) == 2 and not any(n in name for n in NOT_ADAPTED)]
+    return rank * sum(map(sum, layers)) or None
+
+
+def _shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    for file in sorted(folder.glob("*.safetensors")):
+        yield from ((name, tensor["shape"]) for name, tensor in (safetensors_header(file) or {}).items())

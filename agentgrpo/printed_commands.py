@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from importlib.metadata import requires
 from pathlib import Path
 
-from agentgrpo.checkout import IS_CLONE, ROOT
+from agentgrpo.machine import IS_CLONE, ROOT
 
 
 def agentgrpo_command(name: str, *arguments: str | Path) -> str:

@@ -1,19 +1,20 @@
 """What every folder of a training run has: a lock, run.json (how it was started), config.yaml (its settings) and
 metrics.jsonl (a row for each train step, and for each validation).
 
-A run holds the lock for as long as it lives. Leaves out checkpoints, whose contents differ (`agentgrpo.signed` seals
-them).
+A run holds the lock for as long as it lives. wandb, SwanLab and TensorBoard, which may have the metrics too, write
+there as well. Leaves out checkpoints, whose contents differ (`agentgrpo.signed` seals them).
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import failures_of_the_disk, written
 from agentgrpo.passwords import masked
-from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.printed_commands import agentgrpo_command, remedy_of
 from agentgrpo.signed import user_key
 
 logger = logging.getLogger(__name__)
@@ -175,11 +176,8 @@ def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def write_start(run_dir: Path, start: Mapping[str, Any], *, resumed: bool) -> None:
     """Write run.json: how the run was started, and under `earlier_starts` how it was started before it was resumed."""
-    earlier: list[Any] = []
-    if resumed:
-        with suppress(OSError, ValueError, AttributeError):  # a killed run may leave it incomplete
-            last = parse_json((run_dir / START).read_text())
-            earlier = [*last.pop("earlier_starts", []), last]
+    last = _start(run_dir) if resumed else {}
+    earlier = [*last.pop("earlier_starts", []), last] if last else []
     starts = [dict(start), *earlier]
     for each in starts:  # earlier versions wrote passwords to the file
         each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
@@ -228,3 +226,33 @@ def _train_step(line: bytes) -> int | None:
         return int(parse_json(line)["train_step"])
     except (ValueError, TypeError, KeyError):
         return None
+
+
+# Trackers -------------------------------------------------------------------------------------------------------------
+
+
+def usable_trackers(wanted: Sequence[str], folder: Path) -> list[str]:
+    """Those that are installed, and have them write into a run's folder.
+
+    Without an API key wandb and SwanLab write there and nowhere else. What the environment already says stays: it may
+    name another folder, or switch uploading on for somebody who has logged in.
+    """
+    usable = [name for name in wanted if importlib.util.find_spec(name) is not None]
+    for name in wanted:
+        if name not in usable:
+            logger.warning("%s is not installed; going on without it. To add it: %s", name, remedy_of(name))
+    if not usable:
+        return []
+    defaults = {
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),  # verl reads this name, transformers the next
+        "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
+        "WANDB_DIR": str(folder),  # wandb adds wandb/
+        "SWANLAB_LOG_DIR": str(folder / "swanlab"),
+    }
+    if not os.environ.get("WANDB_API_KEY"):
+        defaults["WANDB_MODE"] = "offline"
+    if not os.environ.get("SWANLAB_API_KEY"):
+        defaults["SWANLAB_MODE"] = "offline"  # `local` needs a dashboard of its own, swanboard
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    return usable

@@ -127,35 +127,33 @@ def _describe(fault: Any, settings: type[BaseModel]) -> str:
 
 def did_you_mean_setting(name: str, settings: type[BaseModel]) -> str:
     """The end of a message about a name that may be right but stand in another group."""
-    if setting := dict(verl_keys(settings)).get(name):
+    if setting := verl_keys(settings).get(name):
         return f"; did you mean {setting}?"
-    known, last = list(names_of(settings)), name.rpartition(".")[2]
+    known, last = names_of(settings), name.rpartition(".")[2]
     elsewhere = [each for each in known if each.rpartition(".")[2] == last]
     return f"; did you mean {elsewhere[0]}?" if len(elsewhere) == 1 else did_you_mean(name, known)
 
 
-def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def names_of(settings: type[BaseModel]) -> list[str]:
     """All names of a tree, with their groups, e.g. `optim.learning_rate`."""
+    return [groups + (field.serialization_alias or name) for groups, name, field in _fields(settings)]
+
+
+def verl_keys(settings: type[BaseModel]) -> dict[str, str]:
+    """Our settings of a tree by verl's keys."""
+    return {key: groups + name for groups, name, field in _fields(settings) for key in verl_keys_of(field)}
+
+
+def earlier_settings(settings: type[BaseModel]) -> dict[str, str]:
+    """The present names of a tree by the earlier ones, both with their groups."""
+    return {groups + old: groups + name for groups, name, field in _fields(settings) for old in earlier_names(field)}
+
+
+def _fields(settings: type[BaseModel], groups: str = "") -> Iterator[tuple[str, str, FieldInfo]]:
     for name, field in settings.model_fields.items():
-        yield prefix + (field.serialization_alias or name)
+        yield groups, name, field
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from names_of(field.annotation, f"{prefix}{name}.")
-
-
-def verl_keys(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(verl's key, our setting) of a tree."""
-    for name, field in settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from verl_keys(field.annotation, f"{prefix}{name}.")
-        yield from ((key, prefix + name) for key in verl_keys_of(field))
-
-
-def earlier_settings(settings: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(earlier name, present name) of a tree, with their groups."""
-    for name, field in settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from earlier_settings(field.annotation, f"{prefix}{name}.")
-        yield from ((prefix + earlier, prefix + name) for earlier in earlier_names(field))
+            yield from _fields(field.annotation, f"{groups}{name}.")
 
 
 def verl_keys_of(field: FieldInfo) -> list[str]:

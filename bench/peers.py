@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.flags import Parser
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
 from bench.parts import report

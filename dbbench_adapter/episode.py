@@ -12,17 +12,16 @@ because the replies ended before the episode. `sql_run` holds the model's statem
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
 
-import argparse
+    run_module("dbbench_adapter.episode")
+
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentgrpo.flags import Parser
+from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
@@ -146,11 +145,7 @@ def _message(reply: Any, variant: ProtocolName) -> Message:
 
 
 def main() -> None:
-    parser = Parser(
-        prog="python -m dbbench_adapter.episode",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described_parser("python -m dbbench_adapter.episode", __doc__)
     parser.add_argument("--backend", default="sqlite", help=f"{known_backends()}; default sqlite")
     args = parser.parse_args()
     try:
@@ -158,7 +153,3 @@ def main() -> None:
             serve(lambda row: answer(row, backend))
     except (BackendUnavailable, ValueError) as failure:
         raise SystemExit(f"--backend: {failure}") from failure
-
-
-if __name__ == "__main__":
-    execute(main)

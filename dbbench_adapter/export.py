@@ -4,22 +4,22 @@
     agentgrpo tasks export --input FILE... --format agl --output train.jsonl
 
 The gold is only in fields that no model reads: `extra_info.task` of a verl row, and the input of an agent-lightning
-rollout. `dbbench_adapter.rllm.data` writes rLLM's rows.
+rollout. `dbbench_adapter.rllm.env` writes rLLM's rows.
 """
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.export")
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, written
 from dbbench_adapter.datatypes import Task
@@ -88,12 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks = [task for file in args.input for task in load_tasks(file)]
         refuse_repeated_ids(tasks)
     except (TaskFileError, OutputError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error, 2)
     write(tasks, args.output)
     print(f"{len(tasks)} rows for {args.format}: {args.output}")
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

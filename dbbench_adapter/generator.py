@@ -10,14 +10,14 @@ of texts by order are left out; `dbbench_adapter.generate` makes larger tasks wi
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.generator")
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -26,18 +26,22 @@ from typing import get_args
 
 from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
-from dbbench_adapter.generate.phrasebook import (
-    COMPARISONS,
-    EXTREMES,
-    HELD_OUT_WORDS,
-    PHRASINGS,
-    SUMMARIES,
-    TRAIN_WORDS,
-    pseudo_word,
-)
-from dbbench_adapter.generate.themes import Split, in_memory, literal
+from dbbench_adapter.generate.themes import Split, in_memory, literal, read_data
 from dbbench_adapter.tasks.load import write_tasks
 
+# Words, of which every fourth is held out, name tables and columns and fill text cells; sentences are the questions.
+_BOOK = read_data("phrasebook")
+WORDS: tuple[str, ...] = tuple(_BOOK["words"])
+HELD_OUT_WORDS = WORDS[::4]
+TRAIN_WORDS = tuple(word for word in WORDS if word not in set(HELD_OUT_WORDS))
+PHRASINGS: Mapping[str, Sequence[str]] = _BOOK["phrasings"]
+EXTREMES: Mapping[str, str] = _BOOK["extremes"]
+SUMMARIES: Mapping[str, str] = _BOOK["summaries"]
+COMPARISONS: Mapping[str, str] = _BOOK["comparisons"]
+
+_ONSETS = [*"bcdfghjklmnprstvwz", "st", "tr", "pl", "br", "ch", "sh", "gr", "fl"]
+_VOWELS = [*"aeiou", "ai", "ea", "ou"]
+_CODAS = ["", "", "n", "r", "s", "t", "l", "m", "ck", "nd"]
 # The fixed parts of `Task.table_note`; the small policy's tokenizer has a token for each.
 NOTE = ("The table ", " has the columns ")
 MAX_ANSWERS = 4
@@ -178,6 +182,18 @@ def _word(rng: random.Random, split: Split) -> str:
     return word if word not in HELD_OUT_WORDS and word not in _SQL_WORDS else _word(rng, split)
 
 
+def pseudo_word(rng: random.Random) -> str:
+    """Make a pronounceable word that is most likely new, from syllables or from halves of two train words.
+
+    A policy that is warm-started on a few hundred real words learns those words; on pseudo-words it learns to copy.
+    """
+    if rng.random() < 0.5:
+        first, second = rng.choice(TRAIN_WORDS), rng.choice(TRAIN_WORDS)
+        return first[: rng.randint(2, max(2, len(first) - 2))] + second[-rng.randint(2, max(2, len(second) - 2)) :]
+    syllables = rng.randint(1, 3)
+    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
+
+
 def _note(table: Table) -> str:
     before_name, before_columns = NOTE
     return f"{before_name}`{table.name}`{before_columns}{', '.join(f'`{column.name}`' for column in table.columns)}."
@@ -279,7 +295,3 @@ def main() -> None:
     tasks = generate_tasks(args.num_tasks, seed=args.seed, split=args.split)
     write_tasks(args.output, tasks)
     print(f"{len(tasks)} {args.split} tasks, seed {args.seed}: {args.output}")
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -96,16 +96,20 @@ class Episode(ABC):
     def close(self) -> None: ...
 
 
+class MalformedCallError(Exception):
+    """A call cannot be answered as the policy wrote it; the message is for the policy."""
+
+
 def read_arguments(name: str, arguments: Any) -> Any:
     """The value of a call's arguments, a JSON text.
 
     Raises:
-        ValueError: the text is none; the message is for the policy.
+        MalformedCallError: the text is none.
     """
     try:
         return json.loads(arguments)
     except (ValueError, TypeError, RecursionError):
-        raise ValueError(f"the arguments of {name} do not parse; they are a JSON object") from None
+        raise MalformedCallError(f"the arguments of {name} do not parse; they are a JSON object") from None
 
 
 class CallingEpisode(Episode):
@@ -126,13 +130,25 @@ class CallingEpisode(Episode):
             if self.done:
                 return
 
-    @abstractmethod
     def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one call; a malformed call is answered with an error message and counted (`_malformed`)."""
+        """Answer one call; a malformed one is answered with an error message and counted."""
+        try:
+            return self._answer_call(name, arguments)
+        except MalformedCallError as error:
+            self.malformed_calls += 1
+            return self._error_text(str(error))
 
-    def _malformed(self, reason: str) -> str:
-        self.malformed_calls += 1
+    def _error_text(self, reason: str) -> str:
         return f"Error: {reason}."
+
+    @abstractmethod
+    def _answer_call(self, name: str, arguments: Any) -> str:
+        """
+        Args:
+            arguments: as the policy wrote them (`read_arguments`).
+        Raises:
+            MalformedCallError: there is no such tool, or it takes other arguments.
+        """
 
     def without_call(self, reply: str) -> list[Message]:
         """Answer a reply without a call, which ends the episode."""

@@ -11,18 +11,17 @@ of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter.episo
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
 
-import argparse
+    run_module("dbbench_adapter.judge")
+
 from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
-from agentgrpo.flags import Parser
+from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve
 from dbbench_adapter.datatypes import Rows
 from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
@@ -72,13 +71,5 @@ _JUDGES: dict[JudgeName, Callable[[Any, Any], bool]] = {
 
 
 def main() -> None:
-    Parser(
-        prog="python -m dbbench_adapter.judge",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    described_parser("python -m dbbench_adapter.judge", __doc__).parse_args()
     serve(answer)
-
-
-if __name__ == "__main__":
-    execute(main)

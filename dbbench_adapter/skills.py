@@ -7,10 +7,10 @@ It prints precision and recall per skill. `dbbench_adapter.sql_skills` recognise
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.skills")
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +81,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print("\n".join([*_table_lines(found), f"{len(labelled)} of {len(tasks)} tasks have skills"]))
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -9,23 +9,23 @@ its tables allow it. The numbers of kinds or skills are not balanced; the manife
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("dbbench_adapter.splits")
 
 import argparse
 import itertools
 import json
 import platform
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from agentgrpo.signed import file_sha256
@@ -244,12 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         manifest = write_splits(args.input, args.output, args.fractions, args.seed)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error, 2)
     for name, part in manifest["parts"].items():
         print(f"{name:10} {part['tasks']:6} tasks over {part['tables']:5} tables: {args.output / part['file']}")
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -11,12 +11,11 @@ with MySQL it is null for a single table without rows, and if a table or column 
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
 
-import argparse
+    run_module("dbbench_adapter.table_hash")
+
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
@@ -24,7 +23,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentgrpo.flags import Parser
+from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve
 from dbbench_adapter.datatypes import Column, Gold, Row, Table, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
@@ -89,16 +88,8 @@ def hash_after(
 
 
 def main() -> None:
-    Parser(
-        prog="python -m dbbench_adapter.table_hash",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    described_parser("python -m dbbench_adapter.table_hash", __doc__).parse_args()
     with ExitStack() as stack:
         # a backend starts with the first case that names it
         backend = cache(lambda name: stack.enter_context(open_backend(name)))
         serve(lambda row: answer(row, backend))
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -10,17 +10,17 @@ run, since their labels come from the source question sets, not from these queri
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
 
-import sys
+    run_module("dbbench_adapter.validate")
+
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from dbbench_adapter.datatypes import Rows, Task
 from dbbench_adapter.dialect.kinds import plain
@@ -247,12 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for report in reports:
                     report.faults += replay_faults(report, backend)
     except (BackendUnavailable, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error, 2)
     for report in reports:
         print("\n".join(report_lines(report)))
     return int(wrong or any(report.faults for report in reports))
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -14,9 +14,9 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 
 from agentgrpo.checks import UsageError
-from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.flags import Parser
-from agentgrpo.trackers import usable_trackers
+from agentgrpo.machine import uses_bfloat16
+from agentgrpo.run_folder import usable_trackers
 
 OUTPUT = "outputs/reward-model"
 # What the other commands call TRL's flags.

@@ -6,10 +6,10 @@ It works with `agentgrpo reward serve` and with `vllm serve MERGED --runner pool
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.client")
 
 import argparse
 import asyncio
@@ -26,12 +26,11 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agentgrpo.chat.messages import Message
-from agentgrpo.flags import Parser
+from agentgrpo.durations import pause_s, retry_after_s
+from agentgrpo.flags import Parser, positive
 from agentgrpo.machine import is_loopback
-from agentgrpo.retries import pause_s, retry_after_s
-from reward_model.data.preferences import PreferenceFileError, read_preferences
-from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
-from reward_model.service.access import TOKEN_VARIABLE, positive
+from reward_model.datatypes import TOKEN_VARIABLE, Preference, RewardScore, compare_scores, with_truncated
+from reward_model.preferences import PreferenceFileError, read_preferences
 
 # After this many consecutive failures only one call per `PROBE_EVERY_S` asks whether the service is back.
 OPEN_AFTER = 5
@@ -319,7 +318,3 @@ async def _compare(client: RewardClient, row: Preference) -> bool:
 
 def _message(role: Any, content: str) -> Message:
     return Message(role=role, content=content)
-
-
-if __name__ == "__main__":
-    execute(main)

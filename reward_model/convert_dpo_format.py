@@ -2,15 +2,13 @@
 
 It writes TRL's conversational form, one `Preference` per line. A row that cannot be converted goes to a side file with
 the reason; each kind of change or omission is counted by name. JSON Lines and parquet are streamed, and the output
-appears once it is complete. `reward_model.data.shapes` holds the forms, and doc/reward_model.md shows them.
+appears once it is complete. `reward_model.shapes` holds the forms, and doc/reward_model.md shows them.
 """
 
-import sys
-
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.convert_dpo_format")
 
 import json
 import re
@@ -23,15 +21,15 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from agentgrpo.chat.conversations import RowError
+from agentgrpo.commands import failed
 from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from agentgrpo.row_files import NotReadOn
-from reward_model.data.preferences import PreferenceFileError, write_preferences
-from reward_model.data.read import Numbered, raw_rows
-from reward_model.data.shapes import FORMS, Converter
-from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
+from reward_model.measures import Summary
+from reward_model.preferences import Numbered, PreferenceFileError, raw_rows, write_preferences
+from reward_model.shapes import FORMS, Converter
 
 MAX_REJECTS_LISTED = 5
 
@@ -156,25 +154,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_output(rejects, "--rejects", overwrite=args.overwrite or is_ours(rejects))
         conversion = convert(args.input, args.output, rejects, form=args.format, drop_tools=args.drop_tools)
     except (PreferenceFileError, OutputError, OSError) as error:
-        print(f"error: {in_words(error)}", file=sys.stderr)
-        return 1
+        return failed(in_words(error))
     print("\n".join(conversion.lines()))
     if conversion.rejected:
         print(f"rejects: {rejects}")
     if not conversion.summary.pairs:
         why = f"all {conversion.rows} rows were rejected, see {rejects}" if conversion.rows else "it holds no row"
-        print(
-            f"error: nothing of {args.input} could be converted: {why}; {args.output} was not written", file=sys.stderr
-        )
-        return 1
+        return failed(f"nothing of {args.input} could be converted: {why}; {args.output} was not written")
     print(f"written: {args.output}")
-    if not conversion.read_to_its_end:
-        print(
-            f"error: {args.input} was not read to its end, see {rejects}; repair it and convert with --overwrite",
-            file=sys.stderr,
-        )
-    return int(not conversion.read_to_its_end)
-
-
-if __name__ == "__main__":
-    execute(main)
+    if conversion.read_to_its_end:
+        return 0
+    return failed(f"{args.input} was not read to its end, see {rejects}; repair it and convert with --overwrite")

@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from agentgrpo.chat.conversations import short_repr
-from agentgrpo.chat.markers import why_rendered
-from agentgrpo.chat.messages import Message, Record
+from agentgrpo.chat.messages import Message, Record, why_rendered
 
 # This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions.
 RECORD = "reward_model.json"
+# The service and the client's command read their bearer token from this environment variable.
+TOKEN_VARIABLE = "REWARD_API_TOKEN"
 # The metadata of a pair of rollouts, which `pairs_from_rollouts` writes. Its texts are the policy's own.
 ROLLOUTS = frozenset({"task_id", "kind", "sources"})
 

@@ -6,18 +6,18 @@ beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. It 
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.evaluate")
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.messages import Message
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, written
 from reward_model.datatypes import Preference, prompt_key
@@ -226,8 +226,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for axes, parts in ((left, bars), (bad, list(result["adversarial"].items())[::-1])):
         for y, (name, part) in enumerate(parts):
             axes.barh(y, part["value"], color="tab:blue" if name == "reward model" else "0.75")
-            low, high = part["interval"]
-            axes.plot([low, high], [y, y], color="black", linewidth=1.5)
+            axes.plot(part["interval"], [y, y], color="black", linewidth=1.5)
         axes.set_yticks(range(len(parts)), [name for name, _ in parts])
         axes.axvline(0.5, color="0.4", linestyle=":", linewidth=1)
     left.set(xlim=(0, 1), xlabel="pair accuracy, 95 % interval", title=f"{result['pairs']} held-out pairs")
@@ -242,8 +241,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     middle.set_title(f"calibration, ECE {result['ece']:.3f}")
 
     for x, part in enumerate(result["length"]):
-        low, high = part["interval"]
-        right.plot([x, x], [low, high], color="black", linewidth=1.5)
+        right.plot([x, x], part["interval"], color="black", linewidth=1.5)
         right.plot(x, part["value"], "o", color="tab:blue")
     right.axhline(0.5, color="0.4", linestyle=":", linewidth=1)
     right.set_xticks(
@@ -273,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from agentgrpo.machine import git_commit
     from agentgrpo.signed import file_sha256
     from agentgrpo.training_run import versions
-    from reward_model.data.preferences import PreferenceFileError, read_preferences
+    from reward_model.preferences import PreferenceFileError, read_preferences
     from reward_model.scorer import Scorer
 
     disable_progress_bar()
@@ -284,8 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 check_output(args.output / name, "--output", overwrite=True)
         result = evaluate(Scorer.load(model_folder(args.model, otherwise=TRAIN)), rows)
     except (ModelError, OutputError, PreferenceFileError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     show(result)
     if args.output:
         about = {"model": str(args.model), "data": str(args.data), "data_sha256": file_sha256(args.data)}
@@ -296,7 +293,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             draw(result, part)
         print(f"written: {args.output / 'evaluation.json'}, {args.output / 'evaluation.png'}")
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -5,30 +5,29 @@ its warm-up scores matched. After SIGTERM it answers the requests that it has ac
 the service are in `reward_model/service`; doc/reward_test.md shows requests and answers.
 """
 
-import os
-import sys
-
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.inference_api")
 
 import argparse
 import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgrpo.checks import require
-from agentgrpo.flags import DEVICES, Parser, torch_device
+from agentgrpo.flags import DEVICES, Parser, positive, torch_device
 from agentgrpo.hub import TRAIN, go_offline, model_folder
-from agentgrpo.machine import git_commit, port_number
-from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
+from agentgrpo.machine import git_commit, is_loopback, port_number
+from reward_model.datatypes import TOKEN_VARIABLE
 from reward_model.service.request_queue import RequestQueue
 from reward_model.service.schemas import MAX_ITEMS
 
@@ -100,6 +99,29 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--timeout-s", type=positive, default=30.0, help="deadline of a request, default %(default)s")
     return parser
+
+
+def read_token(host: str, token_file: Path | None) -> str | None:
+    """None if clients need no token.
+
+    Raises:
+        ValueError: the host is not loopback and no token is given, the file is empty, or no header can hold the token.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token_file:
+        token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file.is_file() else ""
+        if not token:
+            raise ValueError(
+                f"--token-file {token_file}: no such file, or nothing in it; expected one line with the token"
+            )
+    if not token.isascii() or not token.isprintable():
+        raise ValueError("the token holds characters that a header cannot hold; expected printable ASCII")
+    if not token and not is_loopback(host):
+        raise ValueError(
+            f"--host {host} can be reached from other machines, which needs a token: set {TOKEN_VARIABLE} or give "
+            "--token-file; 127.0.0.1 needs none"
+        )
+    return token or None
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -217,7 +239,3 @@ def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio
 
     threading.Thread(target=work, name="load", daemon=True).start()
     return loaded
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -8,19 +8,19 @@ quantised base is not merged.
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.merge")
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.messages import Message
 from agentgrpo.checks import UsageError
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import OutputError, check_output, written
@@ -57,8 +57,8 @@ def merge(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from agentgrpo.weights import weights_sha256
-    from reward_model.data.preferences import read_preferences
     from reward_model.evaluate import score_sides
+    from reward_model.preferences import read_preferences
     from reward_model.scorer import Scorer, length_limit
 
     record = read_record(adapter)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from agentgrpo.hub import ModelError, model_folder
-    from reward_model.data.preferences import PreferenceFileError
+    from reward_model.preferences import PreferenceFileError
 
     disable_progress_bar()
     try:
@@ -161,15 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.adapter, args.output, base=args.base and model_folder(args.base), data=args.data, bound=args.bound
         )
     except (UsageError, ModelError, OutputError, PreferenceFileError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(
         f"rank {about['rank']}, alpha {about['alpha']}, merged in float32; largest difference of {about['compared']} "
         f"scores {about['max_difference']:.2e} (bound {about['bound']:.0e})"
     )
     print(f"merged reward model: {args.output}")
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

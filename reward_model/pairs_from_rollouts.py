@@ -9,14 +9,13 @@ run's validation are counted and left out.
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.pairs_from_rollouts")
 
 import math
 import random
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +25,14 @@ from typing import Any
 
 from agentgrpo.chat.conversations import RowError, legal, read_conversation, read_tools
 from agentgrpo.chat.messages import Message, num_chars, num_tool_calls
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.row_files import read_rows
-from reward_model.data.preferences import PreferenceFileError, write_preferences
-from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent
 from reward_model.datatypes import Preference
-from reward_model.measures import has_answer
+from reward_model.measures import MAX_NAMED, Balance, Summary, digest, has_answer, percent
+from reward_model.preferences import PreferenceFileError, write_preferences
 
 PAIRS_PER_TASK = 8
 # At most this many pairs of a task are considered; they are drawn at random if there are more.
@@ -347,8 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_output(path, "--output", overwrite=args.overwrite)
         read = read_rollouts(args.rollouts)
     except (OutputError, PreferenceFileError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     found = candidates(read, seed=args.seed)
     print(f"{read.rows} rollouts in {read.files} files; {len(found)} tasks with right and wrong ones")
     if args.with_tools and (unknown := sum(r.tools is None and num_tool_calls(r.side) > 0 for r in read.rollouts)):
@@ -365,13 +363,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         count = write_preferences((pair.preference(with_tools=args.with_tools) for pair in pairs), path)
         print("\n".join(report(path, [pair for of_task in tasks for pair in of_task], pairs)))
         written += count
-    if not written:
-        print(
-            "error: no pairs; more rollouts per task (--temperature 1, several passes) give both right and wrong ones",
-            file=sys.stderr,
-        )
-    return int(not written)
-
-
-if __name__ == "__main__":
-    execute(main)
+    if written:
+        return 0
+    return failed("no pairs; more rollouts per task (--temperature 1, several passes) give both right and wrong ones")

@@ -23,14 +23,13 @@ Every flag of TRL's RewardConfig (and so of transformers' TrainingArguments) and
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentgrpo.commands import run_module
+
+    run_module("reward_model.reward_modeling")
+
 import os
 import sys
-
-from agentgrpo.commands import execute, starting
-
-if __name__ == "__main__":
-    starting()
-
 from collections.abc import Sequence
 
 from agentgrpo.checks import UsageError
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import yaml
 
     from reward_model.arguments import parse
-    from reward_model.data.preferences import PreferenceFileError
+    from reward_model.preferences import PreferenceFileError
     from reward_model.training import train
 
     ours = (ModelError, NotOursError, PreferenceFileError, UsageError)
@@ -66,7 +65,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\nstopped; the same command continues from the newest whole checkpoint", file=sys.stderr)
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

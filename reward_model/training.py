@@ -32,9 +32,8 @@ from agentgrpo.run_folder import claim
 from agentgrpo.training_run import check_same_run, publish, remove_torn, versions, write_record
 from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
-from reward_model.data.preferences import PreferenceFileError, read_preferences
-from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import RECORD, Preference, place_of, prompt_key
+from reward_model.preferences import PreferenceFileError, read_preferences, split_by_prompt
 from reward_model.scorer import check_base, encode_conversation, num_parameters
 
 

@@ -7,12 +7,11 @@ several people's judgements contain them. It cannot tell whether a preference is
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
 
-import sys
+    run_module("reward_model.validate")
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agentgrpo.chat.conversations import RowError, legal
+from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
-from reward_model.data.preferences import PreferenceFileError, describe_faults, numbered_lines
-from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
+from reward_model.measures import Summary
+from reward_model.preferences import PreferenceFileError, describe_faults, numbered_lines
 
 MAX_LISTED = 50
 
@@ -90,18 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     args = parser.parse_args(argv)
-    wrong = False
+    wrong = 0
     for path in args.files:
         try:
             report = check_file(path)
         except PreferenceFileError as error:
-            print(f"error: {error}", file=sys.stderr)
-            wrong = True
+            wrong |= failed(error)
             continue
         print("\n".join(report.lines()))
         wrong |= report.faults > 0
     return int(wrong)
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -76,7 +76,7 @@ run() {
 # Serves a model folder as `policy` until `stop_serving`, in the precision that the run will sample in.
 serve() {
     local dtype
-    dtype=$("$python" -c "from agentgrpo.cpu_features import bfloat16_pays; print('bfloat16' if bfloat16_pays() else 'float32')")
+    dtype=$("$python" -c "from agentgrpo.machine import bfloat16_pays; print('bfloat16' if bfloat16_pays() else 'float32')")
     serve_port=$("$python" -c "from agentgrpo.machine import free_port; print(free_port())")
     mkdir -p "$run_dir"
     VLLM_CPU_KVCACHE_SPACE=1 "${child[@]}" .venv/bin/vllm serve "$1" --served-model-name policy --host 127.0.0.1 --port "$serve_port" \

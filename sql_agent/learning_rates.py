@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from agentgrpo.cpu_features import LARGE
+from agentgrpo.machine import LARGE
 
 BILLION = 1_000_000_000
 # By method and whether an adapter is trained: for models of fewer than 20 million weights, of fewer than a billion, and

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from agentgrpo.chat.continuation import Continuity, play
 from agentgrpo.chat.template import ChatTemplate, Message, render, training_template
-from agentgrpo.checkout import IS_CLONE
 from agentgrpo.checks import Problem
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json
+from agentgrpo.machine import IS_CLONE
 from agentgrpo.model_kinds import other_kind, safetensors_header
 from agentgrpo.printed_commands import agentgrpo_command, install_command, program_command
 

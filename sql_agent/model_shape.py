@@ -1,6 +1,6 @@
 """The dimensions of a model and how many weights each part of it has, from its config.json.
 
-Only models built like Llama and Qwen are known (`KNOWN_TYPES`); `agentgrpo.model_size` counts the weights of any model
+Only models built like Llama and Qwen are known (`KNOWN_TYPES`); `agentgrpo.model_kinds` counts the weights of any model
 from its files. Importing this module is instant.
 """
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
-from agentgrpo.checkout import HOME
+from agentgrpo.machine import HOME
 from agentgrpo.nearest import did_you_mean
 
 # The small policy, which commands take, and make first, if no model is named.

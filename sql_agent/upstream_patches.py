@@ -534,7 +534,7 @@ _wanted: set[Patch] = set()
 
 def install(*, cpu: bool) -> None:
     """Make the plugin's changes, in imported modules now and in others right after their import."""
-    from agentgrpo.import_hook import after_import
+    from agentgrpo.imports import after_import
 
     _wanted.update(patch for patch in PATCHES if patch.process != "own" and (cpu or not patch.cpu))
     for patch in PATCHES:

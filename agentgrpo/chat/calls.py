@@ -16,15 +16,19 @@ from agentgrpo.chat.messages import Message, ToolCall
 from agentgrpo.json_text import parse_json
 
 
-def tool(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+def tool(name: str, description: str, arguments: Mapping[str, str | dict[str, Any]]) -> dict[str, Any]:
     """In chat-completions form.
 
     Args:
-        arguments: what each is, by name; all are texts, and all are needed.
+        arguments: what each is, by name: a text's description, or a schema; all are needed.
     """
+    properties = {
+        argument: about if isinstance(about, dict) else {"type": "string", "description": about}
+        for argument, about in arguments.items()
+    }
     parameters = {
         "type": "object",
-        "properties": {argument: {"type": "string", "description": words} for argument, words in arguments.items()},
+        "properties": properties,
         "required": list(arguments),
         "additionalProperties": False,
     }

@@ -6,8 +6,8 @@ from importlib import import_module
 import pytest
 
 from agentgrpo import checks
-from agentgrpo.checkout import ROOT
 from agentgrpo.checks import CHECKS, Check, Finding, Problem, UsageError, examine, require
+from agentgrpo.machine import ROOT
 
 SLOW = Problem("one core", "give two", blocks=False)
 HERE = "agentgrpo.tests.test_checks"

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from agentgrpo import cpu_features
-from agentgrpo.cpu_features import bfloat16_pays, parse_flags, share_of_cores, uses_bfloat16
+from agentgrpo import machine
+from agentgrpo.machine import bfloat16_pays, parse_flags, share_of_cores, uses_bfloat16
 
 
 def test_flags_are_read_from_every_processor_of_cpuinfo():
@@ -28,7 +28,7 @@ def test_training_workers_share_the_cores(monkeypatch, cores, workers, share):
     ],
 )
 def test_bfloat16_pays_where_the_cpu_has_it(monkeypatch, flags, pays):
-    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset(flags))
     assert bfloat16_pays() is pays
 
 
@@ -43,5 +43,5 @@ def test_bfloat16_pays_where_the_cpu_has_it(monkeypatch, flags, pays):
     ],
 )
 def test_a_large_model_is_trained_in_bfloat16_where_that_pays(monkeypatch, precision, parameters, pays, expected):
-    monkeypatch.setattr(cpu_features, "bfloat16_pays", lambda: pays)
+    monkeypatch.setattr(machine, "bfloat16_pays", lambda: pays)
     assert uses_bfloat16(precision, parameters) is expected

@@ -1,6 +1,6 @@
 import pytest
 
-from agentgrpo.chat.markers import marker_in, medium_in
+from agentgrpo.chat.messages import marker_in, medium_in
 
 
 @pytest.mark.parametrize(

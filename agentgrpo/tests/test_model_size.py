@@ -1,7 +1,7 @@
 import numpy as np
 from safetensors.numpy import save_file
 
-from agentgrpo.model_size import count_adapter_weights, count_weights
+from agentgrpo.model_kinds import count_adapter_weights, count_weights
 
 
 def test_weights_are_counted_over_all_files_and_an_adapter_by_its_layers(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from agentgrpo.retries import pause_s, retry_after_s
+from agentgrpo.durations import pause_s, retry_after_s
 
 
 @pytest.mark.parametrize(("attempt", "after_s", "least", "most"), [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.printed_commands import install_command
-from agentgrpo.trackers import usable_trackers
+from agentgrpo.run_folder import usable_trackers
 
 ROOT = Path(__file__).parents[2]
 FILES = {"wandb": "wandb/offline-run-*/run-*.wandb", "swanlab": "swanlab/run-*/backup.swanlab"}
@@ -21,7 +21,7 @@ VARIABLES = ("WANDB_", "SWANLAB_", "TENSORBOARD_")
 BY_VERL = """
 import sys
 from pathlib import Path
-from agentgrpo.trackers import usable_trackers
+from agentgrpo.run_folder import usable_trackers
 from verl.utils.tracking import Tracking
 folder, *trackers = sys.argv[1:]
 tracking = Tracking("agentgrpo", "run", usable_trackers(trackers, Path(folder)), {"trainer": {"steps": 1}})

@@ -3,7 +3,7 @@ import sys
 
 PROGRAM = """
 import gc
-from agentgrpo.uncollected import uncollected
+from agentgrpo.imports import uncollected
 started = []
 gc.callbacks.append(lambda phase, info: started.append(phase))
 with uncollected():

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from agentgrpo.chat.calls import tool
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
-from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
+from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
 from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, user_messages
 
 # The limit of replies, as configured by AgentBench.
@@ -29,33 +30,19 @@ The answers are a list of strings, one for each row of the result: its value or,
 printed it. After a change the tables are compared, and the answers may be anything. A reply without a call is lost."""
 
 
-def _tool(name: str, description: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": {parameter: schema},
-        "required": [parameter],
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
 TOOLS = [
-    _tool(
+    tool(
         "execute_sql",
         "Run one SQL statement on the MySQL database and return its raw response.",
-        "query",
-        {"type": "string", "description": "The SQL statement."},
+        {"query": "The SQL statement."},
     ),
-    _tool(
+    tool(
         "commit_final_answer",
         "Commit the final answer and end the task.",
-        "answers",
-        {"type": "array", "items": {"type": "string"}, "description": "The answer values."},
+        {"answers": {"type": "array", "items": {"type": "string"}, "description": "The answer values."}},
     ),
 ]
-
-
-TOOL_NAMES = tuple(tool["function"]["name"] for tool in TOOLS)
+TOOL_NAMES = tuple(each["function"]["name"] for each in TOOLS)
 
 
 def messages(task: Task, rules: str = RULES) -> list[Message]:
@@ -76,23 +63,19 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         if not self.done and self.replies_used == self.max_rounds:
             self.status = "task limit reached"
 
-    def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one tool call; every mistake of the model is answered in words and counted.
-
-        A commit ends the episode, as `task error` if its answer is no list or text. The model does not read its result.
+    def _answer_call(self, name: str, arguments: Any) -> str:
+        """A commit ends the episode, as `task error` if its answer is no list or text. No model reads its result.
 
         Args:
             arguments: the JSON text of an object; its first value is the argument, whatever its name.
         Raises:
+            MalformedCallError: see `CallingEpisode`.
             RuntimeError: the episode has ended.
         """
         self._refuse_if_done()
-        try:
-            values = read_arguments(name, arguments)
-        except ValueError as error:
-            return self._malformed(str(error))
+        values = read_arguments(name, arguments)
         if name not in ("execute_sql", "commit_final_answer"):
-            return self._malformed(f"unknown tool {name!r}; call execute_sql or commit_final_answer")
+            raise MalformedCallError(f"unknown tool {name!r}; call execute_sql or commit_final_answer")
         argument = next(iter(values.values()), _NOTHING) if isinstance(values, dict) else _NOTHING
         return self._execute(argument) if name == "execute_sql" else self._commit(argument)
 
@@ -104,7 +87,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         if not query:  # the driver answers an empty statement like this
             return format_result(Result())
         if not isinstance(query, str):
-            return self._malformed('execute_sql takes {"query": "..."}')
+            raise MalformedCallError('execute_sql takes {"query": "..."}')
         self.sql_run.append(query)
         return format_result(self._run(query))
 
@@ -126,7 +109,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
     def _commit(self, answers: Any) -> str:
         if answers is _NOTHING or (answers and not isinstance(answers, list | str)):
             self.status = "task error"
-            return self._malformed('commit_final_answer takes {"answers": ["..."]}')
+            raise MalformedCallError('commit_final_answer takes {"answers": ["..."]}')
         self.status, self.answers = "completed", answers
         return "Committed."
 

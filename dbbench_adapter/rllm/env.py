@@ -8,7 +8,9 @@ episode that could not be judged: such a step raises, and the engine plays the e
 from __future__ import annotations
 
 import atexit
+import json
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -18,7 +20,6 @@ from dbbench_adapter.engines import Backend, open_backend
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, open_episode
-from dbbench_adapter.rllm.data import task_of
 from dbbench_adapter.rllm.interfaces import BaseEnv
 
 MAX_ROUNDS = 3
@@ -155,7 +156,7 @@ class DBBenchEnv(BaseEnv):
         """Make the environment of a row.
 
         Args:
-            info: a row of `dbbench_adapter.rllm.data.rllm_rows`, merged with `env_args`.
+            info: a row of `dbbench_adapter.rllm.env.rllm_rows`, merged with `env_args`.
         Raises:
             ValueError: a field is missing, unknown or of another form.
         """
@@ -183,3 +184,32 @@ def _shared(spec: str) -> Backend:
         if spec not in _backends:
             _backends[spec] = _open_backends.enter_context(open_backend(spec))
         return _backends[spec]
+
+
+# Rows of rLLM's data sets ---------------------------------------------------------------------------------------------
+
+
+# A row holds these fields of `Task.to_dict()` as JSON text, since lists of mixed types do not fit parquet.
+_NESTED = ("tables", "gold", "skills")
+
+
+def rllm_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """One row per task; `task_of` is the inverse."""
+    return [
+        {name: json.dumps(value) if name in _NESTED else value for name, value in task.to_dict().items()}
+        for task in tasks
+    ]
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    """The task of a row; nested fields are JSON text or plain values.
+
+    Raises:
+        ValueError: a field is missing, unknown or of another form.
+    """
+    return Task.from_dict(
+        {
+            name: json.loads(value) if name in _NESTED and isinstance(value, str) else value
+            for name, value in row.items()
+        }
+    )

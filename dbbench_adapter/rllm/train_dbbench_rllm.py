@@ -6,30 +6,42 @@
 `+dbbench.NAME=VALUE` are the fields of `Settings`; everything else goes to rLLM's `agent_ppo_trainer` config and so to
 verl. It needs rLLM 0.2.1.post1 and a GPU. Tests drive agent and environment with rLLM's own engine; a whole training by
 this command, which needs a GPU and rLLM's pins of verl and vLLM, was not run.
+
+A task that nobody can judge has no reward in rLLM: its episode raises, and after three tries ends the whole step. So
+such tasks are left out when they are registered, before training. rLLM's registry stores the others as parquet for
+itself and for verl.
 """
 
 from __future__ import annotations
 
-from agentgrpo.commands import execute, starting
-
 if __name__ == "__main__":
-    starting()
+    from agentgrpo.commands import run_module
 
-import sys
+    run_module("dbbench_adapter.rllm.train_dbbench_rllm")
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentgrpo.commands import failed
+from agentgrpo.printed_commands import agentgrpo_command
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.rllm.agent import DBBenchAgent
-from dbbench_adapter.rllm.env import MAX_ROUNDS, OUT_OF_ROUNDS, DBBenchEnv
+from dbbench_adapter.rllm.env import MAX_ROUNDS, OUT_OF_ROUNDS, DBBenchEnv, UnjudgedError, rllm_rows
 from dbbench_adapter.rllm.interfaces import RLLM_VERSION, RllmMissingError, require_rllm
-from dbbench_adapter.rllm.registry import register_tasks
 from dbbench_adapter.tasks.load import load_tasks
 
+logger = logging.getLogger(__name__)
+
 DATASET = "dbbench"
+# A reply that ends an episode of either protocol with an answer, so that it is judged.
+_ANYTHING = "I answer.\nAction: Answer\nFinal Answer: -"
 
 
 class Settings(BaseModel):
@@ -94,17 +106,64 @@ def train(config: Any) -> None:
     ).train()
 
 
+def register_tasks(name: str, tasks: Sequence[Task], split: str, **env_args: Any) -> Any:
+    """Add the tasks that can be judged to rLLM's registry; they replace those that it has under this name and split.
+
+    A warning of this module's logger says how many were left out and why.
+
+    Args:
+        env_args: the settings that `DBBenchEnv` will be made with.
+    Returns:
+        The `rllm.data.Dataset`; its `get_verl_data_path()` is the parquet file that verl reads.
+    Raises:
+        RllmMissingError: see `require_rllm`.
+        ValueError: none of the tasks can be judged, or there are none.
+        BackendUnavailable: the database server is gone.
+    """
+    require_rllm()
+    from rllm.data.dataset import DatasetRegistry  # pyright: ignore[reportMissingImports]
+
+    reasons = [unjudged_reason(task, **env_args) for task in tasks]
+    judged = [task for task, reason in zip(tasks, reasons, strict=True) if reason is None]
+    counts = Counter(reason for reason in reasons if reason is not None)
+    lost = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+    if not judged:
+        raise ValueError(
+            f"none of the {len(tasks)} tasks of split {split!r} can be judged ({lost or 'it has no tasks'}); "
+            f"`{agentgrpo_command('tasks validate', 'FILE', '--replay', 'sqlite')}` says what is wrong with each"
+        )
+    if lost:
+        logger.warning(
+            "%d of %d tasks of split %r are left out, since nobody can judge them: %s",
+            len(tasks) - len(judged),
+            len(tasks),
+            split,
+            lost,
+        )
+    return DatasetRegistry.register_dataset(name, rllm_rows(judged), split)
+
+
+def unjudged_reason(task: Task, **env_args: Any) -> str | None:
+    """Why an episode of a task has no verdict, or None if it has one: an episode is played with any answer.
+
+    Raises:
+        BackendUnavailable: the database server is gone.
+    """
+    env = DBBenchEnv(task, **env_args)
+    env.reset()
+    try:
+        status = env.step(_ANYTHING)[3]["status"]
+    except UnjudgedError as error:
+        return error.reason
+    return None if status == "completed" else status
+
+
 def main() -> int:
     try:
         require_rllm()
     except RllmMissingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     import hydra
 
     hydra.main(config_path="pkg://rllm.trainer.config", config_name="agent_ppo_trainer", version_base=None)(train)()
     return 0
-
-
-if __name__ == "__main__":
-    execute(main)

@@ -13,7 +13,6 @@ from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.engines.base import hash_rows
 from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, generate, task_stream
-from dbbench_adapter.generate.entry_dict import FORBIDDEN, NotLifelongError, entry_dict
 from dbbench_adapter.generate.phrases import ended, keys, listed, ordinal
 from dbbench_adapter.generate.plans import (
     FEWEST_SKILLS,
@@ -28,7 +27,7 @@ from dbbench_adapter.generate.queries import Draft, Output, SortKey, _between, _
 from dbbench_adapter.generate.tasks import MAX_SHOWN_CHARS, checked_gold
 from dbbench_adapter.generate.themes import NAME_ENDINGS, draw_scene
 from dbbench_adapter.sql_skills import SKILLS, recognise_skills
-from dbbench_adapter.tasks.load import load_tasks
+from dbbench_adapter.tasks.load import FORBIDDEN, NotLifelongError, entry_dict, load_tasks
 
 FRUIT = Table(
     "fruit", (Column("name", "TEXT"), Column("price", "INT")), (("plum", 5), ("pear", 4), ("fig", 9), ("date", 9))

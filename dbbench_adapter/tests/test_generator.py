@@ -10,8 +10,7 @@ import pytest
 
 from dbbench_adapter import generator
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.generate.phrasebook import HELD_OUT_WORDS, TRAIN_WORDS
-from dbbench_adapter.generator import DRAFTS, Draft, checked_gold, generate_tasks
+from dbbench_adapter.generator import DRAFTS, HELD_OUT_WORDS, TRAIN_WORDS, Draft, checked_gold, generate_tasks
 from dbbench_adapter.tasks.load import load_tasks
 
 FRUIT = Table(

@@ -4,7 +4,7 @@ import pytest
 
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.engines import TableError
-from dbbench_adapter.engines.kept_tables import KeptTables, _key
+from dbbench_adapter.engines.base import KeptTables, _key
 from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 
 

@@ -53,10 +53,13 @@ def test_evidence_comes_first_and_empty_parts_are_left_out():
 
 def test_the_tools_take_exactly_their_argument():
     functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-    assert {name: list(schema["properties"]) for name, schema in functions.items()} == {
-        "execute_sql": ["query"],
-        "commit_final_answer": ["answers"],
+    assert {name: schema["properties"] for name, schema in functions.items()} == {
+        "execute_sql": {"query": {"type": "string", "description": "The SQL statement."}},
+        "commit_final_answer": {
+            "answers": {"type": "array", "items": {"type": "string"}, "description": "The answer values."}
+        },
     }
+    assert all(schema["required"] == list(schema["properties"]) for schema in functions.values())
     assert all(schema["additionalProperties"] is False for schema in functions.values())
 
 

@@ -20,10 +20,9 @@ from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.rllm import env as env_module
 from dbbench_adapter.rllm.agent import DBBenchAgent
-from dbbench_adapter.rllm.data import rllm_rows, task_of
-from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError, reward_of
+from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError, reward_of, rllm_rows, task_of
 from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
-from dbbench_adapter.rllm.registry import register_tasks, unjudged_reason
+from dbbench_adapter.rllm.train_dbbench_rllm import register_tasks, unjudged_reason
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tests.rllm_loop import play
 from dbbench_adapter.tests.rllm_tasks import ILLEGAL, LOOK, RIGHT, SELECT, TABLE, UPDATE, WRONG, answer, operate

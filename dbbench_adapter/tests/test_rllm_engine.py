@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.datatypes import Gold
-from dbbench_adapter.rllm.data import rllm_rows
+from dbbench_adapter.rllm.env import rllm_rows
 from dbbench_adapter.tests.rllm_tasks import ILLEGAL, LOOK, RIGHT, SELECT, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]

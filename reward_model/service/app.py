@@ -30,13 +30,12 @@ from reward_model.service.schemas import (
     Refusal,
     ScoreAnswer,
     ScoreBody,
-    UnreadableError,
     VllmAnswer,
     VllmOptions,
     VllmPairs,
     describe_errors,
 )
-from reward_model.service.strict_json import StrictJsonError, read_json
+from reward_model.service.strict_json import UnreadableError, read_json
 
 if TYPE_CHECKING:
     from reward_model.scorer import Scorer
@@ -76,16 +75,12 @@ class Service:
         except TimeoutError:
             raise _busy("deadline", f"not scored within {self.deadline_s:g} s, the service is overloaded") from None
         except UnreadableError as error:
-            raise _unprocessable(error.field, str(error)) from None
+            raise HTTPException(422, [{"field": error.field, "message": str(error)}]) from None
 
 
 def _busy(reason: str, message: str) -> HTTPException:
     metrics.REJECTED.labels(reason).inc()
     return HTTPException(503, [{"field": "", "message": message}], {"Retry-After": RETRY_AFTER_S})
-
-
-def _unprocessable(field: str, message: str) -> HTTPException:
-    return HTTPException(422, [{"field": field, "message": message}])
 
 
 class _StrictRoute(APIRoute):
@@ -104,7 +99,7 @@ class _StrictRoute(APIRoute):
             body = await request.body()
             try:
                 value = await _read(body) if body else None
-            except StrictJsonError as error:
+            except UnreadableError as error:
                 return _invalid([{"field": error.field or "body", "message": str(error)}])
             if value is None:
                 return _invalid([{"field": "body", "message": "Field required"}])

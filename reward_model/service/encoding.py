@@ -14,12 +14,12 @@ from reward_model.service.schemas import (
     ChatPair,
     TextItem,
     TextPair,
-    UnreadableError,
     VllmChat,
     VllmInput,
     VllmOptions,
     VllmPairs,
 )
+from reward_model.service.strict_json import UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

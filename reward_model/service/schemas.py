@@ -32,14 +32,6 @@ MAX_MESSAGES = 512
 MAX_IDS = 1 << 17
 
 
-class UnreadableError(ValueError):
-    """The form is valid, but the model cannot read its content; `field` says where."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 class Form(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=False)
 

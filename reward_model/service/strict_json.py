@@ -24,8 +24,8 @@ _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 
 
-class StrictJsonError(ValueError):
-    """`field` says where; "" stands for the whole text."""
+class UnreadableError(ValueError):
+    """A body, or what it holds, cannot be read; `field` says where, and "" stands for the whole text."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class StrictJsonError(ValueError):
 
 
 def read_json(text: bytes | str) -> Any:
-    """Raises StrictJsonError: the text is not UTF-8 or not JSON, is nested too deeply, has too many objects, lists or
+    """Raises UnreadableError: the text is not UTF-8 or not JSON, is nested too deeply, has too many objects, lists or
     keys, has a key twice, or has a number that is not finite.
 
     A loop over the values of 100 kB holds Python's lock for milliseconds, so there is one only where something was
@@ -76,15 +76,15 @@ def _read_or_name_the_fault(text: bytes | str) -> Any:
         _refuse_many(text, "{", "objects")
         value = json.loads(text, parse_constant=not_finite, parse_float=finite, object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
-        raise StrictJsonError("", f"byte {error.start} is not UTF-8") from None
+        raise UnreadableError("", f"byte {error.start} is not UTF-8") from None
     except RecursionError:
-        raise StrictJsonError("", f"nested deeper than {MAX_DEPTH}") from None
+        raise UnreadableError("", f"nested deeper than {MAX_DEPTH}") from None
     except json.JSONDecodeError as error:
-        raise StrictJsonError("", f"not JSON at character {error.pos}: {error.msg}") from None
-    except StrictJsonError:
+        raise UnreadableError("", f"not JSON at character {error.pos}: {error.msg}") from None
+    except UnreadableError:
         raise
     except ValueError:  # int() raises it
-        raise StrictJsonError("", "a number has more digits than are read") from None
+        raise UnreadableError("", "a number has more digits than are read") from None
     _refuse_many(text, "[", "lists")
     surrogates = "\\ud" in text or "\\uD" in text
     deep = text.count("{") + text.count("[") > MAX_DEPTH and _is_deep_or_wide(value)
@@ -106,7 +106,7 @@ def _may_overflow(body: bytes) -> bool:
 
 def _refuse_many(text: str, bracket: str, what: str) -> None:
     if text.count(bracket) > MAX_OBJECTS and _without_strings(text).count(bracket) > MAX_OBJECTS:
-        raise StrictJsonError("", f"more than {MAX_OBJECTS} {what}; send fewer conversations at a time")
+        raise UnreadableError("", f"more than {MAX_OBJECTS} {what}; send fewer conversations at a time")
 
 
 def _without_strings(text: str) -> str:
@@ -128,9 +128,9 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen = set[str]()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise StrictJsonError(field_name([twice]), "this key is there twice; send it once")
+        raise UnreadableError(field_name([twice]), "this key is there twice; send it once")
     if len(found) > MAX_KEYS:
-        raise StrictJsonError("", f"an object of {len(found)} keys; expected {MAX_KEYS} at most")
+        raise UnreadableError("", f"an object of {len(found)} keys; expected {MAX_KEYS} at most")
     return found
 
 
@@ -140,11 +140,11 @@ def _name_the_fault(value: Any, *, surrogates: bool) -> None:
     while waiting:
         path, value = waiting.pop()
         if value is _NotFinite:
-            raise StrictJsonError(field_name(path), "NaN and Infinity are not JSON; expected a finite value")
+            raise UnreadableError(field_name(path), "NaN and Infinity are not JSON; expected a finite value")
         if len(path) > MAX_DEPTH:
-            raise StrictJsonError(field_name(path[:8]), f"nested deeper than {MAX_DEPTH}")
+            raise UnreadableError(field_name(path[:8]), f"nested deeper than {MAX_DEPTH}")
         if surrogates and isinstance(value, str) and not _is_text(value):
-            raise StrictJsonError(field_name(path), "half a surrogate pair is not a text; expected both halves")
+            raise UnreadableError(field_name(path), "half a surrogate pair is not a text; expected both halves")
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         waiting += [
             ((*path, name), below)

@@ -12,8 +12,8 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from agentgrpo.chat.messages import Message
-from reward_model.data.preferences import write_preferences
 from reward_model.datatypes import RECORD, Preference
+from reward_model.preferences import write_preferences
 
 MAX_LENGTH = 64
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reward_model.service.access import TOKEN_VARIABLE, read_token
+from reward_model.datatypes import TOKEN_VARIABLE
+from reward_model.inference_api import read_token
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "reward_model/inference_api.py"]

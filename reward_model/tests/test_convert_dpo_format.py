@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_model.convert_dpo_format import convert, main
-from reward_model.data.preferences import read_preferences
-from reward_model.data.shapes import FORMS
+from reward_model.preferences import read_preferences
+from reward_model.shapes import FORMS
 from reward_model.validate import check_file
 
 ROOT = Path(__file__).parents[2]

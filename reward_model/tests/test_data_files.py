@@ -6,8 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentgrpo.chat.conversations import RowError
-from reward_model.data.preferences import PreferenceFileError
-from reward_model.data.read import raw_rows
+from reward_model.preferences import PreferenceFileError, raw_rows
 
 ROW = {"prompt": "q", "chosen": "é", "rejected": "b"}
 LINE = json.dumps(ROW, ensure_ascii=False).encode()

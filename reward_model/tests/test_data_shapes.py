@@ -3,8 +3,8 @@ import json
 import pytest
 
 from agentgrpo.chat.conversations import RowError
-from reward_model.data.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference
+from reward_model.shapes import FORMS, Converter, form_of
 
 
 def said(role, content):

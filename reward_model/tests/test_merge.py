@@ -6,8 +6,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from agentgrpo.weights import weights_sha256
-from reward_model.data.preferences import read_preferences
 from reward_model.merge import PROBE, main, merge
+from reward_model.preferences import read_preferences
 from reward_model.scorer import RECORD, Scorer
 from reward_model.tests.conftest import make_base
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from agentgrpo.chat.messages import Message, num_chars
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Score
-from reward_model.data.preferences import read_preferences
 from reward_model.datatypes import ROLLOUTS
 from reward_model.pairs_from_rollouts import Candidate, Rollout, balanced, candidates, is_held_out, main, read_rollouts
+from reward_model.preferences import read_preferences
 from sql_agent.datatypes import RolloutRecord
 
 SECRET = "gold-7391"

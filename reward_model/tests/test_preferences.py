@@ -4,8 +4,8 @@ import os
 import pytest
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
-from reward_model.data.preferences import PreferenceFileError, read_preferences, write_preferences
 from reward_model.datatypes import Preference
+from reward_model.preferences import PreferenceFileError, read_preferences, write_preferences
 
 USER = Message(role="user", content="1?")
 CALL = Message(
@@ -67,7 +67,7 @@ def test_a_broken_off_file_does_not_look_finished(tmp_path):
 
 
 def test_rows_with_fields_that_come_late_are_put_in_front(tmp_path, monkeypatch):
-    monkeypatch.setattr("reward_model.data.preferences._FIRST_LOOK_BYTES", 600)
+    monkeypatch.setattr("reward_model.preferences._FIRST_LOOK_BYTES", 600)
     path = tmp_path / "p.jsonl"
     write_preferences([PLAIN] * 10 + [AGENT, PLAIN, AGENT], path)
     assert read_preferences(path) == [AGENT] + [PLAIN] * 11 + [AGENT]

@@ -13,9 +13,8 @@ from agentgrpo.checks import UsageError
 from agentgrpo.pair_training import metrics_line, rename
 from agentgrpo.run_folder import METRICS
 from reward_model.arguments import TrainingArguments
-from reward_model.data.preferences import PreferenceFileError
-from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import Preference, prompt_key
+from reward_model.preferences import PreferenceFileError, split_by_prompt
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
 from reward_model.training import LINE, RENAMED, PairTrainer, RewardRunLog, checkpoint_to_resume, encode_pairs
@@ -307,7 +306,7 @@ def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(ba
     ],
 )
 def test_a_cpu_trains_in_bfloat16_where_that_pays(monkeypatch, tmp_path, given, parameters, pays, expected):
-    monkeypatch.setattr("agentgrpo.cpu_features.bfloat16_pays", lambda: pays)
+    monkeypatch.setattr("agentgrpo.machine.bfloat16_pays", lambda: pays)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
     args.suit(parameters)
     assert (args.bf16, args.mixed_precision) == (expected, "bf16" if expected else "no")

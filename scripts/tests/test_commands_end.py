@@ -29,7 +29,7 @@ def commands() -> list[str]:
             name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             if "tests" in file.parts or "bench/parts/" in str(file) or name in CHILDREN:
                 continue
-            if "    execute(main)" in file.read_text():
+            if "    execute(main)" in (text := file.read_text()) or f'run_module("{name}")' in text:
                 found.append(name)
     return found
 
@@ -66,8 +66,14 @@ def test_an_earlier_script_starts_the_command_that_it_names():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_ready_for_ctrl_c_before_it_imports_anything_large(name):
-    """Its statements: `starting()`, the other imports, ..., `execute(main)`."""
+    """Its statements: `run_module(...)` before any import; or `starting()`, the other imports, ..., `execute(main)`."""
     body = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text()).body
+    first = next(part for part in body[1:] if not isinstance(part, ast.ImportFrom) or part.module != "__future__")
+    if isinstance(first, ast.If):
+        assert ast.unparse(first) == (
+            f"if __name__ == '__main__':\n    from agentgrpo.commands import run_module\n    run_module({name!r})"
+        )
+        return
     at = next(i for i, part in enumerate(body) if "starting()" in ast.unparse(part) and isinstance(part, ast.If))
     before = [alias for part in body[:at] for alias in _imported(part)]
     assert {*before} <= {"__future__", "os", "sys", "agentgrpo.commands"}

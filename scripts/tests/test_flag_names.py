@@ -15,6 +15,7 @@ from agentgrpo.flags import Parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "doc" / "predecessors.md").read_text()
+STARTS = re.compile(r"^    (?:execute\(main\)|run_module\()", re.MULTILINE)
 READS_FLAGS = re.compile(r"[^.]\bParser\(|parse_args\(|import parse$", re.MULTILINE)
 COMMANDS = sorted(
     {module for module, _ in main.COMMANDS.values()}
@@ -22,7 +23,7 @@ COMMANDS = sorted(
         ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for folder in ("dbbench_adapter", "reward_model", "sql_agent")
         for file in (ROOT / folder).rglob("*.py")
-        if "tests" not in file.parts and "    execute(main)" in (text := file.read_text()) and READS_FLAGS.search(text)
+        if "tests" not in file.parts and STARTS.search(text := file.read_text()) and READS_FLAGS.search(text)
     }
 )
 

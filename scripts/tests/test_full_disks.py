@@ -180,7 +180,7 @@ def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path):
 
 @pytest.mark.slow
 def test_reward_training_on_a_full_disk_leaves_nothing_torn(base, tmp_path):
-    from reward_model.data.preferences import write_preferences
+    from reward_model.preferences import write_preferences
 
     pairs, output = tmp_path / "pairs.jsonl", tmp_path / "out"
     write_preferences(counting_pairs(16), pairs)

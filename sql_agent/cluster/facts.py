@@ -15,9 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from agentgrpo.checkout import ROOT
-from agentgrpo.cpu_features import bfloat16_pays
-from agentgrpo.machine import ENGINES, free_port, gpu_memory, installed_versions, listed_gpus
+from agentgrpo.machine import ENGINES, ROOT, bfloat16_pays, free_port, gpu_memory, installed_versions, listed_gpus
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.passwords import masked
 

@@ -19,10 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.checkout import HOME, ROOT
 from agentgrpo.checks import UsageError
-from agentgrpo.cpu_features import LARGE
-from agentgrpo.model_size import count_weights
+from agentgrpo.machine import HOME, LARGE, ROOT
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.passwords import MASK
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.processes import Events, end_with_parent

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentgrpo.checkout import ROOT
 from agentgrpo.checks import UsageError
+from agentgrpo.machine import ROOT
 from sql_agent.cluster import problems
 from sql_agent.cluster.facts import ECHO, Facts, Order, Scout
 from sql_agent.cluster.gcs import Node

@@ -42,8 +42,8 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
-    from reward_model.data.read import read_any_form, split_by_prompt
     from reward_model.datatypes import prompt_key
+    from reward_model.preferences import read_any_form, split_by_prompt
     from sql_agent.dpo.run import prepare
     from sql_agent.settings.groups import SPLIT_SEED
     from sql_agent.tiny_policy.make import make_if_default

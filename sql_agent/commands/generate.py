@@ -19,8 +19,8 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
-from dbbench_adapter.generate.entry_dict import entry_dict
 from dbbench_adapter.sql_skills import SKILLS
+from dbbench_adapter.tasks.load import entry_dict
 
 
 def skill_weights(text: str) -> dict[str, float]:

@@ -59,7 +59,7 @@ def held_out_of(path: Path) -> Path:
 
 
 def write(args: argparse.Namespace) -> None:
-    from reward_model.data.preferences import write_preferences
+    from reward_model.preferences import write_preferences
     from sql_agent.medical.database import read_schema
     from sql_agent.medical.datatypes import write_questions
     from sql_agent.medical.invent import make_database

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgrpo.checkpoints import CHECKPOINTS
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.datatypes import Preference

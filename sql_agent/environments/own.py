@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 
 from agentgrpo.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
+from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
 from sql_agent.datatypes import OWN_REWARD
 from sql_agent.environments.base import Environment, EpisodeLostError, Split, Taskset
 from sql_agent.environments.named import named, tool_methods, tool_schemas
@@ -312,15 +312,12 @@ class OwnEpisode(CallingEpisode):
         self._reply: str | None = None
         self.observation: str = instance.run("reset", functools.partial(_reset, instance.object, row))
 
-    def call_tool(self, name: str, arguments: Any) -> str:
+    def _answer_call(self, name: str, arguments: Any) -> str:
         if name not in self._environment.methods:
-            return self._malformed(f"Tool {name} not found.")
-        try:
-            values = read_arguments(name, arguments)
-        except ValueError as error:
-            return self._malformed(str(error))
+            raise MalformedCallError(f"Tool {name} not found.")
+        values = read_arguments(name, arguments)
         if not isinstance(values, dict):
-            return self._malformed(f"the arguments of {name} are a JSON object, its arguments by name")
+            raise MalformedCallError(f"the arguments of {name} are a JSON object, its arguments by name")
         method = getattr(self._instance.object, name)
         fits = _binds(method, values)
         self.malformed_calls += not fits  # answered below with Python's own message, as in TRL
@@ -367,8 +364,7 @@ class OwnEpisode(CallingEpisode):
         value = self._instance.run(name, functools.partial(getattr, self._instance.object, name))
         return None if value is None else bool(value)
 
-    def _malformed(self, reason: str) -> str:
-        self.malformed_calls += 1
+    def _error_text(self, reason: str) -> str:
         return str({"error": reason})
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentgrpo.checkout import HOME
+from agentgrpo.machine import HOME
 from sql_agent.cluster.network import TOKEN_MODE, Network
 from sql_agent.settings.train import TrainConfig
 

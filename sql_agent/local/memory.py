@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
-from agentgrpo.cpu_features import uses_bfloat16
 from agentgrpo.hub import model_folder
-from agentgrpo.machine import memory_limits
+from agentgrpo.machine import memory_limits, uses_bfloat16
 from agentgrpo.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
 from dbbench_adapter.protocols import Message
 from sql_agent.local.model_files import base_folder

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from agentgrpo.checks import UsageError
-from agentgrpo.cpu_features import uses_bfloat16
+from agentgrpo.machine import uses_bfloat16
 from sql_agent.credit.row import Row
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import Scores, output_layer, score_tokens

@@ -18,10 +18,10 @@ import torch
 
 from agentgrpo.checks import require
 from agentgrpo.commands import say
-from agentgrpo.disk_space import DiskNeed
 from agentgrpo.durations import left
 from agentgrpo.hub import model_folder
-from agentgrpo.model_size import count_adapter_weights, count_weights
+from agentgrpo.model_kinds import count_adapter_weights, count_weights
+from agentgrpo.outputs import DiskNeed
 from sql_agent.environments.base import Environment
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.checkpoint import KEPT

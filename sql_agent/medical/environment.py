@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from agentgrpo.chat.calls import tool
-from agentgrpo.checkout import HOME
+from agentgrpo.machine import HOME
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
-from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
+from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
 from sql_agent.environments.base import Environment, Split
 from sql_agent.medical.database import MedicalDatabase, check_questions, format_result, missing, read_schema
 from sql_agent.medical.datatypes import Question, Schema, read_questions
@@ -48,16 +48,13 @@ class MedicalEpisode(CallingEpisode):
     def __init__(self, database: MedicalDatabase) -> None:
         self._database = database
 
-    def call_tool(self, name: str, arguments: Any) -> str:
+    def _answer_call(self, name: str, arguments: Any) -> str:
         if name != TOOL_NAME:
-            return self._malformed(f"unknown tool {name!r}; call {TOOL_NAME}")
-        try:
-            values = read_arguments(name, arguments)
-        except ValueError as error:
-            return self._malformed(str(error))
+            raise MalformedCallError(f"unknown tool {name!r}; call {TOOL_NAME}")
+        values = read_arguments(name, arguments)
         sql = values.get("sql") if isinstance(values, dict) else None
         if not isinstance(sql, str) or not sql.strip():
-            return self._malformed(f'{TOOL_NAME} takes {{"sql": "..."}}')
+            raise MalformedCallError(f'{TOOL_NAME} takes {{"sql": "..."}}')
         return format_result(self._database.run(sql))
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentgrpo.checkout import ROOT
+from agentgrpo.machine import ROOT
 from agentgrpo.signed import file_sha256
 
 

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from agentgrpo.durations import pause_s, retry_after_s
 from agentgrpo.json_text import parse_json
-from agentgrpo.retries import pause_s, retry_after_s
 from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable
 from sql_agent.settings.groups import JudgeConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from agentgrpo.cpu_features import LARGE
+from agentgrpo.machine import LARGE
 from agentgrpo.passwords import masked
 from agentgrpo.settings import by_present_names, earlier_settings, merged, parse_yaml, read_settings, set_path
 from sql_agent.learning_rates import BILLION
@@ -35,7 +35,7 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
             raise ValueError(
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set rollout.group_size=8"
             )
-        setting = dict(earlier_settings(TrainConfig)).get(path.strip(), path.strip())
+        setting = earlier_settings(TrainConfig).get(path.strip(), path.strip())
         set_path(tree, setting, parse_yaml(text, f"--set {path}"))
         tree = by_present_names(tree, TrainConfig)
     return TrainConfig.model_validate(merged(read_settings(SMALL), tree) if _is_small(tree.get("model")) else tree)

@@ -37,7 +37,7 @@ from agentgrpo.chat.loss_marks import (
     take_mark,
     with_labels,
 )
-from agentgrpo.chat.markers import medium_in, why_no_medium, why_rendered
+from agentgrpo.chat.messages import medium_in, why_no_medium, why_rendered
 from agentgrpo.chat.replies import Encoded, encode_conversation, is_imitated
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
 from agentgrpo.column_names import TOOLS, unread_part

@@ -21,12 +21,10 @@ from transformers.utils.logging import disable_progress_bar
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checkpoints import CHECKPOINTS, newest_whole
 from agentgrpo.checks import UsageError, require
-from agentgrpo.cpu_features import uses_bfloat16
-from agentgrpo.disk_space import DiskNeed
 from agentgrpo.hub import model_folder
-from agentgrpo.machine import git_commit
-from agentgrpo.model_size import count_adapter_weights, count_weights
-from agentgrpo.outputs import OutputError, failures_of_the_disk
+from agentgrpo.machine import git_commit, uses_bfloat16
+from agentgrpo.model_kinds import count_adapter_weights, count_weights
+from agentgrpo.outputs import DiskNeed, OutputError, failures_of_the_disk
 from agentgrpo.run_folder import check_begun
 from agentgrpo.training_run import (
     check_same_run,

@@ -20,7 +20,7 @@ from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST
 from agentgrpo.checks import UsageError
 from agentgrpo.flags import dashed
 from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.splits import draw_by_kind

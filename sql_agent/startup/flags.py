@@ -24,7 +24,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     names = set(names_of(TrainConfig))
     groups = {name.rpartition(".")[0] for name in names}
     parser.settings = {name: name for name in sorted(names - groups)}
-    parser.settings |= {**dict(verl_keys(TrainConfig)), **dict(earlier_settings(TrainConfig))}
+    parser.settings |= verl_keys(TrainConfig) | earlier_settings(TrainConfig)
     parser.add_argument("--config", type=named_path, help=f"YAML file with settings (see {shipped_settings()})")
     parser.add_set("optim.learning_rate=3e-5 trainer.steps=40")
     add_flags(parser, TrainConfig, only_named=True)

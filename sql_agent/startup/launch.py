@@ -13,10 +13,10 @@ from typing import Any
 
 from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError, require
+from agentgrpo.imports import uncollected
 from agentgrpo.machine import free_port
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.run_folder import begin, start_of
-from agentgrpo.uncollected import uncollected
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
@@ -119,7 +119,7 @@ def prepare(
     """Everything that can fail early: model, tasks, parquet, verl's config."""
     from omegaconf import OmegaConf
 
-    from agentgrpo.trackers import usable_trackers
+    from agentgrpo.run_folder import usable_trackers
     from dbbench_adapter.export import write_rows
     from sql_agent.model_check import chat_template
     from sql_agent.startup.data import describe_out_of_reach, kinds_of

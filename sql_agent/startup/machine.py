@@ -20,10 +20,8 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.checkout import IS_CLONE, ROOT
 from agentgrpo.checks import Finding, Problem
-from agentgrpo.cpu_features import cpu_flags
-from agentgrpo.machine import ENGINES, installed_versions, memory_limits
+from agentgrpo.machine import ENGINES, IS_CLONE, ROOT, cpu_flags, installed_versions, memory_limits
 from sql_agent.model_check import SETUP
 
 STORE_PORT = 9999

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgrpo.checks import UsageError, require
-from agentgrpo.disk_space import DiskNeed, describe_disk, folder_bytes
-from agentgrpo.model_size import count_weights
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.nearest import did_you_mean
+from agentgrpo.outputs import DiskNeed, describe_disk, folder_bytes
 from sql_agent.environments.base import Environment, Split, Taskset
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_check import template_of_run

@@ -333,10 +333,10 @@ def test_precision_is_what_was_asked_for_else_what_pays(tmp_path, monkeypatch):
     (tmp_path / "model.safetensors").touch()
     os.truncate(tmp_path / "model.safetensors", 4 * 20_000_000)  # a sparse file: no byte is written
     auto, small = load_config(None), FILES.model
-    monkeypatch.setattr("agentgrpo.cpu_features.bfloat16_pays", lambda: True)
+    monkeypatch.setattr("agentgrpo.machine.bfloat16_pays", lambda: True)
     assert [precision(auto.engine, model, cpu=True) for model in (tmp_path, small)] == ["bfloat16", "float32"]
     assert precision(load_config(None, ["engine.precision=float32"]).engine, tmp_path, cpu=True) == "float32"
-    monkeypatch.setattr("agentgrpo.cpu_features.bfloat16_pays", lambda: False)
+    monkeypatch.setattr("agentgrpo.machine.bfloat16_pays", lambda: False)
     assert precision(auto.engine, tmp_path, cpu=True) == "float32"
     assert precision(load_config(None, ["engine.precision=bfloat16"]).engine, small, cpu=True) == "bfloat16"
     assert precision(auto.engine, small, cpu=False) == "bfloat16"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentgrpo.checkout import ROOT
+from agentgrpo.machine import ROOT
 from sql_agent.settings.load import load_config
 from sql_agent.startup import console
 from sql_agent.startup.console import Console, step_line, without_spread

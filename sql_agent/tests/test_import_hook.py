@@ -1,4 +1,4 @@
-"""`agentgrpo.import_hook`."""
+"""`agentgrpo.imports`."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def test_every_change_of_a_module_is_made_once_it_is_imported(tmp_path):
         hook.after_import("changed", lambda module: module.said.append("late"))
         print(*changed.said)
     """
-    hook = "agentgrpo/import_hook.py"
+    hook = "agentgrpo/imports.py"
     command = [sys.executable, "-c", textwrap.dedent(script), str(ROOT / hook)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert sorted(result.stdout.split()) == ["first", "late", "loaded", "second"], result.stderr

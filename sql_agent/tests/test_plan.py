@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from agentgrpo.disk_errors import OutputError
-from agentgrpo.disk_space import DiskNeed
+from agentgrpo.outputs import DiskNeed
 from sql_agent.environments.base import make_taskset
 from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import LoraConfig, TrainerConfig

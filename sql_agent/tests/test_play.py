@@ -20,7 +20,7 @@ class Shop(CallingEpisode):
     observation = " In stock: 2."
     failure: Exception | None = None
 
-    def call_tool(self, name, arguments):
+    def _answer_call(self, name, arguments):
         if name == "fail":
             raise self.failure
         if name == "end":

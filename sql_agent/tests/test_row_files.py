@@ -19,9 +19,8 @@ from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import read_each_once
-from reward_model.data.preferences import read_preferences
-from reward_model.data.read import read_any_form
 from reward_model.pairs_from_rollouts import read_rollouts
+from reward_model.preferences import read_any_form, read_preferences
 from sql_agent.environments.rows import read_rows as read_environment_rows
 from sql_agent.gsm8k.problems import read_problems
 from sql_agent.medical.datatypes import read_questions as read_medical_questions

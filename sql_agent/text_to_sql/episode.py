@@ -10,7 +10,7 @@ from agentgrpo.chat.calls import call, calls, tool
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
-from dbbench_adapter.interaction import CallingEpisode, Message, read_arguments
+from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
 from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
 
@@ -95,16 +95,13 @@ class TextToSqlEpisode(CallingEpisode):
         # What the episode has changed, after it was judged.
         self.changes: Changes | None = None
 
-    def call_tool(self, name: str, arguments: Any) -> str:
+    def _answer_call(self, name: str, arguments: Any) -> str:
         if name not in ("execute_sql", "submit_sql"):
-            return self._malformed(f"unknown tool {name!r}; call execute_sql or submit_sql")
-        try:
-            values = read_arguments(name, arguments)
-        except ValueError as error:
-            return self._malformed(str(error))
+            raise MalformedCallError(f"unknown tool {name!r}; call execute_sql or submit_sql")
+        values = read_arguments(name, arguments)
         sql = values.get("sql") if isinstance(values, dict) else None
         if not isinstance(sql, str) or not sql.strip():
-            return self._malformed(f'{name} takes {{"sql": "SELECT ..."}}')
+            raise MalformedCallError(f'{name} takes {{"sql": "SELECT ..."}}')
         sql = unfenced(sql)
         if name == "execute_sql":
             return format_result(self.database.run(sql))

@@ -95,12 +95,11 @@ def _recipe(seed: int, steps: int, flawed: bool) -> dict[str, Any]:
     """What the policy depends on: its settings, and the source of this package, of tasks, prompts and tokens."""
     from agentgrpo.chat import replies
     from dbbench_adapter import generator
-    from dbbench_adapter.generate import phrasebook
     from dbbench_adapter.protocols import fc
 
     here = Path(__file__).parent
-    sources = [Path(module.__file__ or "") for module in (fc, generator, phrasebook, replies)]
-    sources.append(Path(phrasebook.__file__ or "").with_suffix(".yaml"))
+    sources = [Path(module.__file__ or "") for module in (fc, generator, replies)]
+    sources.append(Path(generator.__file__ or "").parent / "generate" / "phrasebook.yaml")
     sources += sorted(path for path in here.iterdir() if path.is_file())
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     return {"seed": seed, "steps": steps, "flawed": flawed, "source_sha256": digest, "torch": version("torch")}

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 
 from dbbench_adapter.datatypes import Column, Table, Task
-from dbbench_adapter.generate.phrasebook import TRAIN_WORDS
+from dbbench_adapter.generator import TRAIN_WORDS
 
 NOTES = (
     "The table is called {name} and has these headers: {headers}.",

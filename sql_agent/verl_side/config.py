@@ -18,8 +18,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.cpu_features import uses_bfloat16
-from agentgrpo.model_size import count_weights
+from agentgrpo.machine import uses_bfloat16
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.cluster.network import LOOPBACK, Network
@@ -79,7 +79,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     Raises:
         ValueError: `cfg.verl` has a key that one of our settings decides, or that `check_keys` refuses.
     """
-    given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig)}
+    given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig).items()}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
     keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg, network, cpu=cpu)
     keys |= AWAKE | CORRECTED if cfg.trainer.max_lag else {}
@@ -96,7 +96,7 @@ def _nested(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(verl: dict[str, Any], *, packed: bool) -> dict[str, Any]:
-    settings = dict(verl_keys(TrainConfig))
+    settings = verl_keys(TrainConfig)
     for key in _leaf_keys(verl):
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):

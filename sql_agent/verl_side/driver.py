@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any
 
 from agentgrpo.checkpoints import CheckpointError, prune
+from agentgrpo.imports import uncollected
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
-from agentgrpo.uncollected import uncollected
 from sql_agent.cluster.join import join
 from sql_agent.cluster.network import Network
 from sql_agent.cluster.watch import NodeWatch, nodes_in_use
@@ -53,7 +53,7 @@ def main() -> None:
         from verl.utils import tracking
         from verl.utils.debug import metrics as debug_metrics
 
-        from agentgrpo.trackers import usable_trackers
+        from agentgrpo.run_folder import usable_trackers
         from sql_agent import upstream_patches as patches
         from sql_agent.verl_side.tracking import make_tracking
 

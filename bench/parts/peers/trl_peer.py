@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.import_hook import after_import
+from agentgrpo.imports import after_import
 from agentgrpo.processes import end_with_parent
 from bench.parts.peers.order import SEED, Order, append_lines, read_lines
 from bench.parts.peers.plugin_parts import part

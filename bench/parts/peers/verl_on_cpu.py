@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from agentgrpo.import_hook import after_import
+from agentgrpo.imports import after_import
 from bench.parts.peers.plugin_parts import part
 
 

@@ -8,7 +8,7 @@ refused. This engine and MySQL's (ICU) agree on the patterns that agents write; 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import regex
@@ -128,16 +128,8 @@ def _matches(pattern: Any, text: Any, *, exactly: bool = False) -> Any:
         raise ValueError(f"no regular expression: {error}") from None
 
 
-def _regexp(pattern: Any, text: Any) -> int:
-    return int(next(_matches(pattern, text), None) is not None)
-
-
-def _regexp_bin(pattern: Any, text: Any) -> int:
-    return int(next(_matches(pattern, text, exactly=True), None) is not None)
-
-
-def _like_bin(pattern: Any, text: Any, escape: Any = "\\") -> int:
-    return like_exactly(text_of(pattern), text_of(text), text_of(escape))
+def _regexp(pattern: Any, text: Any, *, exactly: bool = False) -> int:
+    return int(next(_matches(pattern, text, exactly=exactly), None) is not None)
 
 
 def _regexp_like(text: Any, pattern: Any, flags: Any = "") -> int:
@@ -145,7 +137,7 @@ def _regexp_like(text: Any, pattern: Any, flags: Any = "") -> int:
     flags = text_of(flags)
     if flags.strip("ci"):
         raise ValueError("REGEXP_LIKE takes the flags c and i")
-    return _regexp_bin(pattern, text) if flags.endswith("c") else _regexp(pattern, text)
+    return _regexp(pattern, text, exactly=flags.endswith("c"))
 
 
 def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
@@ -177,9 +169,9 @@ NULLS_MATTER: dict[str, Function] = {}
 
 STRICT: dict[str, Function] = {
     "like": (-1, like),
-    "like_bin": (-1, _like_bin),
+    "like_bin": (-1, lambda pattern, text, *escape: like_exactly(*map(text_of, (pattern, text, *escape)))),
     "regexp": (2, _regexp),
-    "regexp_bin": (2, _regexp_bin),
+    "regexp_bin": (2, partial(_regexp, exactly=True)),
     "regexp_like": (-1, _regexp_like),
     "regexp_replace": (3, _regexp_replace),
     "regexp_substr": (2, _regexp_substr),

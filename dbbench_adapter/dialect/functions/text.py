@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
+from functools import partial
 from typing import Any
 
 from dbbench_adapter.clock import check
@@ -127,10 +128,6 @@ def _trim(text: Any, piece: Any, *, ends: str) -> str:
     return text[begin:end]
 
 
-def _left(text: Any, length: Any) -> str:
-    return text_of(text)[: max(whole(length), 0)]
-
-
 def _right(text: Any, length: Any) -> str:
     count = max(whole(length), 0)
     return text_of(text)[-count:] if count else ""
@@ -140,22 +137,13 @@ def _distinct_key(*values: Any) -> str | None:
     return None if None in values else "\x1f".join(fold(text_of(value)) for value in values)
 
 
-def _md5(value: Any) -> str:
-    return hashlib.md5(text_of(value).encode(), usedforsecurity=False).hexdigest()
-
-
-def _sha1(value: Any) -> str:
-    return hashlib.sha1(text_of(value).encode(), usedforsecurity=False).hexdigest()
+def _digest(name: str, value: Any) -> str:
+    return hashlib.new(name, text_of(value).encode(), usedforsecurity=False).hexdigest()
 
 
 def _sha2(value: Any, bits: Any) -> str | None:
     name = {0: "sha256", 224: "sha224", 256: "sha256", 384: "sha384", 512: "sha512"}.get(whole(bits))
-    return hashlib.new(name, text_of(value).encode(), usedforsecurity=False).hexdigest() if name else None
-
-
-def _to_base64(value: Any) -> str:
-    code = base64.b64encode(text_of(value).encode()).decode()
-    return "\n".join(code[start : start + 76] for start in range(0, len(code), 76))
+    return _digest(name, value) if name else None
 
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -204,10 +192,6 @@ def _soundex(value: Any) -> str:
     return written.ljust(4, "0")
 
 
-def _compare(left: Any, right: Any) -> int:
-    return compare(text_of(left), text_of(right))
-
-
 NULLS_MATTER: dict[str, Function] = {
     "concat_ws": (-1, _concat_ws),
     "field": (-1, _field),
@@ -222,10 +206,10 @@ NULLS_MATTER: dict[str, Function] = {
 STRICT: dict[str, Function] = {
     "concat": (-1, lambda *values: "".join(text_of(value) for value in values)),
     "substring_index": (3, _substring_index),
-    "left_of": (2, _left),
+    "left_of": (2, lambda text, length: text_of(text)[: max(whole(length), 0)]),
     "right_of": (2, _right),
-    "lpad": (3, lambda text, length, filler: _pad(text, length, filler, left=True)),
-    "rpad": (3, lambda text, length, filler: _pad(text, length, filler, left=False)),
+    "lpad": (3, partial(_pad, left=True)),
+    "rpad": (3, partial(_pad, left=False)),
     "locate": (-1, _locate),
     "instr": (2, lambda text, needle: _locate(needle, text)),
     "stuff": (4, _insert),
@@ -234,9 +218,9 @@ STRICT: dict[str, Function] = {
     "repeat": (2, _repeat),
     "replace": (3, _replace),
     "space": (1, lambda count: _repeat(" ", count)),
-    "trim_piece": (2, lambda text, piece: _trim(text, piece, ends="lr")),
-    "ltrim_piece": (2, lambda text, piece: _trim(text, piece, ends="l")),
-    "rtrim_piece": (2, lambda text, piece: _trim(text, piece, ends="r")),
+    "trim_piece": (2, partial(_trim, ends="lr")),
+    "ltrim_piece": (2, partial(_trim, ends="l")),
+    "rtrim_piece": (2, partial(_trim, ends="r")),
     "reverse": (1, lambda text: text_of(text)[::-1]),
     **dict.fromkeys(("upper", "ucase"), (1, lambda text: text_of(text).upper())),
     **dict.fromkeys(("lower", "lcase"), (1, lambda text: text_of(text).lower())),
@@ -244,15 +228,15 @@ STRICT: dict[str, Function] = {
     "bit_length": (1, lambda text: 8 * len(text_of(text).encode())),
     **dict.fromkeys(("char_length", "character_length"), (1, lambda text: len(text_of(text)))),
     "ascii": (1, lambda text: (text_of(text).encode() or b"\0")[0]),
-    "strcmp": (2, _compare),
+    "strcmp": (2, lambda left, right: compare(text_of(left), text_of(right))),
     "find_in_set": (2, _find_in_set),
-    "md5": (1, _md5),
-    **dict.fromkeys(("sha", "sha1"), (1, _sha1)),
+    "md5": (1, partial(_digest, "md5")),
+    **dict.fromkeys(("sha", "sha1"), (1, partial(_digest, "sha1"))),
     "sha2": (2, _sha2),
     "soundex": (1, _soundex),
     "crc32": (1, lambda text: zlib.crc32(text_of(text).encode())),
     "ord": (1, lambda text: int.from_bytes(text_of(text)[:1].encode())),
-    "to_base64": (1, _to_base64),
+    "to_base64": (1, lambda text: base64.encodebytes(text_of(text).encode()).decode().removesuffix("\n")),
     "conv": (3, _in_base),
     "bin": (1, lambda value: _in_base(value, 10, 2)),
     "oct": (1, lambda value: _in_base(value, 10, 8)),

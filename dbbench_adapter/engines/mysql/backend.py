@@ -35,6 +35,7 @@ from dbbench_adapter.engines.base import (
     STATEMENT_TIMEOUT_S,
     Backend,
     Database,
+    KeptTables,
     Result,
     TableError,
     TableState,
@@ -42,7 +43,6 @@ from dbbench_adapter.engines.base import (
     num_chars,
     quoted,
 )
-from dbbench_adapter.engines.kept_tables import KeptTables
 from dbbench_adapter.engines.mysql.allowed_sql import may_write, refusal
 from dbbench_adapter.engines.mysql.names import (
     NEUTRAL_NAME,

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +24,7 @@ import pymysql
 from pymysql.cursors import SSCursor
 
 from dbbench_adapter.datatypes import DatabaseError
+from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.engines.base import BackendUnavailable, Result, num_chars
 from dbbench_adapter.engines.engine import TOO_LONG
@@ -309,13 +309,11 @@ def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, m
 
 def _plain(cell: Any) -> Any:
     # A cell as SQLite would give it: whole and other numbers, texts, bytes, NULL.
-    if isinstance(cell, Decimal):
-        return int(cell) if cell == cell.to_integral_value() and cell.as_tuple().exponent == 0 else float(cell)
     if isinstance(cell, datetime.timedelta):
         return _time(cell)
-    if isinstance(cell, datetime.date | datetime.time | set | frozenset):
-        return ",".join(sorted(cell)) if isinstance(cell, set | frozenset) else str(cell)
-    return cell
+    if isinstance(cell, set | frozenset):
+        return ",".join(sorted(cell))
+    return cell if isinstance(cell, bytes) else plain(cell)
 
 
 def _time(value: datetime.timedelta) -> str:

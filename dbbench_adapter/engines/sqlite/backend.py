@@ -48,6 +48,7 @@ from dbbench_adapter.engines.base import (
     UNREADABLE,
     Backend,
     Database,
+    KeptTables,
     Result,
     TableError,
     TableState,
@@ -57,7 +58,6 @@ from dbbench_adapter.engines.base import (
     join_hashes,
     quoted,
 )
-from dbbench_adapter.engines.kept_tables import KeptTables
 from dbbench_adapter.engines.sqlite.catalogue import (
     Read,
     catalogue_answer,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.checkout import ROOT
+from agentgrpo.machine import ROOT
 from sql_agent.cluster.facts import OUR_PACKAGES
 from sql_agent.cluster.tests import nodes as made
 from sql_agent.names import TINY_POLICY

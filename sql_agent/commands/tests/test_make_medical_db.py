@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_model.data.preferences import read_preferences
+from reward_model.preferences import read_preferences
 from sql_agent.commands.medical_data import main
 from sql_agent.medical.database import check_questions, read_schema
 from sql_agent.medical.datatypes import read_questions

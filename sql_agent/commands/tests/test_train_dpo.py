@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 from agentgrpo.chat.conversations import legal, read_conversation
 from agentgrpo.printed_commands import program_command
 from dbbench_adapter.generator import generate_tasks
-from reward_model.data.preferences import write_preferences
-from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import Preference
+from reward_model.preferences import split_by_prompt, write_preferences
 from reward_model.tests.conftest import assistant, counting_pairs, make_base
 from sql_agent.commands import greedy_grpo
 from sql_agent.commands.dpo import main

@@ -11,7 +11,7 @@ import logging
 import os
 from types import ModuleType
 
-from agentgrpo.import_hook import after_import
+from agentgrpo.imports import after_import
 from sql_agent import upstream_patches as patches
 from sql_agent.cluster.network import settle
 from sql_agent.verl_side.plugin import credit

@@ -14,7 +14,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from agentgrpo.cpu_features import share_of_cores
+from agentgrpo.machine import share_of_cores
 from agentgrpo.processes import RUN_ID, run_folder
 
 
