@@ -110,12 +110,12 @@ def gather(order: Order, name: str) -> Facts:
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Return one hash of this project's modules and templates, without its tests."""
+    """Return one hash of this project's modules, templates and tables, without tests and settings."""
     found = hashlib.sha256()
     for package in OUR_PACKAGES:
         for file in sorted((root / package).rglob("*")):
             path = file.relative_to(root)
-            if file.suffix in (".py", ".jinja") and "tests" not in path.parts:
+            if file.suffix in (".py", ".jinja", ".yaml") and {"tests", "configs"}.isdisjoint(path.parts):
                 found.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
     return found.hexdigest()
 
