@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from agentgrpo.cpu_features import bfloat16_pays
 from agentgrpo.machine import ENGINES, free_port, gpu_memory, installed_versions, listed_gpus
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.passwords import masked
+from sql_agent.cluster.network import interfaces
 
 OUR_PACKAGES = ("agentgrpo", "dbbench_adapter", "reward_model", "sql_agent")
 SHARED_MEMORY = "/dev/shm"
@@ -96,12 +96,7 @@ def gather(order: Order, name: str) -> Facts:
         psutil.virtual_memory().total / 2**30,
         {what: digest(Path(path)) for what, path in order.files.items()},
         _silent_servers(order),
-        {
-            each.address: interface
-            for interface, its in psutil.net_if_addrs().items()
-            for each in its
-            if each.family == socket.AF_INET
-        },
+        interfaces(),
         {place: shutil.disk_usage(place).free for place in (SHARED_MEMORY, tempfile.gettempdir())},
         unread,
         "" if unread else why_unwritten(meeting / name),
