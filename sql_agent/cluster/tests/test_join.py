@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from sql_agent.cluster import join
 from sql_agent.cluster.join import NodeWatch
 
 HEAD, SECOND = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
