@@ -26,9 +26,9 @@ from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
-from sql_agent.local.checkpoint import STATE
 from sql_agent.local.memory import training_holds
 from sql_agent.local.model_files import base_folder
+from sql_agent.local.run_folder import STATE
 from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
 from sql_agent.model_shape import shape_of

@@ -24,11 +24,10 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.credit.tables import VERLS
-from sql_agent.kv_cache import BLOCK, kv_cache_bytes
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
-from sql_agent.model_shape import ModelShape, shape_of
+from sql_agent.model_shape import BLOCK, ModelShape, kv_cache_bytes, shape_of
 from sql_agent.settings.main_job import EngineConfig, LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
