@@ -78,7 +78,7 @@ PATCHES = (
     ),
     Patch(
         "server",
-        f"{_PLUGIN}row_end:_reply_may_be_shorter",
+        f"{_PLUGIN}model_server:_reply_may_be_shorter",
         "vllm.entrypoints.openai.chat_completion.serving",
         ("OpenAIServingChat.render_chat_request",),
         "a rollout may use its whole row",
@@ -174,7 +174,7 @@ PATCHES = (
     ),
     Patch(
         "trainer",
-        f"{_PLUGIN}lost_mini_batches:_skip",
+        f"{_PLUGIN}training_worker:_skip",
         "verl.workers.engine_workers",
         ("TrainingWorker.train_batch",),
         "a mini-batch whose rows are all lost moves no weight",
@@ -188,21 +188,21 @@ PATCHES = (
     ),
     Patch(
         "trainer",
-        f"{_PLUGIN}trl_class:_hide_trl",
+        f"{_PLUGIN}training_worker:_hide_trl",
         "verl.utils.import_utils",
         ("is_trl_available",),
         "verl patches a class that TRL 1.16 no longer has",
     ),
     Patch(
         "trainer",
-        f"{_PLUGIN}chain_states:_end_states",
+        f"{_PLUGIN}training_worker:_end_states",
         _ENGINE,
         ("FSDPEngineWithLMHead.prepare_model_inputs",),
         "a state that a layer carries from token to token ends with its conversation",
     ),
     Patch(
         "trainer",
-        f"{_PLUGIN}micro_batch_progress:_report",
+        f"{_PLUGIN}training_worker:_report",
         _ENGINE,
         ("prepare_micro_batches", "FSDPEngine.forward_backward_batch"),
         "the progress line counts the micro-batches of an update",
@@ -280,7 +280,7 @@ PATCHES = (
     ),
     Patch(
         "driver",
-        f"{_PLUGIN}own_gpus:_serve_apart",
+        f"{_PLUGIN}model_server:_serve_apart",
         "verl.workers.rollout.llm_server",
         ("LLMServerManager.create",),
         "model servers may have GPUs of their own, which verl's V0 trainer does not ask for",

@@ -162,8 +162,8 @@ AWAKE: dict[str, Any] = {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enab
 """Keys of a sampler that keeps its memory, because it goes on during the update or has GPUs of its own."""
 
 SEPARATE: dict[str, Any] = {
-    # Any number but 0 stands for servers of their own (`plugin.own_gpus`). verl divides this product by the GPUs of a
-    # server and asks Ray for them server by server, wherever they are.
+    # Any number but 0 stands for servers of their own (`plugin.model_server`). verl divides this product by the GPUs of
+    # a server and asks Ray for them server by server, wherever they are.
     f"{ROLLOUT}.nnodes": 1,
     f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
 }
