@@ -16,8 +16,7 @@ from agentgrpo.model_size import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.datatypes import Preference
-from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
-from sql_agent.dpo.trainer import RECORD, make_trainer
+from sql_agent.dpo.trainer import RECORD, EncodedPair, calls_without_tools, digest, encode_pairs, make_trainer
 from sql_agent.model_check import read_json
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import DpoConfig

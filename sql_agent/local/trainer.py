@@ -36,7 +36,7 @@ from sql_agent.local.start import start_policy
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.source.datatypes import GroupSlot, Rollout, StopError, Task
 from sql_agent.source.dynamic_sampling import spreadless
-from sql_agent.source.reward_hacking_alarm import CORRECT, SCORE, WINDOW, RewardHackingAlarm
+from sql_agent.source.metrics import CORRECT, SCORE, WINDOW, RewardHackingAlarm
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.source.scoring import Rewarder
 from sql_agent.source.source import Source

@@ -26,7 +26,7 @@ from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAg
 from sql_agent.lightning.spans import outcome_text, read_turns
 from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
-from sql_agent.medical.invent import make_database
+from sql_agent.medical.words import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.settings.load import load_config
 from sql_agent.source import scoring

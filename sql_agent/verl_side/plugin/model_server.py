@@ -56,7 +56,7 @@ def _look_at_answer(module: ModuleType) -> None:
                 "vLLM could not empty its prefix cache after a weight sync, since calls are in flight: the next "
                 "rollouts would be sampled on keys and values of the old weights. Give the same command again to go on "
                 "from the newest checkpoint; if it stops here again, report logs/driver.log: "
-                "sql_agent/verl_side/weight_sync.py has left a call in flight"
+                "sql_agent/verl_side/servers.py has left a call in flight"
             )
         await upstream(self)
 

@@ -12,6 +12,14 @@
 - Each micro-batch is reported, on a CPU as on a GPU, to `sql_agent.verl_side.micro_batch_file`. verl computes log-probs
   and updates in one loop (same file, `forward_backward_batch`), which goes over the list that `prepare_micro_batches`
   returns. On a GPU a micro-batch counts as computed when its kernels are queued.
+- The weights of LoRA runs are merged, for the checkpoint's Hugging Face folder and for a CPU's sampler. verl saves that
+  folder with PEFT's names and separate adapters (utils/checkpoint/fsdp_checkpoint_manager.py), which no server loads.
+  Here it holds merged weights, as in any other run. verl's own shards beside it keep the adapter separate, and resuming
+  reads those. verl rounds merged weights to bfloat16 for the sampler (workers/engine/fsdp/transformer_impl.py,
+  `_merged_lora_per_tensor_param`); in float32 that made a difference of 9e-3 between the sampler's probabilities and
+  the actor's (measured).
+- Workers begin with the run's seed, which a model with dropout needs too. verl does not seed them, so each start would
+  initialise another adapter.
 - TRL is hidden from verl, which patches a class of TRL for critics if TRL is installed (models/transformers/
   monkey_patch.py, `apply_monkey_patch`). TRL 1.16 no longer has that class, so no model would load.
 """
@@ -26,6 +34,7 @@ from typing import Any
 
 import torch
 
+from sql_agent import upstream_patches as patches
 from sql_agent.verl_side.micro_batch_file import MicroBatches, write
 
 logger = logging.getLogger(__name__)
@@ -132,3 +141,42 @@ def _report(module: ModuleType) -> None:
 
     module.prepare_micro_batches = prepare_micro_batches  # type: ignore[attr-defined]
     module.FSDPEngine.forward_backward_batch = forward_backward_batch  # type: ignore[attr-defined]
+
+
+def _seed(module: ModuleType) -> None:
+    from accelerate.utils import set_seed
+
+    upstream = module.FSDPEngine.initialize
+
+    def initialize(self: Any) -> None:
+        patches.require("trainer")
+        set_seed(self.engine_config.seed)
+        upstream(self)
+
+    module.FSDPEngine.initialize = initialize  # type: ignore[attr-defined]
+
+
+def _save_merged(module: ModuleType) -> None:
+    upstream = module.get_fsdp_full_state_dict
+
+    def full_state_dict(model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if not hasattr(model, "peft_config"):
+            return upstream(model, *args, **kwargs)
+        from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
+
+        with merged_lora_context(model, backup_adapters=True):
+            state = normalize_peft_param_name(upstream(model, *args, **kwargs))
+            return {name: weight.clone() for name, weight in state.items()}  # the context restores the base weights
+
+    module.get_fsdp_full_state_dict = full_state_dict  # type: ignore[attr-defined]
+
+
+def _send_float32(module: ModuleType) -> None:
+    def merged_weights(self: Any) -> Iterator[tuple[str, Any]]:
+        with module.merged_lora_context(self.module, backup_adapters=True):
+            state = module.normalize_peft_param_name(self.module.state_dict())
+            for name, weight in module.convert_weight_keys(state, self.module).items():
+                whole = weight.full_tensor() if isinstance(weight, module.DTensor) else weight
+                yield name, whole.detach().clone()
+
+    module.FSDPEngine._merged_lora_per_tensor_param = merged_weights  # type: ignore[attr-defined]
