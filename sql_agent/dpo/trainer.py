@@ -8,7 +8,6 @@ with several processes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,14 +89,6 @@ def calls_without_tools(rows: Sequence[Preference]) -> int:
         row.tools is None and any(message.tool_calls for side in (row.chosen, row.rejected) for message in side)
         for row in rows
     )
-
-
-def digest(pairs: Sequence[EncodedPair]) -> str:
-    """The sha256 of the tokens and masks, in order."""
-    whole = hashlib.sha256()
-    for pair in pairs:
-        whole.update(json.dumps([[side.ids, side.mask] for side in (pair.chosen, pair.rejected)]).encode())
-    return whole.hexdigest()
 
 
 RECORD = "dpo.json"

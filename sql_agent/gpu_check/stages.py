@@ -78,18 +78,17 @@ def run(stage: Stage, log: Path, environment: Mapping[str, str], used: Callable[
     seconds = time.monotonic() - began
     if state == "too long":
         why = f"it had not ended after {stage.limit_s:.0f} s, its limit"
-        return Result(stage.name, "too long", seconds, why=why, tail=tail_of(log, stage.also), peak=peak)
-    if stage.kill_at is not None and state != "killed":
+    elif stage.kill_at is not None and state != "killed":
         why = f"it ended (exit status {process.returncode}) before it could be killed"
-        return Result(stage.name, "failed", seconds, why=why, tail=tail_of(log, stage.also), peak=peak)
-    if process.returncode and state != "killed":
+    elif process.returncode and state != "killed":
         why = f"exit status {process.returncode}"
-        return Result(stage.name, "failed", seconds, why=why, tail=tail_of(log, stage.also), peak=peak)
-    try:
-        return Result(stage.name, "ok", seconds, found=stage.read(log.read_text(errors="replace")), peak=peak)
-    except (LookupError, OSError, TypeError, ValueError) as error:
-        why = f"what it left behind cannot be read: {error!r}"
-        return Result(stage.name, "failed", seconds, why=why, tail=tail_of(log, stage.also), peak=peak)
+    else:
+        try:
+            return Result(stage.name, "ok", seconds, found=stage.read(log.read_text(errors="replace")), peak=peak)
+        except (LookupError, OSError, TypeError, ValueError) as error:
+            why = f"what it left behind cannot be read: {error!r}"
+    ended = "too long" if state == "too long" else "failed"
+    return Result(stage.name, ended, seconds, why=why, tail=tail_of(log, stage.also), peak=peak)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

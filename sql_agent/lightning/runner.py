@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -205,6 +205,15 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         self._played: set[str] = set()
         """Attempts that have been played and are being reported to the store; others can be played meanwhile."""
         self._room = asyncio.Event()
+
+    @classmethod
+    def of_run(cls, cfg: TrainConfig, store_url: str) -> Self:
+        return cls(
+            PassiveTracer(),
+            concurrency=cfg.rollout.runner_concurrency,
+            poll_s=cfg.rollout.poll_s,
+            store_url=store_url,
+        )
 
     def init_worker(self, worker_id: int, store: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, PatientStore(self._store_url), **kwargs)

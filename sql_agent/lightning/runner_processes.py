@@ -171,7 +171,7 @@ class RunnerActor:
 
     async def play(self) -> None:
         """Play rollouts until the trainer has finished, or the store is gone."""
-        from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+        from sql_agent.lightning.runner import ConcurrentRunner, SqlLitAgent
         from sql_agent.settings.load import load_config
 
         cfg = load_config(self._config)
@@ -183,12 +183,7 @@ class RunnerActor:
         os.dup2(out, 1)
         os.dup2(out, 2)
         agl.setup_logging("WARNING")
-        runner = ConcurrentRunner(
-            PassiveTracer(),
-            concurrency=cfg.rollout.runner_concurrency,
-            poll_s=cfg.rollout.poll_s,
-            store_url=self._store_url,
-        )
+        runner = ConcurrentRunner.of_run(cfg, self._store_url)
         runner.init(SqlLitAgent(cfg))
         runner.init_worker(self._number, None)
         try:

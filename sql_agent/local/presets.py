@@ -197,8 +197,7 @@ class GreedyGrpo(Preset):
 
 
 def success_rate(rollouts: Sequence[Rollout]) -> Rate:
-    judged = [rollout.success for rollout in rollouts if rollout.success is not None]
-    return Rate(len(rollouts), len(judged), sum(success == 1.0 for success in judged))
+    return Rate.of([rollout.success for rollout in rollouts])
 
 
 def estimator_of(cfg: LossConfig) -> Credit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from pathlib import Path
@@ -97,6 +97,12 @@ class Change:
     """Tasks solved only at the second one."""
     lost: int
     """Tasks solved only at the first one."""
+
+    @classmethod
+    def between(cls, results: Iterable[tuple[bool | None, bool | None]]) -> Change | None:
+        """Of the tasks with two verdicts; None without any."""
+        judged = [pair for pair in results if None not in pair]
+        return cls(len(judged), judged.count((False, True)), judged.count((True, False))) if judged else None
 
     @property
     def p_value(self) -> float:
@@ -315,5 +321,4 @@ def change(trajectories: Sequence[Row]) -> Change | None:
     if len(results) < 2:
         return None
     before, after = results[min(results)], results[max(results)]
-    pairs = [(before[task], after[task]) for task in before if task in after]
-    return Change(len(pairs), sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)) if pairs else None
+    return Change.between((before[task], after.get(task)) for task in before)

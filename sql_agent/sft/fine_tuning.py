@@ -5,9 +5,10 @@ Leaves out the data and the losses.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,14 @@ def record_of(
         "versions": versions(),
         "git_commit": git_commit(),
     }
+
+
+def digest(encoded: Iterable[Any]) -> str:
+    """The sha256 of the tokens and masks of each conversation or pair, in order."""
+    whole = hashlib.sha256()
+    for one in encoded:
+        whole.update(json.dumps(one).encode())
+    return whole.hexdigest()
 
 
 def check_resumed(checkpoint: Path, before: Mapping[str, Any], record: Mapping[str, Any], say: Say) -> None:

@@ -40,7 +40,6 @@ from sql_agent.settings.tuning import GENERATED, SftConfig
 from sql_agent.sft.data import (
     Demonstrations,
     dbbench_demonstrations,
-    digest,
     encode_all,
     read_messages,
     reference_demonstrations,
@@ -50,6 +49,7 @@ from sql_agent.sft.fine_tuning import (
     Start,
     check_resumed,
     check_start,
+    digest,
     fit,
     load_trainable,
     record_of,
@@ -87,7 +87,12 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     describe_data(cfg, found, encoded, start.max_length, say)
     stop_at_end_of_turn(start.tokenizer, encoded[0].ids[-1], say)
     tasks = found.trained_on.sources[-1].model_dump()
-    data = {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded), "tasks": tasks}
+    data = {
+        "source": cfg.data_name,
+        "sha256": digest([one.ids, one.mask] for one in encoded),
+        "conversations": len(encoded),
+        "tasks": tasks,
+    }
     record = record_of(cfg, start, data, {**found.left_out, "too_long": len(found.kept) - len(encoded)})
     if start.checkpoint:
         check_resumed(start.checkpoint, read_json(start.checkpoint / STATE)["record"], record, say)
