@@ -40,7 +40,7 @@ from agentgrpo.weights import weights_sha256
 from sql_agent.local.model_files import base_folder, base_name, check_fit, is_adapter
 from sql_agent.local.run_folder import KEPT
 from sql_agent.model_check import read_json
-from sql_agent.prompts.limit import context_of
+from sql_agent.prompts.fit import context_of
 from sql_agent.settings.tuning import FineTuningConfig
 from sql_agent.trained_on import TrainedOn, write_trained_on
 

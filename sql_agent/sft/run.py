@@ -32,8 +32,7 @@ from sql_agent.local.run_folder import STATE
 from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
 from sql_agent.model_shape import shape_of
-from sql_agent.prompts.fit import fit_tasks
-from sql_agent.prompts.limit import choose_limit
+from sql_agent.prompts.fit import choose_limit, fit_tasks
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import GENERATED, SftConfig

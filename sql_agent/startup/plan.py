@@ -13,8 +13,7 @@ from sql_agent.environments.base import Environment, Split, Taskset
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_check import template_of_run
 from sql_agent.names import TINY_POLICY
-from sql_agent.prompts.fit import Fitted, fit_split
-from sql_agent.prompts.limit import choose_limit
+from sql_agent.prompts.fit import Fitted, choose_limit, fit_split
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
 from sql_agent.settings.main_job import LoraConfig, OptimConfig
