@@ -25,19 +25,29 @@ Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]
 
 
+def when(step: int) -> str:
+    return f"after {step} step{'s' * (step != 1)}" if step else "before"
+
+
 @dataclass(frozen=True)
-class HeldOut:
+class Measured:
+    """What was measured at a step, or at the validation after it."""
+
     step: int
+
+    @property
+    def when(self) -> str:
+        return when(self.step)
+
+
+@dataclass(frozen=True)
+class HeldOut(Measured):
     solved: int
     judged: int
 
     @property
     def success(self) -> float:
         return self.solved / self.judged
-
-    @property
-    def when(self) -> str:
-        return when(self.step)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -50,27 +60,21 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class HeldOutReward:
+class HeldOutReward(Measured):
     """A validation where there is no judge: the mean reward of the greedy policy."""
 
-    step: int
     mean: float
     rollouts: int
     """Those that have a reward."""
-
-    @property
-    def when(self) -> str:
-        return when(self.step)
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} (mean of {self.rollouts})"
 
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Measured):
     """The loss of a step, or the held-out loss after it."""
 
-    step: int
     value: float
 
     @property
@@ -79,13 +83,6 @@ class Loss:
 
     def __str__(self) -> str:
         return f"{self.value:.4g}"
-
-
-Measured = HeldOut | HeldOutReward | Loss
-
-
-def when(step: int) -> str:
-    return f"after {step} step{'s' * (step != 1)}" if step else "before"
 
 
 @dataclass(frozen=True)
