@@ -17,7 +17,7 @@ from agentgrpo.outputs import written
 from sql_agent.medical.datatypes import TABLES, Language
 
 _SAID = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-NOTICE: Sequence[str] = _SAID["notice"]
+NOTICE: tuple[str, ...] = tuple(_SAID["notice"])
 NAMES: Mapping[Language, Mapping[str, Sequence[str]]] = _SAID["names"]
 WORDS: Mapping[Language, Mapping[str, Sequence[str]]] = _SAID["words"]
 FIELDS: Mapping[Language, Mapping[str, str]] = _SAID["fields"]
