@@ -16,7 +16,7 @@ from dbbench_adapter.interaction import Stop
 # `parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it.
 OWN_REWARD = "own_reward"
 # Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
-# rollout's row is full (`sql_agent.verl_side.plugin.row_end`).
+# rollout's row is full (`sql_agent.verl_side.plugin.model_server`).
 ROW_END = "row_end"
 
 

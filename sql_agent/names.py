@@ -34,8 +34,8 @@ OWN = "sql_agent.environments.own:open_own"
 # Orders in which local training draws its tasks: functions of the tasks, the seed and the number of the epoch that
 # return the tasks of that epoch, as many in each.
 SAMPLERS = {
-    "shuffled": "sql_agent.source.samplers:shuffled",
-    "in_order": "sql_agent.source.samplers:in_order",
+    "shuffled": "sql_agent.local.presets:shuffled",
+    "in_order": "sql_agent.local.presets:in_order",
 }
 
 PresetName = Literal["agentbench", "agent_peft", "rllm"]

@@ -16,6 +16,15 @@ class Rate:
     judged: int
     correct: int
 
+    @classmethod
+    def of(cls, successes: Sequence[float | None]) -> Rate:
+        """
+        Args:
+            successes: one for each rollout, 1 for a right one; None without a verdict.
+        """
+        judged = [success == 1.0 for success in successes if success is not None]
+        return cls(len(successes), len(judged), sum(judged))
+
     @property
     def success(self) -> float | None:
         return self.correct / self.judged if self.judged else None

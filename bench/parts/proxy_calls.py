@@ -14,7 +14,7 @@ from dbbench_adapter.protocols import fc
 from sql_agent.lightning.spans import turn_span
 from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
-from sql_agent.model_servers.turns import TURN, with_turn
+from sql_agent.model_servers.replies import TURN, with_turn
 
 STORED_S = 60.0
 

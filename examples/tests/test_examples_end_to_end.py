@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from sql_agent.gsm8k.environment import RULES
-from sql_agent.gsm8k.generator import generate_problems
-from sql_agent.gsm8k.problems import final_answer, final_number
+from sql_agent.gsm8k.problems import final_answer, final_number, generate_problems
 from sql_agent.tests.conftest import train_small_policy
 from sql_agent.train_sql_agent import main
 

@@ -22,7 +22,7 @@ from sql_agent.commands import local as train_local_grpo
 from sql_agent.commands import merge as merge_policy
 from sql_agent.commands import single_skill as run_experiment
 from sql_agent.environments.base import make_environment
-from sql_agent.local.skill_tasks import each_once, file_split
+from sql_agent.local.single_skill import each_once, file_split
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.load import load_config
 from sql_agent.settings.local import GreedyGrpoConfig, LocalGrpoConfig

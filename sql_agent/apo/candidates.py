@@ -70,5 +70,4 @@ def summary(results: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def rate(results: Sequence[Rollout]) -> Rate:
-    judged = [result.success for result in results if result.success is not None and not result.lost]
-    return Rate(len(results), len(judged), sum(success == 1.0 for success in judged))
+    return Rate.of([None if result.lost else result.success for result in results])

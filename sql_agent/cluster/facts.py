@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import psutil
 from agentgrpo.machine import ENGINES, ROOT, bfloat16_pays, free_port, gpu_memory, installed_versions, listed_gpus
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.passwords import masked
+from sql_agent.cluster.network import interfaces
 
 OUR_PACKAGES = ("agentgrpo", "dbbench_adapter", "reward_model", "sql_agent")
 SHARED_MEMORY = "/dev/shm"
@@ -94,12 +94,7 @@ def gather(order: Order, name: str) -> Facts:
         psutil.virtual_memory().total / 2**30,
         {what: digest(Path(path)) for what, path in order.files.items()},
         _silent_servers(order),
-        {
-            each.address: interface
-            for interface, its in psutil.net_if_addrs().items()
-            for each in its
-            if each.family == socket.AF_INET
-        },
+        interfaces(),
         {place: shutil.disk_usage(place).free for place in (SHARED_MEMORY, tempfile.gettempdir())},
         unread,
         "" if unread else why_unwritten(meeting / name),
@@ -108,12 +103,12 @@ def gather(order: Order, name: str) -> Facts:
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Return one hash of this project's modules and templates, without its tests."""
+    """Return one hash of this project's modules, templates and tables, without tests and settings."""
     found = hashlib.sha256()
     for package in OUR_PACKAGES:
         for file in sorted((root / package).rglob("*")):
             path = file.relative_to(root)
-            if file.suffix in (".py", ".jinja") and "tests" not in path.parts:
+            if file.suffix in (".py", ".jinja", ".yaml") and {"tests", "configs"}.isdisjoint(path.parts):
                 found.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
     return found.hexdigest()
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import psutil
-
 from agentgrpo.checks import UsageError
+from sql_agent.cluster.network import interfaces
 
 ANSWER_S = 10.0
 CONNECT_S = 3.0
@@ -167,7 +166,7 @@ def own_node(there: Collection[Node], address: str) -> Node:
     Raises:
         UsageError: none is.
     """
-    mine = {each.address for its in psutil.net_if_addrs().values() for each in its if each.family == socket.AF_INET}
+    mine = interfaces()
     for node in there:
         if node.address in mine:
             return node

@@ -1,16 +1,22 @@
-"""Where the processes of a run listen, and which Ray they join."""
+"""Where the processes of a run listen, which Ray they join, and how they get the environment of the command.
+
+Ray writes `runtime_env.env_vars` in clear into a log on every node, which every user of that node can read. So a named
+actor keeps the environment, secrets too, and whoever needs it asks; Ray lets nobody in without the cluster's token.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from agentgrpo.checks import UsageError
+from agentgrpo.processes import RUN_ID
 
 RAY_ADDRESS = "RAY_ADDRESS"
 """Ray's variable with the address of a cluster; `ray job submit` sets it."""
@@ -55,18 +61,19 @@ def sockets_of(interface: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
+def interfaces() -> dict[str, str]:
+    """This machine's network interfaces by IPv4 address."""
+    its = ((each, name) for name, addresses in psutil.net_if_addrs().items() for each in addresses)
+    return {each.address: name for each, name in its if each.family == socket.AF_INET}
+
+
 def interface_of(address: str) -> str:
     """The name of this machine's network interface that has an IPv4 address.
 
     Raises:
         UsageError: none has it.
     """
-    has = {
-        each.address: name
-        for name, its in psutil.net_if_addrs().items()
-        for each in its
-        if each.family == socket.AF_INET
-    }
+    has = interfaces()
     if address not in has:
         raise UsageError(
             f"no network interface of {socket.gethostname()} has the address {address} that Ray uses there (it has "
@@ -84,7 +91,61 @@ def settle() -> None:
 
     if not ray.is_initialized():  # verl's driver, which loads the plugin before it joins, is no actor
         return
-    from sql_agent.cluster import handover
-
-    handover.take()
+    take_environment()
     os.environ |= sockets_of(json.loads(told)["interface"] or interface_of(ray.util.get_node_ip_address()))
+
+
+def actor_on(node_id: str, kind: type, *arguments: Any, **options: Any) -> Any:
+    """Start an actor on a node that takes none of its CPUs, and return its handle."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    actor: Any = ray.remote(kind)
+    return actor.options(num_cpus=0, scheduling_strategy=there, **options).remote(*arguments)
+
+
+NAME = "secrets"
+ANSWER_S = 60.0
+_SECRETS = ("_TOKEN", "_API_KEY", "_PASSWORD")
+# What belongs to one node or one process.
+_THEIR_OWN = ("RAY_", "CUDA_VISIBLE_DEVICES", "TMPDIR", "PYTHONPATH", "LD_PRELOAD")
+
+
+class Secrets:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def environment(self) -> dict[str, str]:
+        return self._environment
+
+
+def keep_environment(here: str) -> Any:
+    """Start the actor on this node, which is the driver's, and return its handle; it ends with the driver."""
+    return actor_on(here, Secrets, handed_over(os.environ), name=NAME)
+
+
+def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of the command's environment is meant for other nodes and processes, too."""
+    return {name: value for name, value in environment.items() if not name.startswith(_THEIR_OWN)}
+
+
+def take_environment() -> None:
+    """Fill this actor's environment from that of the command; but for secrets, the node's own values stay.
+
+    Raises:
+        ValueError: the run has ended; Ray finds no such actor.
+        ray.exceptions.GetTimeoutError: the driver's node does not answer.
+    """
+    import ray
+
+    given: Any = ray.get(ray.get_actor(NAME).environment.remote(), timeout=ANSWER_S)
+    fill(os.environ, given)
+
+
+def fill(own: MutableMapping[str, str], given: Mapping[str, str]) -> None:
+    for name, value in given.items():
+        if name == RUN_ID or name.endswith(_SECRETS):  # the shell of `ray start` may have had older ones
+            own[name] = value
+        else:
+            own.setdefault(name, value)

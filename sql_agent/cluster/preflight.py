@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from agentgrpo.passwords import MASK
 from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.processes import Events, end_with_parent
 from sql_agent.cluster import gcs, problems, scouts
-from sql_agent.cluster.facts import COMMAND, SHARED_S, Facts, Order, gather, why_unread
+from sql_agent.cluster.facts import COMMAND, SHARED_S, Facts, Order, Scout, gather, why_unread
 from sql_agent.cluster.gcs import Node
-from sql_agent.cluster.network import TOKEN_MODE, Network
+from sql_agent.cluster.network import TOKEN_MODE, Network, actor_on
 from sql_agent.cluster.problems import Wanted
 from sql_agent.settings.train import TrainConfig
 
@@ -133,7 +133,7 @@ def examine(cfg: TrainConfig, own_files: Mapping[str, str], join_s: float, event
     echo = scouts.join(address, home)
     meeting = cfg.run_dir / f".cluster-{secrets.token_hex(8)}"
     order = _order(cfg, own_files, meeting)
-    actors = {node: scouts.scout_on(node) for node in nodes}
+    actors = {node: actor_on(node.id, Scout) for node in nodes}
     with _folder(meeting):
         asked = scouts.ask(actors, order)
         here = gather(order, COMMAND)
@@ -187,21 +187,19 @@ def _wanted(cfg: TrainConfig, *, cpu: bool) -> Wanted:
     )
 
 
-class _folder:
+@contextmanager
+def _folder(meeting: Path) -> Iterator[None]:
     """The folder in which command and nodes write their files; a run's folder that was not there goes with it."""
-
-    def __init__(self, meeting: Path) -> None:
-        self._meeting, self._made = meeting, not meeting.parent.exists()
-
-    def __enter__(self) -> None:
-        self._meeting.mkdir(parents=True)
-        (self._meeting / COMMAND).write_text(self._meeting.name)
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._meeting, ignore_errors=True)
-        if self._made:
+    made = not meeting.parent.exists()
+    meeting.mkdir(parents=True)
+    (meeting / COMMAND).write_text(meeting.name)
+    try:
+        yield
+    finally:
+        shutil.rmtree(meeting, ignore_errors=True)
+        if made:
             with suppress(OSError):  # something else is in it by now
-                self._meeting.parent.rmdir()
+                meeting.parent.rmdir()
 
 
 def _owner(file: Path) -> int | None:

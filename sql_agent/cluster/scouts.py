@@ -12,7 +12,7 @@ from typing import Any
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import ROOT
 from sql_agent.cluster import problems
-from sql_agent.cluster.facts import ECHO, Facts, Order, Scout
+from sql_agent.cluster.facts import ECHO, Facts, Order
 from sql_agent.cluster.gcs import Node
 from sql_agent.cluster.problems import Free, Holder
 
@@ -42,15 +42,6 @@ def join(address: str, home: Node) -> str:
             "the environment and in the container in which Ray was started there"
         ) from None
     return echo
-
-
-def scout_on(node: Node) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    there = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    actor: Any = ray.remote(Scout)
-    return actor.options(num_cpus=0, scheduling_strategy=there).remote()
 
 
 def ask(scouts: Mapping[Node, Any], order: Order) -> dict[Node, Any]:

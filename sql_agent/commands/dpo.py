@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentgrpo.hub import go_offline
+from sql_agent.commands.sft import quiet_libraries, run_command
 from sql_agent.settings.flags import read_flags, training_parser
 from sql_agent.settings.tuning import DpoConfig
-from sql_agent.sft.command import quiet_libraries, run_command
 
 if TYPE_CHECKING:
     from sql_agent.dpo.run import Run

@@ -26,8 +26,7 @@ from agentgrpo.machine import count_gpus, git_commit
 from agentgrpo.outputs import named_path
 from agentgrpo.processes import wait_until_gone
 from agentgrpo.run_folder import METRICS, earlier_steps
-from sql_agent.gpu_check.page import write_page
-from sql_agent.gpu_check.stages import Stage, run
+from sql_agent.gpu_check.stages import Stage, run, write_page
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.load import load_config
 from sql_agent.startup.machine import available_memory_gib, check_installed, installed_versions

@@ -71,7 +71,7 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.splits import count_kinds, draw_by_kind
     from sql_agent.environments.base import Split
-    from sql_agent.local.skill_tasks import draws, held_out_tasks
+    from sql_agent.local.single_skill import draws, held_out_tasks
     from sql_agent.settings.single_skill import TaskConfig
 
     if cfg.skills:

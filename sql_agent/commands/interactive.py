@@ -149,7 +149,7 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
     from sql_agent.interactive.session import Chat
     from sql_agent.local.datatypes import Sampling
     from sql_agent.local.start import start_policy
-    from sql_agent.prompts.limit import choose_limit
+    from sql_agent.prompts.fit import choose_limit
 
     limit = choose_limit(base_folder(model_folder(cfg.model.model_path)), cfg.max_prompt_tokens, "--max-prompt-tokens")
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)

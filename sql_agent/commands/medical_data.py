@@ -62,9 +62,9 @@ def write(args: argparse.Namespace) -> None:
     from reward_model.preferences import write_preferences
     from sql_agent.medical.database import read_schema
     from sql_agent.medical.datatypes import write_questions
-    from sql_agent.medical.invent import make_database
     from sql_agent.medical.pairs import make_pairs
     from sql_agent.medical.questions import Half, make_questions
+    from sql_agent.medical.words import make_database
 
     make_database(args.output, n_drugs=args.n_drugs, n_diseases=args.n_diseases, seed=args.seed)
     print(f"{args.n_drugs} drugs and {args.n_diseases} diseases, all of them invented: {args.output}")

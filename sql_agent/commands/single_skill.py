@@ -7,27 +7,29 @@ sessions/episodes.jsonl, logs/metrics.jsonl, logs/success.png and checkpoints/ i
 outputs/rl_training/<model>/db_bench/<timestamp>. doc/single_skill_rl.md has the settings.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import yaml
 
 from agentgrpo.checks import Finding, Problem, UsageError, examine, require, show
 from agentgrpo.commands import say
 from agentgrpo.flags import Parser
+from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.model_files import check_device
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment, said_here
 from sql_agent.startup.machine import this_machine
-
-if TYPE_CHECKING:
-    from sql_agent.success import Rate
+from sql_agent.success import Rate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,8 +121,6 @@ def new_run_dir(cfg: ExperimentConfig) -> Path:
 
 def _report(metrics: Path) -> None:
     """Print held-out success before and after by skill, and the picture's path, as far as the run came."""
-    from sql_agent.local.skill_plot import ALL, draw, held_out_curves, read_lines
-
     lines = read_lines(metrics) if metrics.is_file() else []
     if not lines:
         return
@@ -134,7 +134,7 @@ def _report(metrics: Path) -> None:
     print(f"picture: {picture}")
 
 
-def _short(rate: "Rate") -> str:
+def _short(rate: Rate) -> str:
     return "not judged" if rate.success is None else f"{rate.success:.1%} of {rate.judged}"
 
 
@@ -177,7 +177,7 @@ def find_device(model: LanguageModelConfig) -> Finding:
 def check_data(cfg: ExperimentConfig) -> Finding:
     """Check the data; missing files are made first, if the settings say how many tasks."""
     from dbbench_adapter.generate import Split
-    from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated
+    from sql_agent.local.single_skill import draws, held_out_tasks, trained_skills, write_generated
 
     task = cfg.task
     missing: list[tuple[Path | None, int, Split]] = [
@@ -200,3 +200,91 @@ def check_data(cfg: ExperimentConfig) -> Finding:
             "give others with --set task.data=FILE --set task.held_out_data=FILE, or have files that are missing made"
         )
         return Finding(source, (Problem(str(error), f"{remedy}: --set task.generate_missing=4400"),))
+
+
+# The picture ----------------------------------------------------------------------------------------------------------
+
+BINS = 10
+"""Points of the training curve; a single update has too few episodes of a skill for its own point."""
+ALL = "all skills"
+Curve = list[tuple[float, Rate]]
+"""Pairs of the number of episodes and the success rate."""
+
+
+def read_lines(metrics: Path) -> list[dict[str, Any]]:
+    return [parse_json(line) for line in metrics.read_text("utf-8").splitlines()]
+
+
+def held_out_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    """Held-out success by skill, all skills together first; {} without an evaluation."""
+    found: dict[str, Curve] = {}
+    for line in lines:
+        if "held_out" in line:
+            for skill, rate in {ALL: line["held_out"], **line["held_out/skill"]}.items():
+                found.setdefault(skill, []).append((line["episodes"], Rate(**rate)))
+    return found
+
+
+def training_curves(lines: Sequence[Mapping[str, Any]], bins: int = BINS) -> dict[str, Curve]:
+    """Sampled success, summed over equal parts of the run; each point is in the middle of its part."""
+    updates = [line for line in lines if "success" in line]
+    found: dict[str, Curve] = {}
+    size = math.ceil(len(updates) / bins)
+    for first in range(0, len(updates), size or 1):
+        part = updates[first : first + size]
+        middle = (part[0]["episodes"] + part[-1]["episodes"]) / 2
+        for skill in (ALL, *sorted({skill for line in part for skill in line["success/skill"]})):
+            own = [line["success"] if skill == ALL else line["success/skill"].get(skill) for line in part]
+            found.setdefault(skill, []).append((middle, _sum([rate for rate in own if rate is not None])))
+    return found
+
+
+def _sum(rates: Sequence[Mapping[str, int]]) -> Rate:
+    return Rate(*(sum(rate[name] for rate in rates) for name in ("n", "judged", "correct")))
+
+
+def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Draw one panel per skill.
+
+    A line shows sampled success during training, dots show greedy success on held-out tasks with 95 % intervals.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    training, held_out = training_curves(lines), held_out_curves(lines)
+    skills = [ALL, *sorted((training.keys() | held_out.keys()) - {ALL})]
+    columns = min(4, len(skills))
+    rows = math.ceil(len(skills) / columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(3.2 * columns, 2.3 * rows + 0.6), sharex=True, sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for panel, skill in zip(panels.flat, skills, strict=False):
+        points = [(at, rate.success) for at, rate in training.get(skill, ()) if rate.success is not None]
+        panel.plot([at for at, _ in points], [s for _, s in points], color="tab:gray", label="training, sampled")
+        _dots(panel, held_out.get(skill, []))
+        panel.set_title(skill.replace("_", " "), fontsize=8)
+        panel.grid(alpha=0.3)
+    for panel in panels.flat[len(skills) :]:
+        panel.set_visible(False)
+    for panel in panels.flat[max(0, len(skills) - columns) : len(skills)]:  # nothing visible below them
+        panel.tick_params(labelbottom=True)
+    panels[0, 0].set_ylim(-0.03, 1.03)
+    panels[0, 0].xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    figure.supxlabel("episodes", fontsize=9)
+    figure.supylabel("success", fontsize=9)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def _dots(panel: Any, curve: Curve) -> None:
+    known = [(at, rate.success, *rate.interval) for at, rate in curve if rate.interval and rate.success is not None]
+    if known:
+        at, success, low, high = zip(*known, strict=True)
+        below = [s - a for s, a in zip(success, low, strict=True)]
+        above = [b - s for s, b in zip(success, high, strict=True)]
+        panel.errorbar(at, success, yerr=[below, above], fmt="o", ms=4, capsize=3, label="held-out, greedy")

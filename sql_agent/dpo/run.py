@@ -16,8 +16,7 @@ from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from reward_model.datatypes import Preference
-from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
-from sql_agent.dpo.trainer import RECORD, make_trainer
+from sql_agent.dpo.trainer import RECORD, EncodedPair, calls_without_tools, encode_pairs, make_trainer
 from sql_agent.model_check import read_json
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import DpoConfig
@@ -26,6 +25,7 @@ from sql_agent.sft.fine_tuning import (
     Start,
     check_resumed,
     check_start,
+    digest,
     fit,
     load_trainable,
     record_of,
@@ -75,7 +75,7 @@ def prepare(
     stop_at_end_of_turn(start.tokenizer, pairs[0].chosen.ids[-1], say)
     data = {
         "source": str(cfg.dataset),
-        "sha256": digest(pairs),
+        "sha256": digest([[side.ids, side.mask] for side in (pair.chosen, pair.rejected)] for pair in pairs),
         "pairs": len(pairs),
         "held_out": str(cfg.val_file) if cfg.val_file else cfg.held_out_fraction,
         "held_out_pairs": len(measured),

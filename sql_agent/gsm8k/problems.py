@@ -1,16 +1,127 @@
-"""Loads word problems from the hub, from a local file in GSM8K's form, or from the generator; reads their numbers."""
+"""Loads word problems from the hub or from a local file in GSM8K's form, or makes them up; reads their numbers.
+
+Those that are made up come from the stories of `stories.yaml`, with random names and numbers. Each has a solution of
+two to four calculations whose results are whole numbers above 0. They are easier than GSM8K's own: they teach the form,
+the tool and short chains of steps.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import yaml
 
 from agentgrpo.nearest import did_you_mean
 from sql_agent.environments.rows import read_rows, short
-from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, Problem, Split, generate_problems, in_split
+from sql_agent.gsm8k.calculator import calculate
+
+Split = Literal["train", "test"]
+# A row: `id`, `question`, and `answer`, the solution with its last line `#### n`.
+Problem = dict[str, Any]
+
+HELD_OUT_FRACTION = 0.2
+# Number of draws in a row without a new problem after which the generator stops.
+MAX_DRAWS = 10_000
+
+_CALCULATION = re.compile(r"\[(\w): (\$?)([^\]]+)\]")
+
+# Names with their pronouns; `{name}` and `{other}` of a story are two of them.
+PEOPLE = (
+    *(("Amara", "she"), ("Bruno", "he"), ("Chen", "he"), ("Daria", "she"), ("Elif", "she"), ("Farid", "he")),
+    *(("Greta", "she"), ("Hugo", "he"), ("Ines", "she"), ("Jonas", "he"), ("Kofi", "he"), ("Leila", "she")),
+    *(("Mateo", "he"), ("Nadia", "she"), ("Omar", "he"), ("Petra", "she"), ("Quinn", "he"), ("Rosa", "she")),
+    *(("Sven", "he"), ("Tessa", "she"), ("Umar", "he"), ("Vera", "she"), ("Wanda", "she"), ("Yusuf", "he")),
+)
+PRONOUNS = {"she": "her", "he": "his"}
+TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
+
+
+@dataclass(frozen=True)
+class Story:
+    """A row of `stories.yaml`, whose first lines say what the fields are."""
+
+    name: str
+    numbers: dict[str, Sequence[int]]
+    question: str
+    steps: Sequence[str]
+    things: Sequence[str]
+
+
+def _numbers(said: Any) -> Sequence[int]:
+    return range(said["from"], said["to"] + 1, said.get("by", 1)) if isinstance(said, dict) else said
+
+
+STORIES = tuple(
+    Story(**row | {"numbers": {letter: _numbers(said) for letter, said in row["numbers"].items()}})
+    for row in yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text("utf-8"))
+)
+
+
+def in_split(key: str, split: Split, held_out_fraction: float) -> bool:
+    # Only the key decides, not the seed or the other problems.
+    digest = hashlib.sha256(key.encode()).digest()
+    return (int.from_bytes(digest[:8], "big") < held_out_fraction * 2**64) == (split == "test")
+
+
+def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[Problem]:
+    """A story with its numbers belongs to one split, whatever the seed and the names.
+
+    Raises:
+        ValueError: the generator does not have that many problems.
+    """
+    problems = list(islice(_problems(split, seed), count))
+    if len(problems) < count:
+        raise ValueError(
+            f"the generator has no more than {len(problems)} {split} problems, {count} were asked for; take fewer"
+        )
+    return problems
+
+
+def _problems(split: Split, seed: int) -> Iterator[Problem]:
+    draw, seen, failed_draws = random.Random(f"{seed}/{split}"), set(), 0
+    while failed_draws < MAX_DRAWS:
+        story = draw.choice(STORIES)
+        numbers = {letter: draw.choice(values) for letter, values in story.numbers.items()}
+        key = f"{story.name}/{'/'.join(map(str, numbers.values()))}"
+        problem = None
+        if key not in seen and in_split(key, split, HELD_OUT_FRACTION):
+            problem = _fill_story(story, numbers, f"generated-{split}-{seed}-{len(seen)}", draw)
+        if problem is None:
+            failed_draws += 1
+            continue
+        seen.add(key)
+        failed_draws = 0
+        yield problem
+
+
+def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> Problem | None:
+    """None if a result is not a whole number above 0."""
+    (name, she), (other, _) = draw.sample(PEOPLE, 2)
+    words = {"name": name, "other": other, "she": she, "She": she.capitalize(), "her": PRONOUNS[she]}
+    words |= {"thing": draw.choice(story.things)}
+    words |= {f"{letter}_times": TIMES.get(number, "") for letter, number in numbers.items()}
+    values = {letter: str(number) for letter, number in numbers.items()}
+
+    def calculation(found: re.Match[str]) -> str:
+        letter, dollar, expression = found.groups()
+        expression = re.sub(r"[a-z]", lambda variable: values[variable[0]], expression)
+        values[letter] = calculate(expression)
+        return f"{expression} = {dollar}<<{expression}={values[letter]}>>{values[letter]}"
+
+    sentences = [_CALCULATION.sub(calculation, step) for step in story.steps]
+    if not all(value.isdigit() and value != "0" for value in values.values()):
+        return None
+    solution = "\n".join([*sentences, f"#### {list(values.values())[-1]}"]).format(**words, **values)
+    return {"id": problem_id, "question": story.question.format(**words, **values), "answer": solution}
+
 
 HUB_NAME = "openai/gsm8k"
 # Number of problems that the generator makes if no limit is given.

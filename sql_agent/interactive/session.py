@@ -24,8 +24,7 @@ from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import LocalPlay
-from sql_agent.prompts.fit import Fitted, fit_tasks
-from sql_agent.prompts.limit import Limit
+from sql_agent.prompts.fit import Fitted, Limit, fit_tasks
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 

@@ -37,7 +37,7 @@ from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
-from sql_agent.model_servers.turns import turn_of
+from sql_agent.model_servers.replies import turn_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -31,7 +31,7 @@ from sql_agent.lightning.spans import outcome_span, turn_span
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.model_address.held_calls import ask_held
 from sql_agent.model_address.request_guard import RUN_TOKEN
-from sql_agent.model_servers.turns import TURN
+from sql_agent.model_servers.replies import TURN
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout, size_thread_pool
@@ -39,7 +39,7 @@ from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.outcomes import Rewarder
+from sql_agent.source.scoring import Rewarder
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +205,15 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         self._played: set[str] = set()
         """Attempts that have been played and are being reported to the store; others can be played meanwhile."""
         self._room = asyncio.Event()
+
+    @classmethod
+    def of_run(cls, cfg: TrainConfig, store_url: str) -> Self:
+        return cls(
+            PassiveTracer(),
+            concurrency=cfg.rollout.runner_concurrency,
+            poll_s=cfg.rollout.poll_s,
+            store_url=store_url,
+        )
 
     def init_worker(self, worker_id: int, store: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, PatientStore(self._store_url), **kwargs)

@@ -15,7 +15,7 @@ from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Turn
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
-from sql_agent.model_servers.turns import AGENT, ASKED_AGAIN, WEIGHTS
+from sql_agent.model_servers.replies import AGENT, ASKED_AGAIN, WEIGHTS
 from sql_agent.source.datatypes import Rollout
 
 # Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes.
@@ -48,7 +48,7 @@ def turn_span(
     """The span of a model call that has just ended.
 
     Args:
-        turn: its attributes (`sql_agent.model_servers.turns`).
+        turn: its attributes (`sql_agent.model_servers.replies`).
         number: of the call in its rollout, counted from 1; without one agent-lightning would ask the store for it.
         started: Unix time; None: it is not known.
     """

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import aiohttp
@@ -80,28 +80,14 @@ class PatientStore(StoreClient):
         async with session.post(self.otlp_traces_endpoint(), data=body, headers=headers) as response:
             response.raise_for_status()
 
-    async def _request_json(
-        self,
-        method: Literal["get", "post"],
-        path: str,
-        *,
-        json: Any | None = None,
-        params: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
-    ) -> Any:
-        return _without_mark(await self._ask(method, path, json=json, params=params))
+    async def _request_json(self, method: Literal["get", "post"], path: str, **request: Any) -> Any:
+        return _without_mark(await self._ask(method, path, **request))
 
-    async def _ask(
-        self,
-        method: Literal["get", "post"],
-        path: str,
-        *,
-        json: Any | None = None,
-        params: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
-    ) -> Any:
+    async def _ask(self, method: Literal["get", "post"], path: str, **request: Any) -> Any:
         patience = _Patience(f"{method} {path} of the store at {self.server_address_root}")
         while True:
             try:
-                return await super()._request_json(method, path, json=json, params=params)
+                return await super()._request_json(method, path, **request)
             except _FAILURES as error:
                 if path == _ENQUEUE:  # a second try would queue the rollouts twice
                     raise

@@ -27,7 +27,7 @@ Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
 NF4_BYTES = 0.516
 """Bytes of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
 VOCAB_TILE, PLACE_TILE = 4096, 4096
-"""Tokens of the vocabulary, and positions, whose logits exist at a time (`sql_agent.local.head`)."""
+"""Tokens of the vocabulary, and positions, whose logits exist at a time (`sql_agent.local.packed_model`)."""
 LOGIT_COPIES = 9
 """Largest number of copies of a tile of logits, which exist while its gradient is computed."""
 CPU_RUNTIME = 96 * 2**20

@@ -32,9 +32,8 @@ from agentgrpo.checks import UsageError
 from agentgrpo.machine import uses_bfloat16
 from sql_agent.credit.row import Row
 from sql_agent.local.datatypes import Sample, Sampling
-from sql_agent.local.head import Scores, output_layer, score_tokens
 from sql_agent.local.model_files import base_name, is_adapter
-from sql_agent.local.packed_model import base_of, packs
+from sql_agent.local.packed_model import Scores, base_of, output_layer, packs, score_tokens
 from sql_agent.settings.groups import PrecisionName, SharedPrompts
 from sql_agent.settings.local import AdapterConfig
 

@@ -2,17 +2,19 @@
 
 `Preset` is GRPO in batches of tasks, on any environment (`local`, `gsm8k`): each epoch plays every task as a group of
 episodes, and after it the adapter is written to `epoch_N`. `GreedyGrpo` plays one task at a time, greedily first.
-Single-skill REINFORCE is in `single_skill`. Defaults are in `sql_agent.settings.local`.
+Single-skill REINFORCE is in `single_skill`. Defaults are in `sql_agent.settings.local`. `SAMPLERS` (`sql_agent.names`)
+has a row for each order in which tasks are drawn, an epoch at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pkgutil
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sql_agent.credit.tables import ESTIMATORS, Credit, made
 from sql_agent.local.datatypes import Progress, Sampling
@@ -195,8 +197,7 @@ class GreedyGrpo(Preset):
 
 
 def success_rate(rollouts: Sequence[Rollout]) -> Rate:
-    judged = [rollout.success for rollout in rollouts if rollout.success is not None]
-    return Rate(len(rollouts), len(judged), sum(success == 1.0 for success in judged))
+    return Rate.of([rollout.success for rollout in rollouts])
 
 
 def estimator_of(cfg: LossConfig) -> Credit:
@@ -229,3 +230,16 @@ def describe_rewards(episodes: Sequence[tuple[float | None, float | None]]) -> s
     if not rewards or all(value == success for value, success in episodes if value is not None):
         return ""
     return f"  reward {sum(rewards) / len(rewards):+.3f}"
+
+
+Task = TypeVar("Task")
+
+
+def shuffled(tasks: Sequence[Task], seed: int, epoch: int) -> list[Task]:
+    """Every task once, in an order that depends only on the seed and the epoch."""
+    return random.Random(f"{seed}/{epoch}").sample(tasks, len(tasks))
+
+
+def in_order(tasks: Sequence[Task], seed: int, epoch: int) -> list[Task]:
+    """Every task once, in the order of its file."""
+    return list(tasks)

@@ -1,13 +1,17 @@
 """Plays episodes side by side in this process: it samples replies in one batch, and environments answer in threads.
 
 A rollout has the same conversation, verdict and end as in `sql_agent.play.served`, which plays against a model server.
+`InProcess` plays so what a source asks for (`sql_agent.source.source.Transport`), and rewards it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import torch
 
 from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.interaction import Message
@@ -18,6 +22,8 @@ from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.play.state import Call, Play
 from sql_agent.settings.groups import AgentConfig
+from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.scoring import Rewarder
 
 Played = tuple[RolloutRecord, Row | None]
 """What was played, and the one sequence that is trained on; None if the policy gave no reply."""
@@ -185,3 +191,46 @@ class LocalPlay(Play):
         self.ids += ids
         self._mask += [int(log_probs is not None)] * len(ids)
         self._log_probs += log_probs if log_probs is not None else [0.0] * len(ids)
+
+
+# Rollouts that are rewarded side by side; the deadline of a reward begins when it is asked for.
+REWARDED_TOGETHER = 16
+
+
+class InProcess:
+    """Plays all that is queued side by side.
+
+    Args:
+        sampling: of the rollouts that are trained on.
+        task_of: makes a task of its fields (`Environment.task`).
+    """
+
+    def __init__(self, player: Player, rewarder: Rewarder, sampling: Sampling, task_of: Callable[[Task], Any]) -> None:
+        self._player, self._rewarder, self._sampling, self._task_of = player, rewarder, sampling, task_of
+        self._queued: list[Rollout] = []
+
+    async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
+        self._queued += [rollout for slot in slots for rollout in slot.draws[-1]]
+
+    async def collect(self) -> None:
+        queued, self._queued = self._queued, []
+        sampling = [self._sampling if r.temperature is None else Sampling(r.temperature) for r in queued]
+        played = self._player.play([self._task_of(rollout.task) for rollout in queued], sampling)
+        free = asyncio.Semaphore(REWARDED_TOGETHER)
+        with torch.random.fork_rng():  # a reward function may set a seed, which must not decide what is sampled next
+            await asyncio.gather(
+                *(self._settle(rollout, *each, free) for rollout, each in zip(queued, played, strict=True))
+            )
+
+    async def end(self, slots: Sequence[GroupSlot]) -> None:
+        for rollout in self._queued:
+            rollout.lost = "step_deadline"
+        self._queued = []
+
+    async def _settle(self, rollout: Rollout, record: RolloutRecord, row: Row | None, free: asyncio.Semaphore) -> None:
+        rollout.played, rollout.row = record, row
+        async with free:
+            await self._rewarder(rollout)
+        if row is None and not rollout.lost:
+            rollout.lost = "no_turns"
+        rollout.settled = True

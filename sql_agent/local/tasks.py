@@ -19,8 +19,7 @@ from sql_agent.environments.named import named
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_conversation
 from sql_agent.names import ENVIRONMENTS, functions
-from sql_agent.prompts.fit import Fitted, fit_split
-from sql_agent.prompts.limit import choose_limit
+from sql_agent.prompts.fit import Fitted, choose_limit, fit_split
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.local import LocalGrpoConfig, RewardSettings

@@ -24,23 +24,21 @@ from agentgrpo.model_kinds import count_adapter_weights, count_weights
 from agentgrpo.outputs import DiskNeed
 from sql_agent.environments.base import Environment
 from sql_agent.learning_rates import learning_rate_hint
-from sql_agent.local.checkpoint import KEPT
 from sql_agent.local.datatypes import DivergedError, Progress, UnjudgedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.memory import Workload
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.presets import Group, Preset
-from sql_agent.local.rollouts import Player
-from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.rollouts import REWARDED_TOGETHER, InProcess, Player
+from sql_agent.local.run_folder import KEPT, RunFolder
 from sql_agent.local.start import start_policy
-from sql_agent.local.transport import REWARDED_TOGETHER, InProcess
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.source.datatypes import GroupSlot, Rollout, StopError, Task
 from sql_agent.source.dynamic_sampling import spreadless
-from sql_agent.source.outcomes import Rewarder
-from sql_agent.source.reward_hacking_alarm import CORRECT, SCORE, WINDOW, RewardHackingAlarm
+from sql_agent.source.metrics import CORRECT, SCORE, WINDOW, RewardHackingAlarm
 from sql_agent.source.run_context import trajectory_line
+from sql_agent.source.scoring import Rewarder
 from sql_agent.source.source import Source
 from sql_agent.source.stops import MAIN_JOB, last_line
 

@@ -21,8 +21,8 @@ from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Mess
 from sql_agent.environments.base import Environment, Split
 from sql_agent.medical.database import MedicalDatabase, check_questions, format_result, missing, read_schema
 from sql_agent.medical.datatypes import Question, Schema, read_questions
-from sql_agent.medical.invent import make_database
 from sql_agent.medical.questions import Half, in_half, make_questions
+from sql_agent.medical.words import make_database
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 

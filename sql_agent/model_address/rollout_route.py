@@ -26,14 +26,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from agentgrpo.json_text import parse_json
 from sql_agent.model_address import held_calls
-from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog
-from sql_agent.model_address.policy_request import policy_request, stream_of
+from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog, policy_request, stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, read_body
 from sql_agent.model_address.request_limits import RequestLimits, error_body
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.model_servers.ask import ChatServers
 from sql_agent.model_servers.refusals import UNREAD_CALL, words_of
-from sql_agent.model_servers.turns import with_turn, without_tokens
+from sql_agent.model_servers.replies import with_turn, without_tokens
 
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")

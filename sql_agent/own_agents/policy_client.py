@@ -6,12 +6,15 @@ variable, which coroutines, tasks and the threads of asyncio, LangChain and Lang
 LangChain, AutoGen and others make their clients when a model object is made, long before a rollout, so an address that
 is set later reaches none of them. So a call of a client of theirs is made by ours where the rollout takes it. This is
 one mechanism for every framework that stands on the openai package.
+
+For `--train-agents` a call names the agent that makes it: by openai-agents' own tracing, or the node of a graph.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,12 +30,62 @@ from agents import (
     set_trace_processors,
     set_tracing_disabled,
 )
+from agents.tracing import AgentSpanData, Span, Trace, TracingProcessor, TurnSpanData, get_current_span
 from openai import AsyncOpenAI, OpenAI
 from openai._base_client import AsyncAPIClient, SyncAPIClient
 
 from sql_agent.model_address.signed_address import AGENT_HEADER
-from sql_agent.own_agents.agent_names import AGENTS, calling_agent
 from sql_agent.own_agents.datatypes import Policy
+
+
+class AgentNames(TracingProcessor):
+    """The agent's name for every open span of openai-agents' tracing: its own, or that of its parent span."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def current(self) -> str | None:
+        span = get_current_span()
+        return None if span is None else self._names.get(span.span_id)
+
+    def on_span_start(self, span: Span[Any]) -> None:
+        data = span.span_data
+        own = data.agent_name if isinstance(data, TurnSpanData) else None
+        name = data.name if isinstance(data, AgentSpanData) else own or self._names.get(span.parent_id or "")
+        if name is not None:
+            self._names[span.span_id] = name
+
+    def on_span_end(self, span: Span[Any]) -> None:
+        self._names.pop(span.span_id, None)
+
+    def on_trace_start(self, trace: Trace) -> None:
+        pass
+
+    def on_trace_end(self, trace: Trace) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def force_flush(self) -> None:
+        pass
+
+
+AGENTS = AgentNames()
+
+
+def calling_agent() -> str | None:
+    """The name of the agent or of the graph's node whose code runs here; None if it has no name."""
+    return AGENTS.current() or _calling_node()
+
+
+def _calling_node() -> str | None:
+    runnables = sys.modules.get("langchain_core.runnables.config")
+    config = None if runnables is None else runnables.var_child_runnable_config.get()
+    metadata = (config or {}).get("metadata") or {}
+    # `create_agent(name=...)` names its agent; the node in which it calls its model is `model` in all of them
+    return metadata.get("lc_agent_name") or metadata.get("langgraph_node")
+
 
 # Seconds that a client waits for a call after the LLM proxy has given it up.
 GRACE_S = 5.0

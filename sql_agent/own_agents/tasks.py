@@ -60,8 +60,7 @@ def load_agent(name: str) -> OwnAgent:
 
     from agentgrpo.agl_without_litellm import agl
     from sql_agent.own_agents.graphs import check_graph, is_graph
-    from sql_agent.own_agents.lit_agents import LightningAgent
-    from sql_agent.own_agents.objects import ObjectAgent
+    from sql_agent.own_agents.objects import LightningAgent, ObjectAgent
 
     os.environ.setdefault("OPENAI_API_KEY", Policy.api_key)  # a client that is made without any key raises
     thing, _ = find(name)

@@ -76,7 +76,7 @@ async def run_rollout(
         on_reply: called with each reply of the endpoint, with all fields that it has (`model_servers.replies`).
         seed: the sampler's; the same seed gives the same rollout from an endpoint that computes the same logits.
         max_response_tokens: limit of tokens after the first prompt, tool results included. verl's vLLM shortens the
-            reply that would exceed it (`sql_agent.verl_side.plugin.row_end`); other servers ignore it.
+            reply that would exceed it (`sql_agent.verl_side.plugin.model_server`); other servers ignore it.
         held_s: says what the deadline of the rollout does not count. The endpoint then keeps that of a call, the LLM
             proxy for example.
     Returns:

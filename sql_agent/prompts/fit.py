@@ -1,21 +1,100 @@
-"""Fits tasks to the longest first prompt that a command plays, and says what that cuts, by name.
+"""Chooses how long a first prompt may be, fits tasks to that, and says by name what that cuts.
 
-The environment knows how a prompt becomes shorter (`Taskset.shorter`), the command knows its tokens; what is played
-is decided here alone. References have no part in it: they are only looked at to warn.
+A prompt may take what a model's context leaves beside the response. Every command uses the same limit for the same
+model, so that a model is trained, tuned and measured on one prompt. The environment knows how a prompt becomes shorter
+(`Taskset.shorter`), the command knows its tokens; what is played is decided here alone. References have no part in it:
+they are only looked at to warn.
 """
 
 from __future__ import annotations
 
 import bisect
+import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agentgrpo.checks import Problem
 from sql_agent.environments.base import LeftOut, Split, Taskset
-from sql_agent.prompts.limit import Limit
+from sql_agent.model_check import read_json
+from sql_agent.settings.load import load_config
+
+# Lowest limit that may be given.
+MIN_PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Limit:
+    tokens: int | None
+    """None: the model's context is not known, so nothing is cut."""
+    why: str
+    """Where the number comes from, in words."""
+    flag: str
+    """The flag or setting that gives another number, as it is typed."""
+    given: bool = False
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """The tokens of the model's context, prompt and reply together; None if its config names none.
+
+    Args:
+        config: the contents of config.json.
+    Source:
+        vLLM, `_get_and_verify_max_len`: of the ways to stretch rotary positions, yarn alone is not in
+        `max_position_embeddings` yet.
+    """
+    config = config.get("text_config") or config  # a vision model nests its text model's
+    named = (config.get(key) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    positions = next(filter(None, named), None)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) == "yarn" and scaling.get("original_max_position_embeddings"):
+        return int(scaling["original_max_position_embeddings"] * scaling["factor"])
+    return positions
+
+
+def choose_limit(model: Path, given: int | None, flag: str, *, response_tokens: int = 0) -> Limit:
+    """
+    Args:
+        model: the folder of a model, not of an adapter.
+        given: the limit that the user asks for; None chooses one.
+        response_tokens: room that the run asks for behind the prompt; at least the model's default is left.
+    Raises:
+        ValueError: the context has no room for it.
+    """
+    return limit_within(context_of(read_json(model / "config.json")), model, given, flag, response_tokens)
+
+
+def limit_within(
+    context: int | None, model: Path | str, given: int | None, flag: str, response_tokens: int = 0
+) -> Limit:
+    """The other arguments are those of `choose_limit`.
+
+    Args:
+        model: a folder, or the name of a model elsewhere, whose defaults are those of a large one.
+    """
+    if context is None:
+        why = f"{model} names no length of its context"
+        return Limit(given, "as given", flag, True) if given else Limit(None, why, flag)
+    if (given or MIN_PROMPT_TOKENS) + max(response_tokens, 1) > context:
+        beside = f" and data.max_response_tokens={response_tokens} behind it" if response_tokens else ""
+        raise ValueError(
+            f"the context of {model} has {context:,} tokens, which leaves no room for a first prompt"
+            f"{f' of {given:,} tokens ({flag})' if given else ''}{beside}; lower "
+            f"{'them' if given and response_tokens else flag if given else 'data.max_response_tokens'}"
+        )
+    if given is not None:
+        return Limit(given, "as given", flag, True)
+    room = max(min(default_response_tokens(model), context // 2), response_tokens)
+    return Limit(context - room, f"the context of {model}, {context:,} tokens, less {room:,} for the response", flag)
+
+
+def default_response_tokens(model: Path | str) -> int:
+    """`data.max_response_tokens` of the main job where nobody sets it; small models have less."""
+    return load_config(None, [f"model={json.dumps(str(model))}"]).data.max_response_tokens
+
 
 # Names that a line lists; of the others it has the number.
 SHOWN = 12

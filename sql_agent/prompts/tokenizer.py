@@ -13,7 +13,7 @@ from agentgrpo.chat.template import ChatTemplate, for_template
 from sql_agent.environments.base import Environment, Taskset
 from sql_agent.model_check import special_tokens
 from sql_agent.model_servers.deadline_client import DeadlineClient, listed_models, served_as
-from sql_agent.prompts.limit import Limit, choose_limit, limit_within
+from sql_agent.prompts.fit import Limit, choose_limit, limit_within
 
 TIMEOUT_S = 60.0
 

@@ -39,13 +39,6 @@ def same_tasks(first: Answers, second: Answers) -> tuple[Answers, Answers]:
     return {task: first[task] for task in same}, {task: second[task] for task in same}
 
 
-def change_between(first: Answers, second: Answers) -> Change | None:
-    """How the second run's results differ from the first's, of tasks with two verdicts; None without any."""
-    results = [(solved(first[task]), solved(second[task])) for task in first]
-    judged = [pair for pair in results if None not in pair]
-    return Change(len(judged), judged.count((False, True)), judged.count((True, False))) if judged else None
-
-
 def settings_that_differ(pair: Pair) -> list[tuple[str, str, str]]:
     """Name and both values of each; the config itself masks passwords."""
     first, second = (flat(run.settings) for run in (pair.first, pair.second))
@@ -69,7 +62,7 @@ def between(pair: Pair) -> str:
     first, second = (found[0] for found in last)
     same = same_tasks(first, second)
     counted = f"{len(same[0])} held-out tasks are the same in both (of {len(first)} and {len(second)})"
-    found = change_between(*same)
+    found = Change.between((solved(same[0][task]), solved(same[1][task])) for task in same[0])
     if found is None:
         return f"{counted}; none of them was judged in both, so nothing can be compared"
     first_name, second_name = pair.names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from pathlib import Path
@@ -25,19 +25,29 @@ Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]
 
 
+def when(step: int) -> str:
+    return f"after {step} step{'s' * (step != 1)}" if step else "before"
+
+
 @dataclass(frozen=True)
-class HeldOut:
+class Measured:
+    """What was measured at a step, or at the validation after it."""
+
     step: int
+
+    @property
+    def when(self) -> str:
+        return when(self.step)
+
+
+@dataclass(frozen=True)
+class HeldOut(Measured):
     solved: int
     judged: int
 
     @property
     def success(self) -> float:
         return self.solved / self.judged
-
-    @property
-    def when(self) -> str:
-        return when(self.step)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -50,27 +60,21 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class HeldOutReward:
+class HeldOutReward(Measured):
     """A validation where there is no judge: the mean reward of the greedy policy."""
 
-    step: int
     mean: float
     rollouts: int
     """Those that have a reward."""
-
-    @property
-    def when(self) -> str:
-        return when(self.step)
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} (mean of {self.rollouts})"
 
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Measured):
     """The loss of a step, or the held-out loss after it."""
 
-    step: int
     value: float
 
     @property
@@ -79,13 +83,6 @@ class Loss:
 
     def __str__(self) -> str:
         return f"{self.value:.4g}"
-
-
-Measured = HeldOut | HeldOutReward | Loss
-
-
-def when(step: int) -> str:
-    return f"after {step} step{'s' * (step != 1)}" if step else "before"
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,12 @@ class Change:
     """Tasks solved only at the second one."""
     lost: int
     """Tasks solved only at the first one."""
+
+    @classmethod
+    def between(cls, results: Iterable[tuple[bool | None, bool | None]]) -> Change | None:
+        """Of the tasks with two verdicts; None without any."""
+        judged = [pair for pair in results if None not in pair]
+        return cls(len(judged), judged.count((False, True)), judged.count((True, False))) if judged else None
 
     @property
     def p_value(self) -> float:
@@ -315,5 +318,4 @@ def change(trajectories: Sequence[Row]) -> Change | None:
     if len(results) < 2:
         return None
     before, after = results[min(results)], results[max(results)]
-    pairs = [(before[task], after[task]) for task in before if task in after]
-    return Change(len(pairs), sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)) if pairs else None
+    return Change.between((before[task], after.get(task)) for task in before)

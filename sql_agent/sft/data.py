@@ -7,7 +7,6 @@ packing and truncation: conversations that are too long are left out and counted
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -356,11 +355,3 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str
     ids = tokenizer(prompt + completion.removesuffix(eos) + eos)["input_ids"]
     start = common_prefix_length(tokenizer(prompt)["input_ids"], ids) if prompt else 0
     return Encoded(ids, [0] * start + [1] * (len(ids) - start))
-
-
-def digest(encoded: Sequence[Encoded]) -> str:
-    """The sha256 of the training tokens and masks, in order."""
-    whole = hashlib.sha256()
-    for one in encoded:
-        whole.update(json.dumps([one.ids, one.mask]).encode())
-    return whole.hexdigest()

@@ -5,9 +5,10 @@ Leaves out the data and the losses.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ from agentgrpo.training_run import (
     write_record,
 )
 from agentgrpo.weights import weights_sha256
-from sql_agent.local.checkpoint import KEPT
 from sql_agent.local.model_files import base_folder, base_name, check_fit, is_adapter
+from sql_agent.local.run_folder import KEPT
 from sql_agent.model_check import read_json
-from sql_agent.prompts.limit import context_of
+from sql_agent.prompts.fit import context_of
 from sql_agent.settings.tuning import FineTuningConfig
 from sql_agent.trained_on import TrainedOn, write_trained_on
 
@@ -194,6 +195,14 @@ def record_of(
         "versions": versions(),
         "git_commit": git_commit(),
     }
+
+
+def digest(encoded: Iterable[Any]) -> str:
+    """The sha256 of the tokens and masks of each conversation or pair, in order."""
+    whole = hashlib.sha256()
+    for one in encoded:
+        whole.update(json.dumps(one).encode())
+    return whole.hexdigest()
 
 
 def check_resumed(checkpoint: Path, before: Mapping[str, Any], record: Mapping[str, Any], say: Say) -> None:

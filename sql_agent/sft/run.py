@@ -26,21 +26,19 @@ from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, Split
 from sql_agent.learning_rates import learning_rate_hint
-from sql_agent.local.checkpoint import STATE
 from sql_agent.local.memory import training_holds
 from sql_agent.local.model_files import base_folder
+from sql_agent.local.run_folder import STATE
 from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
 from sql_agent.model_shape import shape_of
-from sql_agent.prompts.fit import fit_tasks
-from sql_agent.prompts.limit import choose_limit
+from sql_agent.prompts.fit import choose_limit, fit_tasks
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import GENERATED, SftConfig
 from sql_agent.sft.data import (
     Demonstrations,
     dbbench_demonstrations,
-    digest,
     encode_all,
     read_messages,
     reference_demonstrations,
@@ -50,6 +48,7 @@ from sql_agent.sft.fine_tuning import (
     Start,
     check_resumed,
     check_start,
+    digest,
     fit,
     load_trainable,
     record_of,
@@ -87,7 +86,12 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     describe_data(cfg, found, encoded, start.max_length, say)
     stop_at_end_of_turn(start.tokenizer, encoded[0].ids[-1], say)
     tasks = found.trained_on.sources[-1].model_dump()
-    data = {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded), "tasks": tasks}
+    data = {
+        "source": cfg.data_name,
+        "sha256": digest([one.ids, one.mask] for one in encoded),
+        "conversations": len(encoded),
+        "tasks": tasks,
+    }
     record = record_of(cfg, start, data, {**found.left_out, "too_long": len(found.kept) - len(encoded)})
     if start.checkpoint:
         check_resumed(start.checkpoint, read_json(start.checkpoint / STATE)["record"], record, say)

@@ -1,22 +1,50 @@
-"""Filters groups without spread, draws the tasks that replace them, and credits the others. Pure functions.
+"""Levels rewards, filters groups without spread, draws the tasks that replace them, credits the others. Pure functions.
 
 GRPO learns nothing from a group whose rewards are all equal, so a replacement task is played instead of it, a limited
 number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). The replacement
 depends only on the run's seed, the train step and the slot in the batch, not on which rollout finished first, so a
 resumed run draws the same tasks as an uninterrupted one, if no group was open between two steps. The waiting and the
 playing are in `sql_agent.source.source`.
+
+The rewards of a group have to be comparable when one rollout got no score, or no number from a reward function, because
+the reward model was down or the function unavailable. Without one score the group is trained without any: with a judge
+its rewards become those of correctness alone, and without a judge the whole group is lost. In the same way it is
+trained without the function, or lost if `rollout.reward` has no other entry. The reasons are in
+`sql_agent.rewards.without_score`. `metrics` counts the cases (`rollout/unshaped/REASON`, `reward_model/unscored_frac`,
+`reward/NAME/none_frac`), the progress line and the report show them, and `stops` ends a run whose scorer stays away.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sql_agent.credit.spread import NoSpread, no_spread
 from sql_agent.credit.tables import Credit
+from sql_agent.datatypes import Reward
+from sql_agent.rewards import unavailable, without_function, without_score
 from sql_agent.source.datatypes import GroupSlot, Rollout, Task
-from sql_agent.source.lost_scores import level_rewards
+
+
+def level_rewards(group: Sequence[Rollout]) -> None:
+    """Take what one rollout lacks, the score or a function's number, out of every reward of its group."""
+    failures = Counter(why for r in group if (why := r.score_failure))
+    if failures:
+        [(why, _)] = failures.most_common(1)
+        _level(group, why, partial(without_score, why=why))
+    for name, why in {name: why for r in group for name, why in unavailable(r.earned).items()}.items():
+        _level(group, why, partial(without_function, name=name, why=why))
+
+
+def _level(group: Sequence[Rollout], why: str, without: Callable[[Reward], Reward]) -> None:
+    for result in group:
+        if result.reward is not None:
+            result.earn(without(result.earned))
+            if not result.lost:
+                result.unshaped = why
 
 
 def spreadless(group: Sequence[Rollout]) -> NoSpread | None:

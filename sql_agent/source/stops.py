@@ -1,7 +1,7 @@
 """Stops a run that would train on too little: too many rollouts have no reward, no score, or a broken prefix.
 
 Without a stop such a run trains for hours on the few rollouts that are left. Each error names the setting that is the
-limit, and what to do. Alarms that only warn are in `reward_hacking_alarm` and `sql_agent.verl_side.tracking`.
+limit, and what to do. Alarms that only warn are in `metrics` and `sql_agent.verl_side.tracking`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from agentgrpo.durations import in_words
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import earlier_steps
 from sql_agent.settings.train import TrainConfig
-from sql_agent.source.reward_hacking_alarm import WINDOW
+from sql_agent.source.metrics import WINDOW
 from sql_agent.startup.progress import Progress
 from sql_agent.verl_side.micro_batch_file import read
 

@@ -179,7 +179,7 @@ def runs_actors(network: Network) -> bool:
 def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBACK, *, debug: bool) -> None:
     """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
     from agentgrpo.agl_without_litellm import agl
-    from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
+    from sql_agent.lightning.runner import ConcurrentRunner
     from sql_agent.lightning.runner_processes import LastingRunners
     from sql_agent.lightning.store import PatientStore
     from sql_agent.store_server import BoundedStore
@@ -187,12 +187,7 @@ def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBAC
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure itself
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
     port = cfg.store.port or free_port(network.host)
-    runner = ConcurrentRunner(
-        PassiveTracer(),
-        concurrency=cfg.rollout.runner_concurrency,
-        poll_s=cfg.rollout.poll_s,
-        store_url=cfg.store.address or f"http://{network.host}:{port}",
-    )
+    runner = ConcurrentRunner.of_run(cfg, cfg.store.address or f"http://{network.host}:{port}")
     trainer = agl.Trainer(
         algorithm=algorithm,
         runner=runner,

@@ -13,8 +13,7 @@ from sql_agent.environments.base import Environment, Split, Taskset
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_check import template_of_run
 from sql_agent.names import TINY_POLICY
-from sql_agent.prompts.fit import Fitted, fit_split
-from sql_agent.prompts.limit import choose_limit
+from sql_agent.prompts.fit import Fitted, choose_limit, fit_split
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
 from sql_agent.settings.main_job import LoraConfig, OptimConfig
@@ -22,7 +21,7 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
 from sql_agent.startup.memory_check import Card, check_run_memory
 from sql_agent.startup.preflight import protocol_of
-from sql_agent.startup.time_left import times_due
+from sql_agent.startup.progress import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
 # Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments.

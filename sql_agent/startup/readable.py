@@ -12,8 +12,7 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.environments.base import make_taskset
 from sql_agent.model_check import check_model_dir, check_tensor_parallel, template_of_run
 from sql_agent.names import check_name
-from sql_agent.prompts.fit import describe_lengths, fit_tasks
-from sql_agent.prompts.limit import choose_limit
+from sql_agent.prompts.fit import choose_limit, describe_lengths, fit_tasks
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.startup.data import few_held_out, kinds_apart

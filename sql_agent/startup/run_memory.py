@@ -14,8 +14,7 @@ from typing import Any
 
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import uses_bfloat16
-from sql_agent.kv_cache import GIB, kv_cache_bytes
-from sql_agent.model_shape import ModelShape
+from sql_agent.model_shape import GIB, ModelShape, kv_cache_bytes
 from sql_agent.settings.local import AdapterConfig
 from sql_agent.settings.train import TrainConfig
 

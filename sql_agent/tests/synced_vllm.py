@@ -68,7 +68,7 @@ def main() -> None:
     from sql_agent.settings.load import load_config
     from sql_agent.source import run_context
     from sql_agent.verl_side.config import Files, compose, to_verl
-    from sql_agent.verl_side.weight_sync import QuietWeightSync
+    from sql_agent.verl_side.servers import QuietWeightSync
 
     old, new, ray_dir = sys.argv[1:]
     cfg = load_config(None, ["data.max_prompt_tokens=320", "data.max_response_tokens=704"])

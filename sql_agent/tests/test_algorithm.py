@@ -51,7 +51,7 @@ async def test_a_driver_that_fails_is_quoted_whether_it_ends_or_not(monkeypatch,
 
 def test_a_child_finds_the_package_though_the_command_was_typed_inside_it(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
-    process = spawn("sql_agent.success", log=tmp_path / "log")
+    process = spawn("sql_agent.datatypes", log=tmp_path / "log")
     assert process.wait(60) == 0, (tmp_path / "log").read_text()
 
 

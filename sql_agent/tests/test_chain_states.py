@@ -10,7 +10,7 @@ import torch
 
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
-from sql_agent.verl_side.plugin.chain_states import chain_ends
+from sql_agent.verl_side.plugin.training_worker import chain_ends
 
 ROOT = Path(__file__).parents[2]
 

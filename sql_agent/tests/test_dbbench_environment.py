@@ -10,8 +10,7 @@ from dbbench_adapter.tasks.load import write_tasks
 from sql_agent.environments.base import InstructionsError, Split, make_environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.model_check import chat_template
-from sql_agent.prompts.fit import fit_split
-from sql_agent.prompts.limit import Limit
+from sql_agent.prompts.fit import Limit, fit_split
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.report.reading import Change
 from sql_agent.settings.groups import DataConfig, EnvironmentSettings

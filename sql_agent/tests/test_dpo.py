@@ -14,8 +14,7 @@ from agentgrpo.chat.template import ChatTemplateError
 from agentgrpo.checks import UsageError
 from reward_model.datatypes import Preference
 from reward_model.tests.conftest import assistant, counting_pairs, make_base, user
-from sql_agent.dpo.pairs import calls_without_tools, encode_pairs
-from sql_agent.dpo.trainer import make_trainer
+from sql_agent.dpo.trainer import calls_without_tools, encode_pairs, make_trainer
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import Lora, load_trainable
 

@@ -12,8 +12,7 @@ import pytest
 
 from sql_agent.commands import gpu_check
 from sql_agent.commands.gpu_check import main, metrics_of, stages_of
-from sql_agent.gpu_check.page import write_page
-from sql_agent.gpu_check.stages import Result, Stage, run
+from sql_agent.gpu_check.stages import Result, Stage, run, write_page
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,9 +19,7 @@ from sql_agent.environments.base import make_environment
 from sql_agent.environments.rows import RowTask
 from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.environment import HELD_OUT_SEED, RULES, Gsm8k
-from sql_agent.gsm8k.generator import generate_problems
-from sql_agent.gsm8k.problems import final_answer, load_problems, read_problems
-from sql_agent.gsm8k.stories import STORIES
+from sql_agent.gsm8k.problems import STORIES, final_answer, generate_problems, load_problems, read_problems
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig, DataConfig
@@ -210,7 +208,7 @@ def test_a_generated_problem_reads_like_this():
 def test_more_problems_than_there_are_is_said(monkeypatch):
     seats = next(story for story in STORIES if story.name == "seats")
     few = SimpleNamespace(**vars(seats) | {"numbers": {"a": (6, 7), "b": (8,), "c": (5,)}})
-    monkeypatch.setattr("sql_agent.gsm8k.generator.STORIES", (few,))
+    monkeypatch.setattr("sql_agent.gsm8k.problems.STORIES", (few,))
     with pytest.raises(ValueError, match=r"has no more than \d train problems, 3 were asked for; take fewer"):
         generate_problems(3)
 

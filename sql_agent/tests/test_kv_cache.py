@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from sql_agent.kv_cache import kv_cache_bytes
-from sql_agent.model_shape import ModelShape
+from sql_agent.model_shape import ModelShape, kv_cache_bytes
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import Files, to_verl
 

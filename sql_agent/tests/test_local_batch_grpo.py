@@ -14,7 +14,7 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.datatypes import Progress, UnjudgedError
-from sql_agent.local.presets import Preset, describe_outcome
+from sql_agent.local.presets import Preset, describe_outcome, shuffled
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
@@ -23,8 +23,7 @@ from sql_agent.settings.flags import in_words_of
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.source.datatypes import Rollout, StopError
-from sql_agent.source.outcomes import Rewarder
-from sql_agent.source.samplers import shuffled
+from sql_agent.source.scoring import Rewarder
 from sql_agent.success import Rate
 from sql_agent.tests.records import advantage_of, make_outcome, make_result, make_row
 from sql_agent.trained_on import TrainedOn, read_trained_on

@@ -11,10 +11,9 @@ from agentgrpo.checkpoints import MANIFEST, CheckpointError
 from agentgrpo.checks import UsageError
 from agentgrpo.settings import read_settings
 from agentgrpo.signed import NotOursError, why_not_loadable
-from sql_agent.local.checkpoint import newest_checkpoint, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import load_policy
-from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.run_folder import RunFolder, newest_checkpoint, save_checkpoint
 from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 
 

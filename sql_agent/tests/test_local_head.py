@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sql_agent.local.head import VOCAB_TILE, score_tokens
+from sql_agent.local.packed_model import VOCAB_TILE, score_tokens
 
 SHAPE = {
     "hidden_size": 16,

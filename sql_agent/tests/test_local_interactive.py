@@ -22,7 +22,7 @@ from sql_agent.interactive.user_database import read_database
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
-from sql_agent.prompts.limit import Limit
+from sql_agent.prompts.fit import Limit
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.settings.local import AdapterConfig
 from sql_agent.text_to_sql.datatypes import Question

@@ -12,15 +12,14 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tasks.single_skill import num_others, skills_of
+from sql_agent.commands.single_skill import draw, held_out_curves, read_lines, training_curves
 from sql_agent.credit.reinforce import take_baseline
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import GREEDY, Progress, UnjudgedError
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.single_skill import SingleSkill
-from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
-from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
+from sql_agent.local.single_skill import SingleSkill, draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer
 from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig, said_here
 from sql_agent.source.datatypes import StopError

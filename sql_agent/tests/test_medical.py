@@ -15,10 +15,9 @@ from sql_agent.datatypes import Reward, ScorerResult
 from sql_agent.medical.database import read_schema
 from sql_agent.medical.datatypes import TABLES, Question, read_questions, write_questions
 from sql_agent.medical.environment import Medical
-from sql_agent.medical.invent import make_database
 from sql_agent.medical.pairs import KINDS, make_pairs
 from sql_agent.medical.questions import make_questions
-from sql_agent.medical.words import NOTICE
+from sql_agent.medical.words import NOTICE, make_database
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.play.check import check
 from sql_agent.play.served import run_rollout

@@ -23,7 +23,7 @@ from sql_agent.medical.database import (
     read_schema,
 )
 from sql_agent.medical.datatypes import TABLES, Question
-from sql_agent.medical.invent import make_database
+from sql_agent.medical.words import make_database
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.machine import free_port
-from sql_agent.medical.invent import make_database
+from sql_agent.medical.words import make_database
 from sql_agent.tests.conftest import train_small_policy, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

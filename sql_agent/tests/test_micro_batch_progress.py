@@ -23,7 +23,7 @@ def test_a_process_outside_a_run_writes_nothing(monkeypatch, run_id):
 
 @pytest.mark.slow
 def test_a_list_of_micro_batches_reports_each_one_as_it_is_gone_over(run_id):
-    from sql_agent.verl_side.plugin.micro_batch_progress import Reported
+    from sql_agent.verl_side.plugin.training_worker import Reported
 
     seen = [read(run_id) for _ in Reported(["a", "b"], MicroBatches(True, 4, 0, 2))]
     assert seen == [MicroBatches(True, 4, 0, 2), MicroBatches(True, 4, 1, 2)]

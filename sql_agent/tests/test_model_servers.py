@@ -9,9 +9,9 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from dbbench_adapter.datatypes import Score
+from sql_agent.model_servers.ask import CONTENT_BESIDE_CALLS, refused_fields, sendable
 from sql_agent.model_servers.calls_as_text import _PARSERS, CallsAsText, parser_of
 from sql_agent.model_servers.deadline_client import listed_models, lists_all, served_as
-from sql_agent.model_servers.histories import CONTENT_BESIDE_CALLS, refused_fields, sendable
 from sql_agent.model_servers.refusals import is_overflow, is_unread_call, true_status, words_of
 from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.tests.odd_server import ARGUMENTS, CALLS, CONTENTS, UNREADABLE, USAGES, call, reply, wrapped

@@ -8,9 +8,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agentgrpo.checks import UsageError
-from sql_agent.local.head import score_tokens
 from sql_agent.local.memory import Pass, largest_pass
-from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs
+from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs, score_tokens
 from sql_agent.local.policy import load_policy
 from sql_agent.settings.local import AdapterConfig
 from sql_agent.shared_prefix import pack_rows

@@ -21,8 +21,7 @@ from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
 from sql_agent.environments.base import Split, make_taskset
 from sql_agent.model_servers.deadline_client import DeadlineClient
-from sql_agent.prompts.fit import fit_split, fit_tasks
-from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
+from sql_agent.prompts.fit import Limit, choose_limit, context_of, fit_split, fit_tasks, limit_within
 from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.settings.load import dump_config, load_config

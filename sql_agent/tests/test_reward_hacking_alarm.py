@@ -1,11 +1,11 @@
-"""`sql_agent.source.reward_hacking_alarm`: the score rises while correctness falls."""
+"""`sql_agent.source.metrics`: the score rises while correctness falls."""
 
 import math
 
 import numpy as np
 import pytest
 
-from sql_agent.source.reward_hacking_alarm import WINDOW, RewardHackingAlarm, trend
+from sql_agent.source.metrics import WINDOW, RewardHackingAlarm, trend
 
 
 @pytest.mark.parametrize(("values", "expected"), [

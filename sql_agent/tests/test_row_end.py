@@ -20,14 +20,14 @@ FIRST = 500
     ],
 )
 def test_a_reply_gets_what_is_left_of_the_row(prompt, reply):
-    from sql_agent.verl_side.plugin.row_end import reply_tokens
+    from sql_agent.verl_side.plugin.model_server import reply_tokens
 
     assert reply_tokens(512, FIRST + CFG.data.max_response_tokens, prompt) == reply
 
 
 def chat_server(prompt: int):
     """A chat server whose template makes `prompt` tokens of everything and that refuses as vLLM does."""
-    from sql_agent.verl_side.plugin.row_end import _reply_may_be_shorter
+    from sql_agent.verl_side.plugin.model_server import _reply_may_be_shorter
 
     class ChatServer:
         model_config = SimpleNamespace(max_model_len=1280)

@@ -26,10 +26,10 @@ from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAg
 from sql_agent.lightning.spans import outcome_text, read_turns
 from sql_agent.lightning.store import PatientStore
 from sql_agent.medical.datatypes import Question
-from sql_agent.medical.invent import make_database
+from sql_agent.medical.words import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.settings.load import load_config
-from sql_agent.source import outcomes
+from sql_agent.source import scoring
 from sql_agent.source.datatypes import Rollout
 from sql_agent.tests.conftest import HangingServer, runner_ahead, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
@@ -345,7 +345,7 @@ async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url
     def broken(*_):
         raise ZeroDivisionError("of the user's own")
 
-    monkeypatch.setattr(outcomes, "reward", broken)
+    monkeypatch.setattr(scoring, "reward", broken)
     with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
         async with running(store_url) as (_, store):
             ((_, spans),) = await play(store, base_url, TASKS[:1])

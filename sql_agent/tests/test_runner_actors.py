@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, sys, time
 import ray
-from sql_agent.lightning.runner_actors import _follow
+from sql_agent.lightning.runner_processes import _follow
 
 class Ends:
     def __init__(self, folder): self.folder = folder

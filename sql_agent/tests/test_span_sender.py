@@ -17,7 +17,7 @@ from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, RolloutL
 from sql_agent.lightning.span_sender import SpanSender, packed
 from sql_agent.lightning.spans import outcome_span, read_turns, turn_span
 from sql_agent.lightning.store import PatientStore
-from sql_agent.model_servers.turns import TURN, turn_of, with_turn
+from sql_agent.model_servers.replies import TURN, turn_of, with_turn
 from sql_agent.store_server import BoundedStore, StoreServer
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 from sql_agent.tests.records import make_outcome, reported

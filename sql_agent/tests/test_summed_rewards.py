@@ -11,7 +11,7 @@ from sql_agent.report.figures import all_figures
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.load import dump_config
-from sql_agent.source.lost_scores import level_rewards
+from sql_agent.source.dynamic_sampling import level_rewards
 from sql_agent.source.metrics import batch_metrics
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.source.stops import TooManyLostError, check_lost

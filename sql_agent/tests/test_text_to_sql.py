@@ -19,8 +19,7 @@ from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
 from dbbench_adapter.tests.test_user_database import SHOP
 from sql_agent.environments.base import make_environment
-from sql_agent.prompts.fit import fit_split
-from sql_agent.prompts.limit import Limit
+from sql_agent.prompts.fit import Limit, fit_split
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.datatypes import Question

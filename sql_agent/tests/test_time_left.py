@@ -1,7 +1,7 @@
 """How long a run still takes: small sums, made by hand."""
 
 from sql_agent.settings.main_job import TrainerConfig
-from sql_agent.startup.time_left import Measured, measured, run_left, step_left, times_due, validations_left
+from sql_agent.startup.progress import Measured, measured, run_left, step_left, times_due, validations_left
 
 STEP = {"time/step_s": 100.0, "time/gen_s": 50.0, "time/log_prob_s": 10.0, "time/update_s": 30.0}
 TEN = TrainerConfig(steps=10, val_every=4, save_every=5)

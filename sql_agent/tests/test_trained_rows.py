@@ -17,8 +17,7 @@ from sql_agent.lightning.transport import StoreTransport
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config
 from sql_agent.source.datatypes import GroupSlot, Rollout
-from sql_agent.source.dynamic_sampling import choose_group, credit_group, spreadless
-from sql_agent.source.lost_scores import level_rewards
+from sql_agent.source.dynamic_sampling import choose_group, credit_group, level_rewards, spreadless
 from sql_agent.source.metrics import batch_metrics
 from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.tests.records import make_outcome, make_record, make_result, reported

@@ -230,7 +230,7 @@ HARMLESS = {
     "agentgrpo/commands.py": {"excepthook"},  # the standard library's, which documents it
     "agentgrpo/hub.py": {"HF_HUB_OFFLINE"},  # huggingface_hub reads it before each request; its test asks the hub
     "agentgrpo/processes.py": {"tempdir"},  # the standard library's, which documents it
-    "sql_agent/verl_side/server_list.py": {"remote"},  # of our own actor class
+    "sql_agent/verl_side/servers.py": {"remote"},  # of our own actor class
     "agentgrpo/agl_without_litellm.py": {"LLMProxy", "__all__"},  # of the module that stands in
 }
 
@@ -274,7 +274,7 @@ def test_a_training_worker_has_every_change_once_it_is_imported():
     )
     assert result.stdout.split()[-2:] == [
         "sql_agent.shared_prefix",
-        "sql_agent.verl_side.plugin.lora",
+        "sql_agent.verl_side.plugin.training_worker",
     ], result.stderr[-2000:]
 
 

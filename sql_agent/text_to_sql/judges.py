@@ -1,23 +1,29 @@
 """Compares a query's result with the reference's, by our own rule or those of Spider's and BIRD's published evaluators,
 and what two tasks that change data have left behind.
+
+By our own rule NULL is only NULL, a text only the same text, and bytes only the same bytes. Numbers are equal whatever
+their type; two whole numbers exactly, others up to rounding. A number never equals a text.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, get_args
+from itertools import groupby
+from typing import Any, Literal, get_args
 
 from dbbench_adapter.datatypes import Row, Rows
 from dbbench_adapter.engines.engine import Change, Changes, Engine
 from dbbench_adapter.engines.sqlite import SQLITE
-from dbbench_adapter.judges.strict import same_content
+from dbbench_adapter.judges.strict import paired, same_content
 from sql_agent.comparison import only_in
 from sql_agent.text_to_sql import spider
 from sql_agent.text_to_sql.load import orders_rows
-from sql_agent.text_to_sql.typed_rows import same_rows
 
-# `strict`: typed rows as multisets, in order if the reference orders them (`typed_rows`). `spider`: as
+# `strict`: typed rows as multisets, in order if the reference orders them (`same_rows`). `spider`: as
 # `eval_exec_match` of taoyds/test-suite-sql-eval with its defaults, on one database. `bird`: as `evaluation_ex.py` of
 # bird-bench/mini_dev, sets of rows.
 ExecutionJudge = Literal["strict", "spider", "bird"]
@@ -107,3 +113,86 @@ def same_state(given: Changes, expected: Changes) -> bool:
         for table in given.keys() | expected.keys()
         for ours, theirs in [(given.get(table, _UNCHANGED), expected.get(table, _UNCHANGED))]
     )
+
+
+RELATIVE_TOLERANCE = 1e-9
+# 0 equals a smaller number, which differences that cancel out leave behind.
+NEARLY_ZERO = 1e-12
+
+
+def same_rows(given: Rows, expected: Rows, *, ranks: Sequence[int] | None = None, decimals: int | None = None) -> bool:
+    """
+    Args:
+        ranks: for each expected row its place among all, in ascending order; rows of one place are tied, and free to
+        change theirs. None: the order does not count.
+        decimals: an expected number with no more decimals than these equals one that rounds to it (MySQL's averages).
+    """
+    if len(given) != len(expected):
+        return False
+    places = groupby(range(len(expected)), key=ranks.__getitem__) if ranks is not None else [(0, range(len(expected)))]
+    return all(
+        _same_bag(given[tied[0] : tied[-1] + 1], expected[tied[0] : tied[-1] + 1], decimals)
+        for tied in (list(group) for _, group in places)
+        if tied
+    )
+
+
+def _same_bag(given: Rows, expected: Rows, decimals: int | None) -> bool:
+    # Rows that are equal to the last digit are paired first.
+    counts = Counter(given), Counter(expected)
+    left = _by_other_cells(counts[0] - counts[1]), _by_other_cells(counts[1] - counts[0])
+    return left[0].keys() == left[1].keys() and all(
+        len(rows) == len(left[1][key]) and paired(_fitting(rows, left[1][key], decimals))
+        for key, rows in left[0].items()
+    )
+
+
+def _by_other_cells(rows: Counter[Row]) -> dict[Row, list[Any]]:
+    """The numbers of the rows, by their other cells; ... stands for a number."""
+    alike: dict[Any, list[Any]] = {}
+    for row in rows.elements():
+        key = tuple(... if isinstance(cell, int | float) else cell for cell in row)
+        alike.setdefault(key, []).append(tuple(cell for cell in row if isinstance(cell, int | float)))
+    return alike
+
+
+def _fitting(given: list[Any], expected: list[Any], decimals: int | None) -> list[list[list[int]]]:
+    # The places of the expected rows that each given row equals. They are looked up by the column with the most
+    # distinct values, so that thousands of rows take a second.
+    width = range(len(expected[0]))
+    pivot = max(width, key=lambda column: len({row[column] for row in expected}), default=None)
+    if pivot is None:
+        return [[list(range(len(expected)))] for _ in given]
+    ascending = sorted((row[pivot], place) for place, row in enumerate(expected))
+    keys = [key for key, _ in ascending]
+    found = []
+    for row in given:
+        reach = _reach(row[pivot], decimals)
+        near = ascending[bisect_left(keys, row[pivot] - reach) : bisect_right(keys, row[pivot] + reach)]
+        found.append([[place for _, place in near if _close(row, expected[place], decimals)]])
+    return found
+
+
+def _reach(number: int | float, decimals: int | None) -> int | float:
+    # Whole numbers may be beyond all floats.
+    least = NEARLY_ZERO if decimals is None else 10**-decimals
+    if isinstance(number, int):
+        return abs(number) // 10**8 + 1
+    return 2 * RELATIVE_TOLERANCE * abs(number) + least if math.isfinite(number) else 0.0
+
+
+def _close(given: Row, expected: Row, decimals: int | None) -> bool:
+    return all(_same_number(ours, theirs, decimals) for ours, theirs in zip(given, expected, strict=True))
+
+
+def _same_number(given: Any, expected: Any, decimals: int | None) -> bool:
+    if given == expected or (isinstance(given, int) and isinstance(expected, int)):
+        return given == expected
+    try:
+        if 0 in (given, expected) and abs(given - expected) < NEARLY_ZERO:
+            return True
+        rounded = decimals is not None and isinstance(expected, float) and round(expected, decimals) == expected
+        absolute = 0.5001 * 10 ** -(decimals or 0) if rounded else 0.0
+        return math.isclose(given, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
+    except OverflowError:  # a whole number beyond all floats
+        return False

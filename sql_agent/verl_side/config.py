@@ -24,17 +24,16 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.credit.tables import VERLS
-from sql_agent.kv_cache import BLOCK, kv_cache_bytes
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
-from sql_agent.model_shape import ModelShape, shape_of
+from sql_agent.model_shape import BLOCK, ModelShape, kv_cache_bytes, shape_of
 from sql_agent.settings.main_job import EngineConfig, LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
 
 ROLLOUT_MANAGER = "sql_agent.verl_side.rollout_manager.RolloutManager"
-WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
+WEIGHT_SYNC = "sql_agent.verl_side.servers.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
 # The estimator that `PLUGIN` registers: advantages come with the rollouts.
 ESTIMATOR = "credited_rows"
@@ -163,8 +162,8 @@ AWAKE: dict[str, Any] = {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enab
 """Keys of a sampler that keeps its memory, because it goes on during the update or has GPUs of its own."""
 
 SEPARATE: dict[str, Any] = {
-    # Any number but 0 stands for servers of their own (`plugin.own_gpus`). verl divides this product by the GPUs of a
-    # server and asks Ray for them server by server, wherever they are.
+    # Any number but 0 stands for servers of their own (`plugin.model_server`). verl divides this product by the GPUs of
+    # a server and asks Ray for them server by server, wherever they are.
     f"{ROLLOUT}.nnodes": 1,
     f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
 }

@@ -25,10 +25,9 @@ from typing import Any
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.imports import uncollected
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
-from sql_agent.cluster.join import join
+from sql_agent.cluster.join import NodeWatch, join, nodes_in_use
 from sql_agent.cluster.network import Network
-from sql_agent.cluster.watch import NodeWatch, nodes_in_use
-from sql_agent.lightning.runner_actors import start_runners
+from sql_agent.lightning.runner_processes import start_runners
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import NEWEST, OPEN_GROUPS, RunContext, enter
 from sql_agent.trained_on import FILE as TRAINED_ON

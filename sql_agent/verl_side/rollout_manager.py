@@ -44,7 +44,7 @@ class RolloutManager:
     def __init__(self, config: Any, llm_client: Any, **_: Any) -> None:
         self.run = run = run_context.current()
         cfg, model = run.cfg, str(config.actor_rollout_ref.model.path)
-        addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
+        addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.servers.ServerList`
         backends = [f"http://{address}" for address in addresses]
         run.proxy_url = run.publish({"model": model, "backends": backends})
         estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentgrpo.outputs import append_line, sync
 from agentgrpo.run_folder import drop_torn_line, earlier_steps
-from sql_agent.source.reward_hacking_alarm import RewardHackingAlarm
+from sql_agent.source.metrics import RewardHackingAlarm
 from sql_agent.source.run_context import RunContext
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ def _only_ray(module: ModuleType) -> None:
 
 platform = part("cpu_platform")
 platform.install()
-after_import("verl.utils.import_utils", part("trl_class")._hide_trl)
+after_import("verl.utils.import_utils", part("training_worker")._hide_trl)
 after_import("torch.distributed", platform._join_gloo)
 after_import("vllm.model_executor.layers.utils", part("vllm_cpu")._keep_plain_weights)
 after_import("ray._private.node", _only_ray)

@@ -40,15 +40,18 @@ def test_a_file_is_compared_by_what_is_in_it_and_not_by_its_name(tmp_path):
     assert digest(tmp_path / "none") == "is not there"
 
 
-def test_the_code_is_its_modules_and_templates_without_tests(tmp_path):
+def test_the_code_is_its_modules_templates_and_tables_without_tests_and_settings(tmp_path):
     for package in OUR_PACKAGES:
         written(tmp_path / package, **{"a.py": b"1", "b.jinja": b"2"})
     before = code_digest(tmp_path)
     written(tmp_path / "sql_agent" / "tests", **{"test_a.py": b"3"})
+    written(tmp_path / "sql_agent" / "configs", **{"mine.yaml": b"3"})
     (tmp_path / "sql_agent" / "a.pyc").write_bytes(b"4")
     assert code_digest(tmp_path) == before
-    (tmp_path / "sql_agent" / "b.jinja").write_bytes(b"5")
-    assert code_digest(tmp_path) != before
+    for name in ("b.jinja", "words.yaml"):
+        (tmp_path / "sql_agent" / name).write_bytes(b"5")
+        assert code_digest(tmp_path) != before
+        before = code_digest(tmp_path)
 
 
 def test_a_note_is_read_once_it_is_whole_and_answered_beside_it(tmp_path):

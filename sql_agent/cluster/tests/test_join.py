@@ -2,8 +2,8 @@ import time
 
 import pytest
 
-from sql_agent.cluster import watch
-from sql_agent.cluster.watch import NodeWatch
+from sql_agent.cluster import join
+from sql_agent.cluster.join import NodeWatch
 
 HEAD, SECOND = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
 LOST = (
@@ -55,7 +55,7 @@ class FakeRay:
 
 @pytest.fixture
 def ray(monkeypatch):
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(join, "LOOK_S", 0.01)
     return FakeRay()
 
 
@@ -143,6 +143,6 @@ def test_a_head_that_is_cut_off_is_waited_for_and_then_gone(ray, monkeypatch):
     ray.fails = {HEAD: TimeoutError()}
     wait(lambda: ray.said, 0.1)  # ten looks
     assert ray.said == []
-    monkeypatch.setattr(watch, "SILENT_S", 0.0)
+    monkeypatch.setattr(join, "SILENT_S", 0.0)
     wait(lambda: ray.said)
     assert ray.said == [("lost", HEADLESS)]

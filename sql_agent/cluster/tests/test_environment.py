@@ -1,4 +1,4 @@
-from sql_agent.cluster.handover import fill, handed_over
+from sql_agent.cluster.network import fill, handed_over
 
 
 def test_what_belongs_to_a_node_or_a_process_stays_there():
