@@ -158,7 +158,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["reward_model.timeout_s=200"], "a score has to be late before .*: lower the first"),
         (
             ["reward_model.url=http://h:1", "rollout.step_timeout_s=310"],
-            "a rollout has to be played and scored .*: raise the last",
+            r"the wait for the reward \(30 s: reward_model.timeout_s, .* played and rewarded .*: raise the last",
         ),
         (
             ["reward_model.url=http://h:1", "reward_model.give_up_s=601"],
