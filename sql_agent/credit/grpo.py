@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 
-from agentgrpo.settings import Settings
 from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio
 from sql_agent.credit.spread import Group, judged
+from sql_agent.credit.tables import CreditSettings
 
 
-class GroupRelative(Settings):
+class GroupRelative(CreditSettings):
     """Credits each turn with its own reward and those of later turns, relative to all turns of its group.
 
     Where each rollout has one reward, this is GRPO with outcome supervision (sec. 4.1.2, verl core_algos.py
@@ -19,13 +18,11 @@ class GroupRelative(Settings):
     group of equal rewards is exactly 0 here, in verl up to 0.06 by rounding.
     """
 
-    scale: bool = True
-    """Divide by the unbiased std of the group's rewards; False only centres (Dr. GRPO, arXiv:2503.20783)."""
     float64: bool = False
     """Compute in float64; False: in float32, as verl."""
 
     def __call__(self, rewards: Group) -> list[list[float] | None]:
-        """One advantage per turn, mean 0, in group stds (in reward units without `scale`); None for a lost rollout.
+        """One advantage per turn, mean 0, in unbiased stds of the group (reward units without `scale`); None if lost.
 
         Raises:
             ValueError: a reward is NaN or infinite.
@@ -42,15 +39,14 @@ class GroupRelative(Settings):
         return [None if turns is None else next(parts).flip(-1).cumsum(-1).flip(-1).tolist() for turns in rewards]
 
 
-class ClippedRatio(Settings):
+class ClippedRatio(CreditSettings):
     """PPO's clipped surrogate (arXiv:1707.06347 eq. 7), GRPO's loss without its KL (arXiv:2402.03300 eq. 3).
+
+    The ratio is clipped to 1 - clip_ratio and 1 + clip_ratio.
 
     Source: TRL `GRPOTrainer._compute_loss`. The main job takes verl core_algos.py `compute_policy_loss_vanilla`, whose
     second clip (arXiv:1912.09729) ends the loss of a token at 3 times its advantage.
     """
-
-    clip_ratio: float = Field(default=0.2, gt=0, lt=1)
-    """PPO's epsilon: the ratio is clipped to 1 - clip_ratio and 1 + clip_ratio."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         ratio = log_prob_ratio(inputs.log_probs, inputs.old_log_probs)

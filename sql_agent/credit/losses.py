@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# How token losses become one number, with verl's names: GRPO's paper, DAPO, Dr. GRPO.
-Aggregation = Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"]
+from sql_agent.credit.tables import Aggregation
 
 
 @dataclass(frozen=True)

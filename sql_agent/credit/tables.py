@@ -1,8 +1,8 @@
 """Lists the estimators of advantages and the losses. A new one needs a module and a line here.
 
 Each is a frozen settings class whose instances are called: an estimator with the rewards of one group (`spread.Group`),
-a loss with `losses.LossInputs`. Its own settings are the class's fields; a trainer's `loss` settings fill those of the
-same name. A class is imported when one is made, so that importing this is instant.
+a loss with `losses.LossInputs`. A trainer's `loss` settings fill the class's fields of the same name. A class is
+imported when one is made, so that importing this is instant.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
+from agentgrpo.flags import FlagName
 from agentgrpo.nearest import did_you_mean
+from agentgrpo.settings import Settings, VerlKey
 from sql_agent.credit.spread import Group
 
 # From the rewards of a group, of which none, one or all may be judged, to an advantage per turn, or one per rollout;
@@ -50,6 +52,17 @@ def known(table: Mapping[str, str]) -> AfterValidator:
 EstimatorName = Annotated[str, known(ESTIMATORS)]
 LossName = Annotated[str, known(LOSSES)]
 MainLossName = Annotated[str, known(ChainMap(LOSSES, VERLS_ONLY))]
+# How token losses become one number, with verl's names: GRPO's paper, DAPO, Dr. GRPO.
+Aggregation = Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"]
+
+
+class CreditSettings(Settings):
+    """What estimators and losses read: a class that does is a subclass, and so are both trainers' `loss` settings."""
+
+    clip_ratio: Annotated[float, VerlKey("actor_rollout_ref.actor.clip_ratio")] = Field(default=0.2, gt=0, lt=1)
+    """PPO's epsilon."""
+    scale: Annotated[bool, VerlKey("algorithm.norm_adv_by_std_in_grpo"), FlagName(None)] = True
+    """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
 
 
 def made(row: str, settings: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -81,13 +82,4 @@ class EvaluateConfig(EnvironmentFlags):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings(
-            self.env_type,
-            self.protocol,
-            self.judge,
-            self.backend,
-            self.database,
-            self.call_timeout_s,
-            self.agent,
-            self.instructions,
-        )
+        return replace(super().environment, agent=self.agent, instructions=self.instructions)

@@ -7,16 +7,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings, VerlKey
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.names import check_name
+
+
+def address(secret: str) -> AfterValidator:
+    """Make a setting's check of the address of a service, whose secret is read from the environment variable `secret`.
+
+    The check raises ValueError where the URL is not an http:// or https:// address, or has a login.
+    """
+
+    def checked(url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # the port or an IPv6 address is invalid
+            usable = False
+        if "@" in url:
+            raise ValueError(f"the address holds a user or a password; leave it out, a key is read from {secret}")
+        if not usable:
+            raise ValueError(f"{url!r} is no address, expected http://HOST:PORT with a port from 1 to 65535")
+        return url.rstrip("/")
+
+    return AfterValidator(checked)
+
 
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
 """Judges of all environments; each environment knows its own."""
@@ -84,6 +108,11 @@ class TaskFiles(Settings):
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
     """Share of `train_file` that is held out when it comes without `val_file`, the same tasks in every command and for
     every seed; in dbbench of its tables, of which none is in both. 0 trains on every row."""
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """What says which tasks of which files are trained on."""
+        return {name: getattr(self, name) for name in TaskFiles.model_fields}
 
 
 class DataConfig(TaskFiles):
@@ -161,7 +190,7 @@ class EnvironmentSettings:
 class RewardModelConfig(Settings):
     """Configures the reward model in the reward; without a URL there is none."""
 
-    url: Annotated[str | None, FlagName("reward-model-url")] = None
+    url: Annotated[str | None, FlagName("reward-model-url"), address("REWARD_API_TOKEN")] = None
     """Scoring service (`agentgrpo reward serve`), whose score joins the reward; its token, where it wants
     one, is read from the environment, REWARD_API_TOKEN. None: no reward model."""
     weight: float = Field(default=0.2, ge=0, le=0.2)
@@ -174,11 +203,6 @@ class RewardModelConfig(Settings):
     """How long a rollout waits for its score, retries included."""
     give_up_s: float = Field(default=120.0, gt=0)
     """A service that has given no score for so long stops the step."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else address(url, "leave it out, a token is read from REWARD_API_TOKEN")
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> RewardModelConfig:
@@ -194,7 +218,7 @@ class RewardModelConfig(Settings):
 class JudgeConfig(Settings):
     """Configures an LLM as judge behind an OpenAI-compatible address; without a URL there is none."""
 
-    url: Annotated[str | None, FlagName("judge-url")] = None
+    url: Annotated[str | None, FlagName("judge-url"), address("JUDGE_API_KEY")] = None
     """Address up to /v1 of an LLM as judge, which `--reward judge` asks. Its key, where it wants one, is read from the
     environment, JUDGE_API_KEY. None: no judge."""
     model: Annotated[str | None, FlagName("judge-model")] = None
@@ -214,11 +238,6 @@ class JudgeConfig(Settings):
     max_tokens: int = Field(default=512, ge=16)
     """Tokens of one answer of the judge."""
 
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else address(url, "a key is read from JUDGE_API_KEY").rstrip("/")
-
     @model_validator(mode="after")
     def _is_whole(self) -> JudgeConfig:
         given = {name: getattr(self, name) for name in ("url", "model", "rubric")}
@@ -226,21 +245,3 @@ class JudgeConfig(Settings):
         if 0 < len(absent) < len(given):
             raise ValueError(f"an LLM as judge needs an address, a model and a rubric; missing: {', '.join(absent)}")
         return self
-
-
-def address(url: str, instead: str) -> str:
-    """Check and return the address of a service.
-
-    Raises:
-        ValueError: the URL is not an http:// or https:// address, or has a login; `instead` says where a secret goes.
-    """
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port or an IPv6 address is invalid
-        usable = False
-    if "@" in url:
-        raise ValueError(f"the address holds a user or a password; {instead}")
-    if not usable:
-        raise ValueError(f"{url!r} is no address, expected http://HOST:PORT with a port from 1 to 65535")
-    return url

@@ -17,7 +17,7 @@ from agentgrpo.settings import Settings
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.credit.tables import EstimatorName, LossName, known
+from sql_agent.credit.tables import Aggregation, CreditSettings, EstimatorName, LossName, known
 from sql_agent.names import SAMPLERS, TINY_POLICY
 from sql_agent.settings.groups import (
     AgentConfig,
@@ -31,7 +31,7 @@ from sql_agent.settings.groups import (
     SharedPrompts,
     TaskFiles,
 )
-from sql_agent.settings.main_job import RolloutConfig, check_judge_asked
+from sql_agent.settings.main_job import Reward, RolloutConfig, check_judge_asked
 from sql_agent.settings.train import check_top_p
 
 ROLLOUT_TIMEOUT_S = 3600.0
@@ -95,7 +95,7 @@ class ModelConfig(PolicyConfig):
     flex_attention: torch's flex_attention (experimental: checked on a CPU, where it is slow; a GPU has not run it)."""
 
 
-class LossConfig(Settings):
+class LossConfig(CreditSettings):
     float64: ClassVar[bool] = True
     """Advantages are computed in float64."""
     name: Annotated[LossName, FlagName("loss")] = "grpo"
@@ -107,11 +107,7 @@ class LossConfig(Settings):
     """PPO's epsilon."""
     kl_coef: float = also("beta", 0.04, ge=0)
     """Weight of KL(policy, reference), k3 estimator; with 0 there is no reference."""
-    scale: Annotated[bool, FlagName(None)] = True
-    """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
-    aggregation: Annotated[Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"], FlagName(None)] = (
-        "seq-mean-token-mean"
-    )
+    aggregation: Annotated[Aggregation, FlagName(None)] = "seq-mean-token-mean"
     """How token losses are averaged: with equal weight per sequence, as in GRPO's paper; with equal weight per token;
     or without length normalisation, divided by `max_tokens` (arXiv:2503.20783)."""
     max_tokens: Annotated[int | None, FlagName(None)] = Field(default=None, ge=1)
@@ -197,6 +193,12 @@ class EnvironmentFlags(DbBenchConfig):
     def env_type(self) -> str:
         return self.env or ("text2sql" if self.database else "dbbench")
 
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(
+            self.env_type, self.protocol, self.judge, self.backend, self.database, self.call_timeout_s
+        )
+
 
 class EnvironmentConfig(EnvironmentFlags):
     """The flags of an environment that a command plays in its own process."""
@@ -206,12 +208,6 @@ class EnvironmentConfig(EnvironmentFlags):
         check_environment(self.env_type, self.database, self.call_timeout_s)
         check_flags(self, self.env_type, FLAGS_OF)
         return self
-
-    @property
-    def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings(
-            self.env_type, self.protocol, self.judge, self.backend, self.database, self.call_timeout_s
-        )
 
 
 class SamplingConfig(Settings):
@@ -233,7 +229,7 @@ class SamplingConfig(Settings):
 class RewardSettings(Settings):
     """What an episode is worth, and when a run stops because too many have no reward."""
 
-    reward: str | dict[str, float] | None = None
+    reward: Reward | None = None
     """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
     your own environment gives is the preset's. None: the command's own values by outcome."""
@@ -261,11 +257,6 @@ class RewardSettings(Settings):
                 name = next(name for name, value in type(given)() if getattr(given, name) != value)
                 raise ValueError(f"{group}.{name} has no effect without {needed}, or leave it out")
         return self
-
-    @field_validator("reward")
-    @classmethod
-    def _known_rewards(cls, reward: Any) -> Any:
-        return reward if reward is None else RolloutConfig._known_rewards(reward)
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -308,6 +299,15 @@ class LocalConfig(SamplingConfig, RewardSettings):
     loss: LossConfig = LossConfig()
     seed: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _has_what_it_measures(self) -> Self:
+        if self.eval_every and not self.eval_tasks:
+            raise ValueError(
+                f"--eval-every {self.eval_every} measures on held-out tasks, and --eval-tasks is 0; give their number, "
+                "or leave --eval-every out"
+            )
+        return self
+
     @property
     def environment(self) -> EnvironmentSettings:
         """The environment that is played; the settings of each command name their own."""
@@ -330,15 +330,6 @@ class DbBenchTrainingConfig(LocalConfig, DbBenchConfig):
     @property
     def environment(self) -> EnvironmentSettings:
         return EnvironmentSettings("dbbench", self.protocol, self.judge, self.backend)
-
-
-def check_measured(cfg: GreedyGrpoConfig | BatchGrpoConfig) -> None:
-    """Raises ValueError: evaluations are asked for, and no tasks for them."""
-    if cfg.eval_every and not cfg.eval_tasks:
-        raise ValueError(
-            f"--eval-every {cfg.eval_every} measures on held-out tasks, and --eval-tasks is 0; give their number, or "
-            "leave --eval-every out"
-        )
 
 
 def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
@@ -389,13 +380,12 @@ class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
             raise ValueError("--skills is for generated tasks; leave it or --train-file out")
         if self.val_file and not self.train_file:
             raise ValueError("--val-file goes with --train-file; generated tasks have their own held-out ones")
-        check_measured(self)
         check_held_out(self)
         return self
 
     @property
     def data(self) -> DataConfig:
-        return DataConfig(train_file=self.train_file, val_file=self.val_file, held_out_fraction=self.held_out_fraction)
+        return DataConfig(**self.files)
 
 
 class BatchGrpoConfig(LocalConfig):
@@ -404,7 +394,7 @@ class BatchGrpoConfig(LocalConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""
-    reward: str | dict[str, float] | None = "agentbench"
+    reward: Reward | None = "agentbench"
     """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
     your own environment gives is the preset's."""
@@ -412,11 +402,6 @@ class BatchGrpoConfig(LocalConfig):
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:
         check_top_p(self.top_p)
-        return self
-
-    @model_validator(mode="after")
-    def _has_what_it_measures(self) -> Self:
-        check_measured(self)
         return self
 
 
@@ -439,13 +424,8 @@ class LocalGrpoConfig(EnvironmentConfig, BatchGrpoConfig, TaskFiles):
 
     @property
     def data(self) -> DataConfig:
-        return DataConfig(
-            train_file=self.train_file,
-            val_file=self.val_file,
-            held_out_fraction=self.held_out_fraction,
-            generate=self.num_tasks or DataConfig().generate,
-            val_limit=max(self.eval_tasks, 1),
-        )
+        generate = self.num_tasks or DataConfig().generate
+        return DataConfig(**self.files, generate=generate, val_limit=max(self.eval_tasks, 1))
 
 
 class Gsm8kGrpoConfig(BatchGrpoConfig):

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec
 from agentgrpo.settings import Settings, VerlKey
-from sql_agent.credit.tables import EstimatorName, MainLossName
+from sql_agent.credit.tables import Aggregation, CreditSettings, EstimatorName, MainLossName
 from sql_agent.names import FUNCTION, JUDGE, PRESETS, label
 from sql_agent.settings.groups import Judge, JudgeConfig, PrecisionName, SharedPrompts, address
+
+RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *PRESETS}
+"""Numbers that are logged as `reward/NAME` and do not belong to a function."""
+
+
+def known_rewards(reward: str | dict[str, float]) -> str | dict[str, float]:
+    weights = {reward: 1.0} if isinstance(reward, str) else reward
+    for name in weights:
+        if name not in PRESETS and name != JUDGE and not FUNCTION.fullmatch(name):
+            raise ValueError(
+                f"unknown reward preset {name!r}; known: {', '.join(sorted(PRESETS))}, {JUDGE}, or a function of "
+                f"yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*PRESETS, JUDGE])}"
+            )
+    labels = [label(name) for name in weights]
+    for name in weights:
+        if labels.count(label(name)) > 1 or (FUNCTION.fullmatch(name) and label(name) in RESERVED_LABELS):
+            raise ValueError(f"{name} would be logged as reward/{label(name)}, the name of another number; rename it")
+    if not any(weights.values()):
+        raise ValueError("no reward has a weight, so nothing would be learnt; name one, as agentbench")
+    return next(iter(weights)) if list(weights.values()) == [1.0] else weights
+
+
+Reward = Annotated[str | dict[str, float], AfterValidator(known_rewards)]
 
 
 class RolloutConfig(Settings):
@@ -25,7 +48,7 @@ class RolloutConfig(Settings):
     judge: Judge = "strict"
     """How the verdict is found: `strict`; on dbbench as AgentBench's text and function-calling versions (`text`, `fc`)
     or LifelongAgentBench (`lab`) do; on text2sql as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
-    reward: str | dict[str, float] = "agentbench"
+    reward: Reward = "agentbench"
     """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its weight, which are summed:
     {agentbench: 1, FILE.py:NAME: 0.2}."""
@@ -66,34 +89,10 @@ class RolloutConfig(Settings):
             raise ValueError("an agent's name is empty; write --train-agents clerk,critic")
         return tuple(name.strip() for name in names)
 
-    @field_validator("reward")
-    @classmethod
-    def _known_rewards(cls, reward: str | dict[str, float]) -> str | dict[str, float]:
-        weights = {reward: 1.0} if isinstance(reward, str) else reward
-        for name in weights:
-            if name not in PRESETS and name != JUDGE and not FUNCTION.fullmatch(name):
-                raise ValueError(
-                    f"unknown reward preset {name!r}; known: {', '.join(sorted(PRESETS))}, {JUDGE}, or a function of "
-                    f"yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*PRESETS, JUDGE])}"
-                )
-        labels = [label(name) for name in weights]
-        for name in weights:
-            if labels.count(label(name)) > 1 or (FUNCTION.fullmatch(name) and label(name) in RESERVED_LABELS):
-                raise ValueError(
-                    f"{name} would be logged as reward/{label(name)}, the name of another number; rename it"
-                )
-        if not any(weights.values()):
-            raise ValueError("no reward has a weight, so nothing would be learnt; name one, as agentbench")
-        return next(iter(weights)) if list(weights.values()) == [1.0] else weights
-
     @property
     def weights(self) -> dict[str, float]:
         """The entries of `reward`, each with its weight."""
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
-
-
-RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *PRESETS}
-"""Numbers that are logged as `reward/NAME` and do not belong to a function."""
 
 
 def check_judge_asked(rollout: RolloutConfig, judge: JudgeConfig) -> None:
@@ -132,24 +131,17 @@ class OptimConfig(Settings):
     conversations of a rollout have to fit into it together."""
 
 
-class LossConfig(Settings):
+class LossConfig(CreditSettings):
     name: Annotated[MainLossName, VerlKey("actor_rollout_ref.actor.policy_loss.loss_mode")] = "grpo"
     """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`; or one of
     verl's: gspo, cispo, sapo, geo_mean, gpg, dppo_tv, dppo_kl, clip_cov, kl_cov, dro."""
     estimator: EstimatorName = "grpo"
     """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
     `sql_agent.credit.tables`."""
-    clip_ratio: Annotated[float, VerlKey("actor_rollout_ref.actor.clip_ratio")] = Field(default=0.2, gt=0, lt=1)
-    """PPO's epsilon."""
     kl_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.kl_loss_coef")] = Field(default=0.0, ge=0)
     """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model."""
     entropy_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.entropy_coeff")] = Field(default=0.0, ge=0)
-    scale: Annotated[bool, VerlKey("algorithm.norm_adv_by_std_in_grpo")] = True
-    """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
-    aggregation: Annotated[
-        Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"],
-        VerlKey("actor_rollout_ref.actor.loss_agg_mode"),
-    ] = "token-mean"
+    aggregation: Annotated[Aggregation, VerlKey("actor_rollout_ref.actor.loss_agg_mode")] = "token-mean"
     """How the losses of tokens become one: every token weighs the same (DAPO, arXiv:2503.14476), every rollout does
     (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783). A rollout
     of several conversations is one rollout: its sampled tokens share its weight."""
@@ -261,7 +253,7 @@ class TrainerConfig(Settings):
 class ApoConfig(Settings):
     """Configures agent-lightning's APO, which rewrites the agent's instructions; only `algorithm=apo` reads it."""
 
-    base_url: Annotated[str | None, FlagName("apo-base-url")] = None
+    base_url: Annotated[str | None, FlagName("apo-base-url"), address("OPENAI_API_KEY")] = None
     """With `algorithm=apo`: address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one.
     Its key is read from the environment, OPENAI_API_KEY."""
     gradient_model: Annotated[str | None, FlagName("apo-model")] = None
@@ -287,11 +279,6 @@ class ApoConfig(Settings):
     """Wall clock of one critique or edit, in seconds; it is tried again twice."""
     max_chars: int = Field(default=6000, ge=100)
     """Longest instructions that are played; longer ones are rejected."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else address(url, "a key is read from OPENAI_API_KEY").rstrip("/")
 
     @property
     def max_calls(self) -> int:

@@ -153,11 +153,10 @@ class ExperimentConfig(Settings):
             batch_size=self.training.gradient_accumulation_steps,
             optim=self.training.model_copy(update={"gradient_accumulation_steps": 1}),
             loss=SUM_OVER_TOKENS,
-            eval_every=callback.evaluate_every,
             save_every=callback.save_every,
             run_dir=self.output_dir,
             seed=self.seed,
-        ).model_copy(update={"group_size": 1})
+        ).model_copy(update={"group_size": 1, "eval_every": callback.evaluate_every})
 
     @model_validator(mode="after")
     def _ends_with_a_whole_update(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings
@@ -40,7 +40,7 @@ class TrainConfig(Settings):
     algorithm: Annotated[Literal["grpo", "apo"], FlagName("algorithm")] = "grpo"
     """What a run improves: the policy's weights, by GRPO, or the instructions of a policy that is served already, by
     agent-lightning's APO (`doc/apo.md`)."""
-    base_url: Annotated[str | None, FlagName("base-url")] = None
+    base_url: Annotated[str | None, FlagName("base-url"), address("POLICY_API_KEY")] = None
     """Address up to /v1 where the policy of `algorithm=apo` is served under the name `model`; its key, where it wants
     one, is read from the environment, POLICY_API_KEY."""
     apo: ApoConfig = ApoConfig()
@@ -67,11 +67,6 @@ class TrainConfig(Settings):
     trainer: TrainerConfig = TrainerConfig()
     verl: dict[str, Any] = Field(default={})
     """Keys of verl's own configuration, as a tree, merged last; what a setting of this page says is set there alone."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else address(url, "a key is read from POLICY_API_KEY").rstrip("/")
 
     @model_validator(mode="after")
     def _holds_something_out(self) -> TrainConfig:
@@ -152,17 +147,16 @@ class TrainConfig(Settings):
                 f"({self.agent.rollout_timeout_s:g}); a call has to end before its rollout does: "
                 "lower the first, or raise the second"
             )
-        scorer = self.reward_model
-        if scorer.url and self.agent.rollout_timeout_s + scorer.timeout_s > self.rollout.step_timeout_s:
+        if self.agent.rollout_timeout_s + self.reward_wait_s > self.rollout.step_timeout_s:
             raise ValueError(
-                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) and reward_model.timeout_s "
-                f"({scorer.timeout_s}) together are longer than rollout.step_timeout_s "
-                f"({self.rollout.step_timeout_s}); a rollout has to be played and scored before its step ends: "
-                "raise the last, or lower another"
+                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s:g}) and the wait for the reward "
+                f"({self.reward_wait_s:g} s: reward_model.timeout_s, rollout.reward_timeout_s, judge.timeout_s) "
+                f"together are longer than rollout.step_timeout_s ({self.rollout.step_timeout_s:g}); a rollout has to "
+                "be played and rewarded before its step ends: raise the last, or lower another"
             )
-        if scorer.url and scorer.give_up_s > self.rollout.step_timeout_s:
+        if self.reward_model.url and self.reward_model.give_up_s > self.rollout.step_timeout_s:
             raise ValueError(
-                f"reward_model.give_up_s ({scorer.give_up_s}) is longer than rollout.step_timeout_s "
+                f"reward_model.give_up_s ({self.reward_model.give_up_s}) is longer than rollout.step_timeout_s "
                 f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone: "
                 "lower the first, or raise the second"
             )
@@ -194,103 +188,13 @@ class TrainConfig(Settings):
         return 60.0 if self.env.type in ENVIRONMENTS else 4 * self.env.call_timeout_s  # call, get_reward, solved, close
 
     @model_validator(mode="after")
-    def _rewards_are_waited_for(self) -> TrainConfig:
-        if functions(self.rollout.weights) and (
-            self.agent.rollout_timeout_s + self.reward_wait_s > self.rollout.step_timeout_s
-        ):
-            raise ValueError(
-                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s:g}) and the wait for the reward "
-                f"({self.reward_wait_s:g} s: reward_model.timeout_s, rollout.reward_timeout_s, judge.timeout_s) "
-                f"together are longer than rollout.step_timeout_s ({self.rollout.step_timeout_s:g}); a rollout has to "
-                "be played and rewarded before its step ends"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _judge_is_asked(self) -> TrainConfig:
-        check_judge_asked(self.rollout, self.judge)
-        return self
-
-    @model_validator(mode="after")
-    def _judge_is_known_there(self) -> TrainConfig:
-        originals = {"dbbench": ("text", "fc", "lab"), "text2sql": ("spider", "bird")}
-        known = (environment for environment, judges in originals.items() if self.rollout.judge in judges)
-        environment = next(known, self.env.type)
-        if environment != self.env.type:
-            raise ValueError(f"rollout.judge={self.rollout.judge} belongs to env.type={environment}; take strict")
-        return self
-
-    @model_validator(mode="after")
-    def _own_agents_are_traced(self) -> TrainConfig:
-        if self.env.agent is not None and not self.llm_proxy:
-            raise ValueError(
-                "an agent of your own is traced by the LLM proxy, and llm_proxy is false; add --llm-proxy, or name the "
-                "agent by --agent, which sets it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _lag_has_a_proxy(self) -> TrainConfig:
+    def _servers_can_be_asked(self) -> TrainConfig:
         if self.trainer.max_lag and not self.llm_proxy:
             raise ValueError(
                 "trainer.max_lag lets new weights end open calls, which the LLM proxy asks again, and llm_proxy is "
                 "false; add --llm-proxy"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _reward_model_reads_one_conversation(self) -> TrainConfig:
-        if self.env.agent is not None and self.reward_model.url is not None:
-            raise ValueError(
-                "a reward model scores one conversation, and an agent of your own may hold several; leave "
-                "reward_model.url out, and give a function (--reward FILE.py:NAME), which may ask the model itself"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _trained_agents_are_known_there(self) -> TrainConfig:
-        if self.rollout.train_agents and self.env.agent is None:
-            raise ValueError("rollout.train_agents names agents of an agent of your own; add --agent FILE.py:NAME")
-        return self
-
-    @model_validator(mode="after")
-    def _skills_are_known_there(self) -> TrainConfig:
-        if self.data.skills and self.env.type != "dbbench":
-            raise ValueError(f"data.skills are of env.type=dbbench, tasks of {self.env.type} name none; leave them out")
-        return self
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> TrainConfig:
-        if self.agent.temperature == 0:
-            raise ValueError(
-                "agent.temperature is 0: all rollouts of a group would be equal and teach nothing; set it above 0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _trains_the_policy_that_samples(self) -> TrainConfig:
-        check_top_p(self.agent.top_p)
-        return self
-
-    @model_validator(mode="after")
-    def _reply_fits(self) -> TrainConfig:
-        if self.agent.max_tokens > self.data.max_response_tokens:
-            raise ValueError(
-                f"agent.max_tokens ({self.agent.max_tokens}) is longer than data.max_response_tokens "
-                f"({self.data.max_response_tokens}); one reply would not fit into the row that is trained: "
-                "lower the first, or raise the second"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _mini_batch_divides(self) -> TrainConfig:
-        mini, batch = self.optim.mini_batch_size, self.data.train_batch_size
-        if mini is not None and (mini > batch or batch % mini):
-            raise ValueError(f"optim.mini_batch_size ({mini}) has to divide data.train_batch_size ({batch})")
-        return self
-
-    @model_validator(mode="after")
-    def _servers_take_all_calls(self) -> TrainConfig:
+        check_judge_asked(self.rollout, self.judge)
         at_once = self.rollouts_at_once
         if at_once > MOST_CALLS:
             raise ValueError(
@@ -301,18 +205,55 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _workers_share_evenly(self) -> TrainConfig:
+    def _goes_with_the_environment(self) -> TrainConfig:
+        originals = {"dbbench": ("text", "fc", "lab"), "text2sql": ("spider", "bird")}
+        known = (environment for environment, judges in originals.items() if self.rollout.judge in judges)
+        environment = next(known, self.env.type)
+        if environment != self.env.type:
+            raise ValueError(f"rollout.judge={self.rollout.judge} belongs to env.type={environment}; take strict")
+        if self.env.agent is not None and not self.llm_proxy:
+            raise ValueError(
+                "an agent of your own is traced by the LLM proxy, and llm_proxy is false; add --llm-proxy, or name the "
+                "agent by --agent, which sets it"
+            )
+        if self.env.agent is not None and self.reward_model.url is not None:
+            raise ValueError(
+                "a reward model scores one conversation, and an agent of your own may hold several; leave "
+                "reward_model.url out, and give a function (--reward FILE.py:NAME), which may ask the model itself"
+            )
+        if self.rollout.train_agents and self.env.agent is None:
+            raise ValueError("rollout.train_agents names agents of an agent of your own; add --agent FILE.py:NAME")
+        if self.data.skills and self.env.type != "dbbench":
+            raise ValueError(f"data.skills are of env.type=dbbench, tasks of {self.env.type} name none; leave them out")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_can_be_trained_on(self) -> TrainConfig:
+        if self.agent.temperature == 0:
+            raise ValueError(
+                "agent.temperature is 0: all rollouts of a group would be equal and teach nothing; set it above 0"
+            )
+        check_top_p(self.agent.top_p)
+        if self.agent.max_tokens > self.data.max_response_tokens:
+            raise ValueError(
+                f"agent.max_tokens ({self.agent.max_tokens}) is longer than data.max_response_tokens "
+                f"({self.data.max_response_tokens}); one reply would not fit into the row that is trained: "
+                "lower the first, or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_shared_evenly(self) -> TrainConfig:
+        mini, batch = self.optim.mini_batch_size, self.data.train_batch_size
+        if mini is not None and (mini > batch or batch % mini):
+            raise ValueError(f"optim.mini_batch_size ({mini}) has to divide data.train_batch_size ({batch})")
         n_gpus, tensor_parallel = self.engine.n_gpus, self.engine.tensor_parallel_size
-        if n_gpus % tensor_parallel:
-            raise ValueError(
-                f"engine.tensor_parallel_size ({tensor_parallel}) has to divide engine.n_gpus ({n_gpus}): every model "
-                "server uses that many"
-            )
-        if self.cluster.sampler_gpus % tensor_parallel:
-            raise ValueError(
-                f"engine.tensor_parallel_size ({tensor_parallel}) has to divide cluster.sampler_gpus "
-                f"({self.cluster.sampler_gpus}): every model server uses that many"
-            )
+        for setting, gpus in {"engine.n_gpus": n_gpus, "cluster.sampler_gpus": self.cluster.sampler_gpus}.items():
+            if gpus % tensor_parallel:
+                raise ValueError(
+                    f"engine.tensor_parallel_size ({tensor_parallel}) has to divide {setting} ({gpus}): every model "
+                    "server uses that many"
+                )
         tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
         nodes = self.cluster.nodes
         workers = {"engine.n_gpus": n_gpus, "cluster.workers_per_node": self.cluster.workers_per_node}

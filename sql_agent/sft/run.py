@@ -252,13 +252,7 @@ def data_of(cfg: SftConfig) -> DataConfig:
     if cfg.source == "gsm8k":
         where = cfg.data_name.removeprefix("gsm8k:")
         file = None if where == "generated" else Path(where)
-    return DataConfig(
-        train_file=file,
-        val_file=cfg.val_file,
-        held_out_fraction=cfg.held_out_fraction,
-        generate=cfg.num_tasks or GENERATED,
-        val_limit=1,
-    )
+    return DataConfig(**{**cfg.files, "train_file": file}, generate=cfg.num_tasks or GENERATED, val_limit=1)
 
 
 def describe_split(cfg: SftConfig, data: DataConfig, learnt: int, split: Split) -> str:

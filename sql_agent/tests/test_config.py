@@ -158,7 +158,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["reward_model.timeout_s=200"], "a score has to be late before .*: lower the first"),
         (
             ["reward_model.url=http://h:1", "rollout.step_timeout_s=310"],
-            "a rollout has to be played and scored .*: raise the last",
+            r"the wait for the reward \(30 s: reward_model.timeout_s, .* played and rewarded .*: raise the last",
         ),
         (
             ["reward_model.url=http://h:1", "reward_model.give_up_s=601"],
@@ -170,6 +170,17 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             r"n_runners \(33\) times rollout.runner_concurrency \(16\) lets 528 rollouts call the policy at once, and "
             "a server of a run closes new connections beyond 512: lower one of the two",
         ),
+        (["rollout.judge=bird"], "rollout.judge=bird belongs to env.type=text2sql; take strict"),
+        (["env.type=text2sql", "rollout.judge=lab"], "rollout.judge=lab belongs to env.type=dbbench; take strict"),
+        (["env={type: agent, agent: a.py:a}"], "is traced by the LLM proxy, and llm_proxy is false; add --llm-proxy"),
+        (
+            ["env={type: agent, agent: a.py:a}", "llm_proxy=true", "reward_model.url=http://h:1"],
+            "a reward model scores one conversation, and an agent of your own may hold several; leave reward_model.url",
+        ),
+        (["rollout.train_agents=[clerk]"], "names agents of an agent of your own; add --agent FILE.py:NAME"),
+        (["trainer.max_lag=1"], "trainer.max_lag lets new weights end open calls, .* llm_proxy is false; add --llm-pr"),
+        (["agent.temperature=0"], "all rollouts of a group would be equal and teach nothing; set it above 0"),
+        (["agent.top_p=0.9"], "agent.top_p is 0.9: the sampler would leave out the less likely tokens"),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
         (["lora.alpha=32"], "lora.rank, which makes one, is left out; add lora.rank=16, or leave lora.alpha out"),
         (["engine.n_gpus=4", "engine.tensor_parallel_size=3"], r"tensor_parallel_size \(3\) has to divide .*\(4\)"),
