@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.tests.forked_commands import run_agentgrpo
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from reward_model import reward_modeling
@@ -55,10 +54,10 @@ def says(done: subprocess.CompletedProcess[str], words: str) -> None:
 
 def test_tasks_that_do_not_fit_leave_the_earlier_file(tmp_path):
     file = tmp_path / "tasks" / "entry_dict.json"
-    command = ("tasks", "generate", "--output_path", file, "--overwrite")
-    assert run_agentgrpo(*command, "--num_samples", 1).returncode == 0
+    command = ("-m", "agentgrpo", "tasks", "generate", "--output_path", file, "--overwrite")
+    assert run(*command, "--num_samples", 1).returncode == 0
     before = tree(tmp_path)
-    says(run_agentgrpo(*command, "--num_samples", 40, file_bytes=20_000), f"error: {file} {ROOM}")
+    says(run(*command, "--num_samples", 40, file_bytes=20_000), f"error: {file} {ROOM}")
     assert tree(tmp_path) == before
 
 
@@ -67,8 +66,8 @@ def test_splits_and_exports_that_do_not_fit_leave_nothing(tmp_path):
     write_tasks(tasks, generate_tasks(60, seed=0))
     for form, name in (("verl", "a.parquet"), ("agl", "a.jsonl")):
         out = tmp_path / name
-        command = ("tasks", "export", "--input", tasks, "--format", form, "--output", out)
-        says(run_agentgrpo(*command, file_bytes=3_000), f"error: {out} {ROOM}")
+        command = ("-m", "agentgrpo", "tasks", "export", "--input", tasks, "--format", form, "--output", out)
+        says(run(*command, file_bytes=3_000), f"error: {out} {ROOM}")
     assert [*tree(tmp_path)] == ["tasks.jsonl"]
 
 
@@ -78,10 +77,10 @@ PAIR = {"prompt": "What comes after 1?", "chosen": "2", "rejected": "1"}
 def test_a_conversion_that_does_not_fit_leaves_nothing_and_one_that_does_may_follow(tmp_path):
     raw, out = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
     raw.write_text("".join(json.dumps(PAIR | {"prompt": f"What comes after {n}?"}) + "\n" for n in range(500)))
-    command = ("reward", "convert", "--input", raw, "--output", out)
-    says(run_agentgrpo(*command, file_bytes=20_000), f"{ROOM}")
+    command = ("reward_model/convert_dpo_format.py", "--input", raw, "--output", out)
+    says(run(*command, file_bytes=20_000), f"{ROOM}")
     assert [*tree(tmp_path)] == ["raw.jsonl"]
-    assert run_agentgrpo(*command).returncode == 0
+    assert run(*command).returncode == 0
     assert len(out.read_text().splitlines()) == 500
 
 
@@ -120,7 +119,7 @@ def test_a_report_that_does_not_fit_leaves_the_earlier_one(tmp_path, kept):
     folder = finished_run(tmp_path / "run")
     (folder / kept).write_text("earlier")
     before = tree(folder)
-    says(run_agentgrpo("report", folder, file_bytes=5_000), f"{folder}/curve.png {ROOM}")
+    says(run("-m", "agentgrpo", "report", folder, file_bytes=5_000), f"{folder}/curve.png {ROOM}")
     assert tree(folder) == before
 
 
