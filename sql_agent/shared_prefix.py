@@ -286,13 +286,13 @@ def _weights(queries: Tensor, keys: Tensor) -> Tensor:
     """
     group, rows, _ = queries.shape
     scores = product(_flat(queries), keys.t())
-    scores.view(group, rows, -1)[..., -rows:] += _later(rows, scores.dtype)
+    scores.view(group, rows, -1)[..., -rows:] += _later(rows, scores.dtype, scores.device)
     return scores.softmax(-1)
 
 
-@functools.cache
-def _later(rows: int, dtype: torch.dtype) -> Tensor:
-    return torch.full((rows, rows), -torch.inf, dtype=dtype).triu(1)
+@functools.lru_cache(maxsize=32)
+def _later(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((rows, rows), -torch.inf, dtype=dtype, device=device).triu(1)
 
 
 def check_full_causal(
