@@ -14,6 +14,7 @@ Leaves out sliding windows and capped scores; a row may hold any number of turns
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,21 +154,27 @@ def shared_prefix_attention(
     check_full_causal(module, segments, sliding_window, softcap)
     if torch.is_autocast_enabled(query.device.type):  # as torch's attention does; rotary embeddings made them float32
         query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    work = max(segment.length * (segment.depth + segment.length) for segment in segments)
+    if not dropout and query.shape[1] * query.shape[-1] * work >= SMALL:
+        with torch.autocast(query.device.type, enabled=False):
+            attended = SegmentsAttention.apply(query[0], key[0], value[0], segments, scale)[None]
+    else:
+        attended = _by_torch(query, key, value, segments, dropout, scale)
+    return attended.transpose(1, 2).contiguous(), None
+
+
+def _by_torch(
+    query: Tensor, key: Tensor, value: Tensor, segments: tuple[Segment, ...], dropout: float, scale: float
+) -> Tensor:
     lengths = [segment.length for segment in segments]
     queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
-    grouped = query.shape[1] != key.shape[1]
     attended = []
     for number, segment in enumerate(segments):
         seen = [*segment.ancestors, number]
         states = [
             torch.cat([each[s] for s in seen], 2) if segment.ancestors else each[number] for each in (keys, values)
         ]
-        if not dropout and queries[number].numel() * (segment.depth + segment.length) >= SMALL:
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            with torch.autocast(query.device.type, enabled=False):
-                whole = LastTokensAttention.apply(queries[number][0], states[0][0], states[1][0], scale)
-            attended.append(whole[None])
-            continue
         mask = segment.mask if segment.ancestors else None
         attended.append(
             scaled_dot_product_attention(
@@ -176,80 +183,116 @@ def shared_prefix_attention(
                 attn_mask=mask,
                 dropout_p=dropout,
                 is_causal=mask is None,
-                scale=scaling,
-                enable_gqa=grouped,
+                scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
             )
         )
-    return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(attended, 2)
 
 
-class LastTokensAttention(torch.autograd.Function):
-    """Causal attention of the last N of M tokens: `apply(query, key, value, scale)`, shape (heads, N, E).
+class SegmentsAttention(torch.autograd.Function):
+    """Attention of packed rows: `apply(query, key, value, segments, scale)`, shape (heads, L, E).
 
     torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) multiplies small blocks by MKL, and takes
     three to four times as long on an AMD EPYC. Here the scores and their gradients are float32 and all other products
     in the dtype of `query`, as there. Scores are computed twice and never kept.
 
     Args:
-        query: shape (heads, N, D).
-        key: shape (kv_heads, M, D); heads is a multiple of kv_heads.
-        value: shape (kv_heads, M, E).
+        query: shape (heads, L, D).
+        key: shape (kv_heads, L, D); heads is a multiple of kv_heads.
+        value: shape (kv_heads, L, E).
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: tuple[Segment, ...], scale: float
+    ) -> Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.scale = scale
+        ctx.segments, ctx.scale = segments, scale
         attended = query.new_empty(*query.shape[:2], value.shape[-1])
-        for heads, rows, head, seen in _blocks(query, key):
-            queries, keys, values = query[heads, rows], key[head, :seen], value[head, :seen]
-            weights = _weights(queries, keys, scale).to(value.dtype)
-            attended[heads, rows] = product(weights, values).view(*queries.shape[:2], -1)
+        exact_query, exact_key = _exact(query) * scale, _exact(key)
+        for segment, places in _places(segments):
+            keys, values = (_seen(each, places) for each in (exact_key, value))
+            for heads, rows, head, seen in _blocks(segment, len(query) // len(key), len(key)):
+                weights = _weights(exact_query[heads, rows], keys[head, :seen])
+                own = product(weights.to(value.dtype), values[head, :seen])
+                attended[heads, rows] = own.view(-1, rows.stop - rows.start, own.shape[-1])
         return attended
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value = ctx.saved_tensors
-        exact = torch.promote_types(torch.float32, query.dtype)
+        exact_query, exact_key, exact_value, exact_gradient = map(_exact, (query, key, value, gradient))
+        exact_query = exact_query * ctx.scale
         to_query = torch.empty_like(query)
-        to_key, to_value = (torch.zeros_like(each, dtype=exact) for each in (key, value))
-        for heads, rows, head, seen in _blocks(query, key):
-            queries, keys, values = query[heads, rows], key[head, :seen], value[head, :seen]
-            above = gradient[heads, rows].reshape(-1, value.shape[-1])
-            weights = _weights(queries, keys, ctx.scale)
-            to_value[head, :seen] += product(weights.to(value.dtype).t(), above)
-            to_weights = product(above.to(exact), values.to(exact).t())
-            to_scores = (
-                torch.ops.aten._softmax_backward_data(to_weights, weights, -1, exact).mul_(ctx.scale).to(query.dtype)
-            )
-            to_query[heads, rows] = product(to_scores, keys).view_as(queries)
-            to_key[head, :seen] += product(to_scores.t(), queries.reshape(-1, queries.shape[-1]))
-        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None
+        to_key, to_value = torch.zeros_like(exact_key), torch.zeros_like(exact_value)
+        for segment, places in _places(ctx.segments):
+            keys, exact_keys, exact_values = (_seen(each, places) for each in (key, exact_key, exact_value))
+            to_keys, to_values = torch.zeros_like(exact_keys), torch.zeros_like(exact_values)
+            for heads, rows, head, seen in _blocks(segment, len(query) // len(key), len(key)):
+                weights = _weights(exact_query[heads, rows], exact_keys[head, :seen])
+                to_values[head, :seen] += product(weights.to(value.dtype).t(), _flat(gradient[heads, rows]))
+                to_weights = product(_flat(exact_gradient[heads, rows]), exact_values[head, :seen].t())
+                to_scores = torch.ops.aten._softmax_backward_data(to_weights, weights, -1, weights.dtype)
+                to_scores = to_scores.mul_(ctx.scale).to(query.dtype)
+                to_query[heads, rows] = product(to_scores, keys[head, :seen]).view_as(query[heads, rows])
+                to_keys[head, :seen] += product(to_scores.t(), _flat(query[heads, rows]))
+            start = 0
+            for place in places:
+                end = start + place.stop - place.start
+                to_key[:, place] += to_keys[:, start:end]
+                to_value[:, place] += to_values[:, start:end]
+                start = end
+        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None, None
 
 
-def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[slice, slice, int, int]]:
-    """Yield the heads and rows of blocks of queries, the head of their keys, and how many tokens the last row sees."""
-    group, rows, before = len(query) // len(key), query.shape[1], key.shape[1] - query.shape[1]
-    at_a_time = max(1, SCORES // (group * key.shape[1]))
-    for head in range(len(key)):
-        for start in range(0, rows, at_a_time):
-            end = min(start + at_a_time, rows)
-            yield slice(head * group, (head + 1) * group), slice(start, end), head, before + end
+def _exact(states: Tensor) -> Tensor:
+    return states.to(torch.promote_types(torch.float32, states.dtype))
 
 
-def _weights(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+def _flat(states: Tensor) -> Tensor:
+    return states.reshape(-1, states.shape[-1])
+
+
+def _places(segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, list[slice]]]:
+    """Yield each segment, and where the tokens that it sees stand in the sequence, itself last."""
+    for segment in segments:
+        seen = [*(segments[number] for number in segment.ancestors), segment]
+        yield segment, [slice(each.start, each.start + each.length) for each in seen]
+
+
+def _seen(states: Tensor, places: list[slice]) -> Tensor:
+    return torch.cat([states[:, place] for place in places], 1)
+
+
+def _blocks(segment: Segment, group: int, kv_heads: int) -> Iterator[tuple[slice, slice, int, int]]:
+    """Yield the heads and rows of blocks of queries, about equally long, the head of their keys, and how many tokens
+    the last row sees."""
+    scores = group * segment.length * (segment.depth + segment.length)
+    rows = math.ceil(segment.length / max(1, round(scores / SCORES)))
+    for head in range(kv_heads):
+        for start in range(0, segment.length, rows):
+            end = min(start + rows, segment.length)
+            place = slice(segment.start + start, segment.start + end)
+            yield slice(head * group, (head + 1) * group), place, head, segment.depth + end
+
+
+def _weights(queries: Tensor, keys: Tensor) -> Tensor:
     """What each of the last R tokens gives to each of M, shape (group * R, M).
 
     Args:
-        queries: shape (group, R, D).
+        queries: shape (group, R, D), times the scale.
         keys: shape (M, D).
     """
-    exact = torch.promote_types(torch.float32, queries.dtype)
-    group, rows, width = queries.shape
-    scores = product(queries.reshape(-1, width).to(exact) * scale, keys.to(exact).t())
-    later = torch.full((rows, rows), -torch.inf, dtype=exact).triu(1)
-    scores.view(group, rows, -1)[..., -rows:] += later
+    group, rows, _ = queries.shape
+    scores = product(_flat(queries), keys.t())
+    scores.view(group, rows, -1)[..., -rows:] += _later(rows, scores.dtype, scores.device)
     return scores.softmax(-1)
+
+
+@functools.lru_cache(maxsize=32)
+def _later(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((rows, rows), -torch.inf, dtype=dtype, device=device).triu(1)
 
 
 def check_full_causal(

@@ -79,7 +79,7 @@ def test_each_row_attends_to_itself_alone():
 
 
 def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_the_same(monkeypatch):
-    """Blocks of eight scores: two rows of two heads at a time, or one where a row sees more than four tokens."""
+    """Blocks of about eight scores of two heads: the segment 2 3, which sees five tokens, has two of a row."""
     packed = pack_rows([[5, 6, 7, 1], [5, 6, 7, 2, 3], [5, 6, 8], [9, 9]])
     generator = torch.Generator().manual_seed(0)
     length = len(packed.input_ids)

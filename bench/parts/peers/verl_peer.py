@@ -127,7 +127,7 @@ def environment(order: Order) -> dict[str, str]:
         "VLLM_DO_NOT_TRACK": "1",
         "TORCHDYNAMO_DISABLE": "1",  # no C++ compiler has to be there
         "OMP_NUM_THREADS": "1",  # of the sampler; the actor takes both cores (`cpu_platform`)
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "1000",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: Ray and the model servers on loopback
         "GLOO_SOCKET_IFNAME": "lo",
