@@ -31,7 +31,7 @@ from sql_agent.settings.groups import (
     SharedPrompts,
     TaskFiles,
 )
-from sql_agent.settings.main_job import Reward, RolloutConfig, check_judge_asked
+from sql_agent.settings.main_job import RewardNames, RolloutConfig, check_judge_asked
 from sql_agent.settings.train import check_top_p
 
 ROLLOUT_TIMEOUT_S = 3600.0
@@ -229,7 +229,7 @@ class SamplingConfig(Settings):
 class RewardSettings(Settings):
     """What an episode is worth, and when a run stops because too many have no reward."""
 
-    reward: Reward | None = None
+    reward: RewardNames | None = None
     """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
     your own environment gives is the preset's. None: the command's own values by outcome."""
@@ -394,7 +394,7 @@ class BatchGrpoConfig(LocalConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""
-    reward: Reward | None = "agentbench"
+    reward: RewardNames | None = "agentbench"
     """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
     your own environment gives is the preset's."""

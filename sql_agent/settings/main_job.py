@@ -35,7 +35,7 @@ def known_rewards(reward: str | dict[str, float]) -> str | dict[str, float]:
     return next(iter(weights)) if list(weights.values()) == [1.0] else weights
 
 
-Reward = Annotated[str | dict[str, float], AfterValidator(known_rewards)]
+RewardNames = Annotated[str | dict[str, float], AfterValidator(known_rewards)]
 
 
 class RolloutConfig(Settings):
@@ -48,7 +48,7 @@ class RolloutConfig(Settings):
     judge: Judge = "strict"
     """How the verdict is found: `strict`; on dbbench as AgentBench's text and function-calling versions (`text`, `fc`)
     or LifelongAgentBench (`lab`) do; on text2sql as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
-    reward: Reward = "agentbench"
+    reward: RewardNames = "agentbench"
     """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its weight, which are summed:
     {agentbench: 1, FILE.py:NAME: 0.2}."""
