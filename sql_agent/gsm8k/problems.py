@@ -61,7 +61,7 @@ def _numbers(said: Any) -> Sequence[int]:
 
 STORIES = tuple(
     Story(**row | {"numbers": {letter: _numbers(said) for letter, said in row["numbers"].items()}})
-    for row in yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text("utf-8"))
+    for row in yaml.load(Path(__file__).with_name("stories.yaml").read_text("utf-8"), yaml.CSafeLoader)
 )
 
 

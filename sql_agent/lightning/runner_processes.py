@@ -219,7 +219,7 @@ def start_runners(order: dict[str, Any], nodes: Sequence[str], failed: Callable[
 
 
 def _follow(runners: list[Any], failed: Callable[[str], None]) -> None:
-    """Let each runner play, and again whenever it ends; as `runner_processes.keep_going` does, it gives up on one that
+    """Let each runner play, and again whenever it ends; as `keep_going` does, it gives up on one that
     ends `MOST_DEATHS` times within `DEATHS_WITHIN_S`.
 
     The run's own end takes the actors away. A runner that ends before, in order too, has lost the store for a while.

@@ -16,7 +16,7 @@ import yaml
 from agentgrpo.outputs import written
 from sql_agent.medical.datatypes import TABLES, Language
 
-_SAID = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_SAID = yaml.load(Path(__file__).with_suffix(".yaml").read_text("utf-8"), yaml.CSafeLoader)
 NOTICE: tuple[str, ...] = tuple(_SAID["notice"])
 NAMES: Mapping[Language, Mapping[str, Sequence[str]]] = _SAID["names"]
 WORDS: Mapping[Language, Mapping[str, Sequence[str]]] = _SAID["words"]

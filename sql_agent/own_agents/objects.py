@@ -16,6 +16,9 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
+from agentgrpo.agl_without_litellm import agl  # first, or agent-lightning would be imported with LiteLLM
+
+# isort: split
 from agentlightning.tracer.base import get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agents import (
@@ -33,7 +36,6 @@ from agents import (
 )
 from agents.result import RunResultBase
 
-from agentgrpo.agl_without_litellm import agl
 from agentgrpo.own_files import OwnFileError, place
 from sql_agent.environments.rows import as_messages
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
