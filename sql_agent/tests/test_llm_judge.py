@@ -276,7 +276,10 @@ def flags(tmp_path, url="http://127.0.0.1:1/v1", text="Be fair."):
             "name judge in --reward too, alone or with a weight beside others",
         ),
         (["--judge-url", "h:1"], "'h:1' is no address, expected http://HOST:PORT"),
-        (["--judge-url", f"http://me:{SECRET}@h:1"], "holds a user or a password; a key is read from JUDGE_API_KEY"),
+        (
+            ["--judge-url", f"http://me:{SECRET}@h:1"],
+            "holds a user or a password; leave it out, a key is read from JUDGE_API_KEY",
+        ),
     ],
 )
 def test_half_a_judge_is_refused_in_a_line(capsys, tmp_path, arguments, words):

@@ -128,6 +128,7 @@ def environment(order: Order) -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",  # no C++ compiler has to be there
         "OMP_NUM_THREADS": "1",  # of the sampler; the actor takes both cores (`cpu_platform`)
         "GOMP_SPINCOUNT": "1000",
+        "OMP_WAIT_POLICY": "ACTIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: Ray and the model servers on loopback
         "GLOO_SOCKET_IFNAME": "lo",
