@@ -17,10 +17,10 @@ from sql_agent.model_check import (
     OF_ONE_MODEL,
     chat_template,
     check_model_dir,
-    check_template,
     check_tensor_parallel,
     safetensors_bytes,
     template_of_run,
+    try_template,
 )
 from sql_agent.tests.conftest import byte_tokenizer
 
@@ -227,7 +227,7 @@ def test_the_template_is_the_one_that_transformers_takes(model: Path, tmp_path: 
     for protocol, tools in (("fc", [{"type": "function"}]), ("text", None)):
         expected = taken_by_transformers(tokenizer, tools)
         assert chat_template(model, protocol) == expected
-        problems = [*check_template(model, protocol)]  # the part of `check_model_dir` that looks at templates
+        problems = try_template(model, protocol)  # the part of `check_model_dir` that looks at templates
         assert bool(problems) == (expected is None), problems
 
 
@@ -330,11 +330,19 @@ def test_a_tokenizer_that_cannot_be_read_is_a_problem(model: Path):
 
 # Templates that need not end ------------------------------------------------------------------------------------------
 
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}"
+ENDLESS = {
+    "nested_loops": HERMES + LOOP + "{% endfor %}{% endfor %}",
+    "loops_that_write": HERMES + LOOP + "x{% endfor %}{% endfor %}",
+    "one_large_power": HERMES + "{{ 9 ** 999999999 }}",
+    "over_the_messages": "{% for m in messages %}" + LOOP + "{% endfor %}{% endfor %}{% endfor %}",
+}
 
-def test_a_template_that_does_not_end_is_a_problem(model: Path, monkeypatch):
+
+@pytest.mark.parametrize("template", [*ENDLESS.values()], ids=[*ENDLESS])
+def test_a_template_that_does_not_end_is_a_problem(model: Path, monkeypatch, template: str):
     monkeypatch.setattr(forked, "__kwdefaults__", {"cpu_s": 1.0, "memory_bytes": 2**30})
-    loops = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
-    (model / "chat_template.jinja").write_text(HERMES + loops)
+    (model / "chat_template.jinja").write_text(template)
     assert check_model_dir(model) == [
         Problem(
             f"the chat template of {model} does not end: a short conversation took more than 1 s",

@@ -450,6 +450,7 @@ def test_a_run_is_refused_before_anything_loads(driver, capsys, tmp_path, random
     ("settings", "n_gpus", "nodes", "address", "rollouts"),
     [
         pytest.param(["engine.n_gpus=1"], 1, 1, None, "2.", id="one"),
+        pytest.param(["engine.n_gpus=2"], 2, 1, None, "2.", id="two"),
         pytest.param(["engine.n_gpus=8", "engine.tensor_parallel_size=2"], 8, 1, None, "2.", id="eight"),
         pytest.param(
             ["engine.n_gpus=8", "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"],

@@ -108,10 +108,17 @@ def test_what_is_there_stays(tmp_path, capsys):
     assert (tmp_path / "entry_dict.json").read_text() == "mine"
 
 
-def test_without_the_hub_it_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [["scripts/download_huggingface_data.py"], ["-m", "agentgrpo", "tasks", "download"]],
+    ids=["as_script", "as_module"],
+)
+def test_without_the_hub_it_says_what_to_do(tmp_path, command):
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "scripts/download_huggingface_data.py", "--output_dir", str(tmp_path / "out")]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    arguments = ["--output_dir", str(tmp_path / "out")]
+    run = subprocess.run(
+        [sys.executable, *command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert run.returncode == 1
     assert "csyq/LifelongAgentBench could not be fetched from the hub" in run.stderr
     assert "unset HF_HUB_OFFLINE, or download its folder db_bench on another machine" in run.stderr
