@@ -97,7 +97,7 @@ class Change:
 
     @classmethod
     def between(cls, results: Iterable[tuple[bool | None, bool | None]]) -> Change | None:
-        """Of the tasks with two verdicts; None without any."""
+        """Compare the tasks that have two verdicts; None is returned where there are none."""
         judged = [pair for pair in results if None not in pair]
         return cls(len(judged), judged.count((False, True)), judged.count((True, False))) if judged else None
 
