@@ -100,8 +100,8 @@ def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_t
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
 def test_long_segments_in_the_precisions_of_training(dtype, close, monkeypatch):
-    """bfloat16 keeps 8 bits of a number; the scores and what is added up are float32. Scores of up to 30 would be off by
-    up to 0.06 in bfloat16, and what is attended by 9e-3."""
+    """bfloat16 keeps 8 bits of a number; the scores and what is added up are float32. Scores of up to 30 would be off
+    by up to 0.06 in bfloat16, and what is attended by 9e-3."""
     packed = pack_rows([[*range(60), 100 + row, *range(40)] for row in range(3)])
     generator = torch.Generator().manual_seed(0)
     length = len(packed.input_ids)

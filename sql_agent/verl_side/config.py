@@ -413,7 +413,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBA
             # idle workers, of 44 MiB or more: Ray starts none before a driver asks, and keeps none after their task
             "RAY_prestart_worker_first_driver": "0",
             "RAY_num_workers_soft_limit": "0",
-            # Threads of an update that slept at once would have to be woken for each small product, some 7,600 a group of
+            # Threads of an update that slept at once would have to be woken for each small product, 7,600 a group of
             # SmolLM2-135M; GNU's default, 3 ms of spinning, takes the cores from the other processes. Without ACTIVE
             # they would spin a tenth of 1000 where a process has more threads than cores (libgomp, env.c).
             "GOMP_SPINCOUNT": "1000",
