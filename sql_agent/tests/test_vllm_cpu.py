@@ -1,4 +1,4 @@
-"""What a small model's sampler on a CPU leaves out changes no bit of what it computes, nor a random number."""
+"""What vLLM does otherwise on a CPU: norms have the same bits, weights can be loaded, a token takes one random number."""
 
 from types import SimpleNamespace
 
@@ -35,13 +35,14 @@ def counted(monkeypatch):
 # numbers and weights of a hidden state, and of a head that is a slice of queries, keys and values
 @pytest.mark.parametrize("shape", [(1, 128), (7, 128), (300, 576), (9, 4, 32)])
 @pytest.mark.parametrize("carried", [False, True], ids=["alone", "with_residual"])
-def test_a_norm_has_the_bits_of_vllms(counted, norms, shape, carried):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_norm_has_the_bits_of_vllms(counted, norms, shape, carried, dtype):
     torch.manual_seed(0)
-    theirs, ours = norms(hidden_size=shape[-1], eps=1e-6)
+    theirs, ours = norms(hidden_size=shape[-1], eps=1e-6, dtype=dtype)
     theirs.weight.data.uniform_(0.5, 1.5)
     ours.weight.data.copy_(theirs.weight.data)
     x = torch.randn(*shape[:-1], 2 * shape[-1]).mul_(30)[..., : shape[-1]]
-    given = [x, torch.randn(shape)] if carried else [x]
+    given = [tensor.to(dtype) for tensor in ([x, torch.randn(shape)] if carried else [x])]
     with torch.inference_mode():
         expected = theirs.forward_native(*(tensor.clone() for tensor in given))
         counted.clear()
@@ -53,11 +54,16 @@ def test_a_norm_has_the_bits_of_vllms(counted, norms, shape, carried):
 
 
 @pytest.mark.parametrize(
-    "options", [{"var_hidden_size": 16}, {"has_weight": False}, {"dtype": torch.bfloat16}], ids=str
+    ("dtype", "options"),
+    [
+        pytest.param(torch.float32, {"var_hidden_size": 16}, id="variance_of_a_part"),
+        pytest.param(torch.float32, {"has_weight": False}, id="no_weight"),
+        pytest.param(torch.bfloat16, {}, id="weight_of_another_dtype"),
+    ],
 )
-def test_other_norms_are_vllms_own(counted, norms, options):
+def test_other_norms_are_vllms_own(counted, norms, dtype, options):
     theirs, ours = norms(hidden_size=32, **options)
-    x = torch.randn(5, 32, dtype=options.get("dtype", torch.float32))
+    x = torch.randn(5, 32, dtype=dtype)
     found = ours.forward_native(x)
     assert counted == []
     assert torch.equal(found, theirs.forward_native(x))
@@ -70,7 +76,7 @@ def samplers():
 
     theirs = upstream.TopKTopPSampler
     ours = SimpleNamespace(**{**vars(upstream), "TopKTopPSampler": type("TopKTopPSampler", (theirs,), {})})
-    vllm_cpu._draw_once(ours)
+    vllm_cpu._draw_one_number(ours)
     return theirs, ours.TopKTopPSampler
 
 
@@ -78,31 +84,70 @@ def generators(rows):
     return {row: torch.Generator().manual_seed(100 + row) for row in range(rows)}
 
 
-@pytest.mark.parametrize("rows", [1, 6])
+def test_a_token_is_the_first_up_to_which_the_probabilities_sum_to_more_than_the_number():
+    probs = torch.tensor([[0.25, 0.0, 0.5, 0.25]]).expand(7, 4)
+    numbers = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 0.9999, 1 - 2**-53], dtype=torch.float64)
+    assert vllm_cpu.inverse_transform(probs, numbers).tolist() == [0, 0, 2, 2, 3, 3, 3]
+
+
+# 300 tokens are two whole blocks of 128 and a part of one
+@pytest.mark.parametrize("token", [0, 127, 128, 255, 256, 299])
+@pytest.mark.parametrize("number", [0.0, 0.3, 1 - 2**-53])
+def test_a_token_without_a_probability_is_never_taken(token, number):
+    probs = torch.zeros(1, 300)
+    probs[0, token] = 0.9999999  # rounded probabilities need not sum to 1
+    assert vllm_cpu.inverse_transform(probs, torch.tensor([number], dtype=torch.float64)).tolist() == [token]
+
+
+def test_a_number_of_each_row_takes_the_token_of_the_whole_vocabularys_sum():
+    torch.manual_seed(0)
+    probs = torch.randn(64, 49152).mul(4).softmax(-1)
+    numbers = torch.rand(64, dtype=torch.float64)
+    sums = probs.double().cumsum(-1)
+    expected = torch.searchsorted(sums, (numbers * sums[:, -1])[:, None], right=True)[:, 0]
+    assert torch.equal(vllm_cpu.inverse_transform(probs, numbers), expected)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits", "processed_logprobs"])
 @pytest.mark.parametrize("top_k", [None, 3])
-def test_rows_with_a_seed_get_vllms_tokens_and_leave_their_generators_as_vllm_does(samplers, rows, top_k):
-    logits = torch.randn(rows, 1020, generator=torch.Generator().manual_seed(1))
-    k = None if top_k is None else torch.full((rows,), top_k)
-    tokens, states = [], []
-    for sampler in samplers:
-        seeded = generators(rows)
-        drawn = [sampler("raw_logprobs").forward_cpu(logits.clone(), seeded, k, None) for _ in range(3)]
-        assert all(rest is None for _, rest in drawn)
-        tokens.append([one.tolist() for one, _ in drawn])
-        states.append([generator.get_state().tolist() for generator in seeded.values()])
-    assert tokens[0] == tokens[1]
-    assert states[0] == states[1]
-
-
-def test_no_number_is_drawn_that_a_rows_own_would_replace(samplers):
+def test_rows_with_a_seed_draw_one_number_each_and_return_what_vllm_does(samplers, mode, top_k):
+    logits = torch.randn(6, 1020, generator=torch.Generator().manual_seed(1))
+    k = None if top_k is None else torch.full((6,), top_k)
+    seeded, same = generators(6), generators(6)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    samplers[1]("raw_logprobs").forward_cpu(torch.zeros(2, 8), generators(2), None, None)
+    tokens, processed = samplers[1](mode).forward_cpu(logits.clone(), seeded, k, None)
     assert torch.equal(torch.get_rng_state(), before)
+    numbers = torch.cat([torch.rand(1, generator=same[row], dtype=torch.float64) for row in range(6)])
+    assert [it.get_state().tolist() for it in seeded.values()] == [it.get_state().tolist() for it in same.values()]
+    allowed = logits if k is None else logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf)
+    assert tokens.tolist() == vllm_cpu.inverse_transform(allowed.softmax(-1), numbers).tolist()
+    _, expected = samplers[0](mode).forward_cpu(logits.clone(), generators(6), k, None)
+    assert (processed is None) == (expected is None)
+    assert processed is None or torch.equal(processed, expected)
 
 
-def test_what_is_to_be_returned_processed_is_vllms_own(samplers):
-    logits = torch.randn(2, 8)
-    found = [s("processed_logprobs").forward_cpu(logits.clone(), generators(2), None, None) for s in samplers]
-    assert found[0][0].tolist() == found[1][0].tolist()
-    assert torch.equal(found[0][1], found[1][1])
+def test_rows_of_which_some_have_no_seed_are_sampled_by_vllm(samplers):
+    logits, tokens = torch.randn(3, 8), []
+    for sampler in samplers:
+        torch.manual_seed(7)
+        seeded = {0: torch.Generator().manual_seed(1)}
+        tokens.append(sampler("raw_logprobs").forward_cpu(logits.clone(), seeded, None, None)[0].tolist())
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_keeps_its_weight_and_computes_with_the_newest(dtype):
+    from vllm.model_executor.layers import utils
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    ours = SimpleNamespace(dispatch_cpu_unquantized_gemm=utils.dispatch_cpu_unquantized_gemm)
+    vllm_cpu._keep_weights(ours)
+    layer = torch.nn.Linear(64, 96, bias=False, dtype=dtype).requires_grad_(False)
+    x = torch.randn(5, 64, dtype=dtype)
+    for _ in range(2):  # as it is loaded, and after a weight sync
+        layer.weight.normal_()
+        ours.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+        expected = torch.nn.functional.linear(x, layer.weight)
+        torch.testing.assert_close(utils.cpu_unquantized_gemm(layer, x, layer.weight, None), expected)

@@ -12,12 +12,12 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from agentgrpo.imports import after_import
 from agentgrpo.processes import end_with_parent
 from bench.parts.peers.order import SEED, Order, append_lines, read_lines
-from bench.parts.peers.plugin_parts import part
 from bench.parts.peers.world import SqlTools, count_sampled, open_world, trained_pieces
 
 STEPS = "steps.jsonl"
@@ -42,7 +42,7 @@ def main() -> None:
     end_with_parent()
     order, vllm = Order.read(Path(sys.argv[1])), sys.argv[2:] == ["vllm"]
     if vllm:
-        _let_weights_in()
+        after_import("vllm.model_executor.layers.utils", _let_weights_in)
     from transformers import AutoTokenizer, TrainerCallback
     from trl.chat_template_utils import qwen3_schema
     from trl.trainer.grpo_config import GRPOConfig
@@ -96,9 +96,15 @@ def main() -> None:
         trainer.train()
 
 
-def _let_weights_in() -> None:
-    # vLLM's CPU layers drop the weight that they repack, so that TRL's first push of new weights would fail
-    after_import("vllm.model_executor.layers.utils", part("vllm_cpu")._keep_plain_weights)
+def _let_weights_in(module: ModuleType) -> None:
+    import torch
+
+    # vLLM's CPU layers drop the weight that they repack, so that TRL's first push of new weights would fail; and TRL,
+    # unlike verl, does not have it repacked after a push
+    def plain_linear(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    module.dispatch_cpu_unquantized_gemm = plain_linear  # type: ignore[attr-defined]
 
 
 def steps(order: Order) -> list[dict[str, Any]]:

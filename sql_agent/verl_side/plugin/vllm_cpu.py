@@ -1,39 +1,45 @@
 """Changes vLLM on a CPU: it loads new weights while it runs, it starts without importing itself again, and it does less
-work for a token, in the same bits.
+work for a token.
 
 Weights: vLLM's CPU linear layers repack their weight for the kernel and drop the original (model_executor/layers/
-utils.py, `dispatch_cpu_unquantized_gemm`), so the first weight sync finds no `weight_loader`. Keeping the plain weight
-and torch's own linear costs nothing measurable at the model sizes that a CPU trains.
+utils.py, `dispatch_cpu_unquantized_gemm`), so the first weight sync finds no `weight_loader`. Here they keep it, beside
+the repacked one, which verl has made anew after each sync (workers/rollout/vllm_rollout/utils.py,
+`update_weights_from_ipc`).
 
 Start: vLLM spawns its engine on a CPU (platforms/cpu.py) and inside Ray actors (utils/system_utils.py), because OpenMP
 or Ray may be in use already. Here the parent has used neither before, so the engine is forked and inherits the imports,
 which would take 15 s (measured on two cores).
 
-Sampling: without a compiler, vLLM norms with eight small operations and a dispatch around them (ir/ops/layernorm.py);
-torch's own function is the same sum in one call, 7 % of a small model's pass. And where each row has a seed, vLLM's
-sampler draws a number for every token of the vocabulary twice (v1/sample/ops/topk_topp_sampler.py), from the process's
-generator and then from the row's, which replaces the first: 2 % of a pass with 8 rows, 9 % with 32.
+Norms: without a compiler, vLLM norms with eight small operations and a dispatch around them (ir/ops/layernorm.py);
+torch's own function is the same sum in one call, in the same bits: 7 % of a small model's pass.
+
+Sampling: where each row has a seed, vLLM draws a number for every token of the vocabulary from the row's generator
+(v1/sample/ops/topk_topp_sampler.py), a quarter of the time of 32 requests of SmolLM2-135M. Here a row draws one number
+and takes the token at that place of the cumulative probabilities: the same distribution.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def _keep_plain_weights(module: ModuleType) -> None:
-    import torch
+def _keep_weights(module: ModuleType) -> None:
+    upstream = module.dispatch_cpu_unquantized_gemm
 
-    def plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        upstream(layer, remove_weight=False)
 
-    module.dispatch_cpu_unquantized_gemm = plain_linear  # type: ignore[attr-defined]
+    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
 
 
 def _fork(module: ModuleType) -> None:
     def get_mp_context() -> Any:
-        # before the fork, because `_draw_once` is looked for in this process (`model_server`), not in the engine
+        # before the fork, because `_draw_one_number` is looked for in this process (`model_server`), not in the engine
         import vllm.v1.sample.ops.topk_topp_sampler  # noqa: F401
 
         return multiprocessing.get_context("fork")
@@ -48,27 +54,65 @@ def _norm_in_one_call(module: ModuleType) -> None:
 
     def forward_native(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         weight = self.weight
-        plain = self.has_weight and self.variance_size_override is None
-        if not plain or x.dtype != torch.float32 or weight.dtype != torch.float32:  # upstream widens other numbers
+        if not self.has_weight or self.variance_size_override is not None or x.dtype != weight.dtype:
             return upstream(self, x, residual)
-        summed = x if residual is None else x + residual
-        normed = torch.nn.functional.rms_norm(summed, weight.shape, weight, self.variance_epsilon)
-        return normed if residual is None else (normed, summed)
+        wide = x.float()
+        summed = wide if residual is None else wide + residual
+        # weights of other numbers than float32 are applied after the rounding to them
+        in_one = weight if weight.dtype == torch.float32 else None
+        normed = torch.nn.functional.rms_norm(summed, weight.shape, in_one, self.variance_epsilon)
+        if in_one is None:
+            normed = normed.to(x.dtype) * weight
+        return normed if residual is None else (normed, summed.to(x.dtype))
 
     module.RMSNorm.forward_native = forward_native
 
 
-def _draw_once(module: ModuleType) -> None:
+def _draw_one_number(module: ModuleType) -> None:
+    import torch
+
     upstream = module.TopKTopPSampler.forward_cpu
 
     def forward_cpu(self: Any, logits: Any, generators: Any, k: Any, p: Any) -> Any:
-        all_seeded = 0 < len(generators) == logits.shape[0]
-        if not all_seeded or self.use_fp64_gumbel or self.logprobs_mode in module.PROCESSED_LOGPROBS_MODES:
+        if not 0 < len(generators) == len(logits) or self.use_fp64_gumbel:
             return upstream(self, logits, generators, k, p)
-        probs = module.apply_top_k_top_p(logits, k, p).softmax(dim=-1, dtype=module.torch.float32)
-        noise = module.empty_exponential_noise_like(probs, False)
-        for row, generator in generators.items():
-            noise[row].exponential_(generator=generator)
-        return module.sample_with_exponential_noise(probs, noise), None
+        logits = module.apply_top_k_top_p(logits, k, p)
+        processed = None
+        if self.logprobs_mode == "processed_logits":
+            processed = logits
+        elif self.logprobs_mode == "processed_logprobs":  # verl's default
+            processed = logits.log_softmax(dim=-1, dtype=torch.float32)
+        uniform = [torch.rand(1, generator=generators[row], dtype=torch.float64) for row in range(len(logits))]
+        return inverse_transform(logits.softmax(dim=-1, dtype=torch.float32), torch.cat(uniform)), processed
 
     module.TopKTopPSampler.forward_cpu = forward_cpu
+
+
+def inverse_transform(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens sampled by the inverse of their distribution function.
+
+    Args:
+        probs: float32, rows times vocabulary.
+        uniform: float64, a number in [0, 1) for each row.
+    Returns:
+        int64, the row's first token up to which the probabilities sum to more than its number. Its probability is above
+        0, wherever rounding puts the number.
+    """
+    from torch.nn.functional import pad
+
+    width = 128  # sums of all tokens in float64 would take twice the memory of the logits, eight times as long
+    blocks = pad(probs, (0, -probs.shape[1] % width)).unflatten(1, (-1, width))
+    ends = blocks.sum(-1, dtype=uniform.dtype).cumsum(-1)
+    at = uniform[:, None] * ends[:, -1:]
+    block = _first_above(ends, at)
+    inside = blocks.take_along_dim(block[:, :, None], 1)[:, 0].cumsum(-1, dtype=uniform.dtype)
+    at -= ends.gather(1, block) - inside[:, -1:]
+    return (width * block + _first_above(inside, at))[:, 0]
+
+
+def _first_above(sums: Tensor, at: Tensor) -> Tensor:
+    import torch
+
+    end = sums[:, -1:]
+    zero = torch.zeros_like(end)
+    return torch.searchsorted(sums, at.clamp(zero, end.nextafter(zero)), right=True)
