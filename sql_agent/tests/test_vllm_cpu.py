@@ -1,4 +1,4 @@
-"""What vLLM does otherwise on a CPU: norms have the same bits, weights can be loaded, a token takes one random number."""
+"""What vLLM does otherwise on a CPU: norms have the same bits, weights can be loaded, a token takes one number."""
 
 from types import SimpleNamespace
 
@@ -97,6 +97,18 @@ def test_a_token_without_a_probability_is_never_taken(token, number):
     probs = torch.zeros(1, 300)
     probs[0, token] = 0.9999999  # rounded probabilities need not sum to 1
     assert vllm_cpu.inverse_transform(probs, torch.tensor([number], dtype=torch.float64)).tolist() == [token]
+
+
+def test_rounding_at_the_ends_of_blocks_takes_no_token_without_a_probability():
+    torch.manual_seed(0)
+    probs = torch.randn(200, 128 * 40).mul(10).softmax(-1).view(200, 40, 128)
+    probs[..., [0, 127]] = 0
+    ends = probs.sum(-1, dtype=torch.float64).cumsum(-1)
+    at = (ends / ends[:, -1:])[:, :-1]
+    probs = probs.view(200, -1)
+    for numbers in (at, at.nextafter(torch.zeros_like(at))):
+        taken = torch.stack([vllm_cpu.inverse_transform(probs, column) for column in numbers.unbind(1)], 1)
+        assert probs.gather(1, taken).min() > 0
 
 
 def test_a_number_of_each_row_takes_the_token_of_the_whole_vocabularys_sum():

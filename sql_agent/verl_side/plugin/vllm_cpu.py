@@ -98,21 +98,13 @@ def inverse_transform(probs: Tensor, uniform: Tensor) -> Tensor:
         int64, the row's first token up to which the probabilities sum to more than its number. Its probability is above
         0, wherever rounding puts the number.
     """
-    from torch.nn.functional import pad
-
-    width = 128  # sums of all tokens in float64 would take twice the memory of the logits, eight times as long
-    blocks = pad(probs, (0, -probs.shape[1] % width)).unflatten(1, (-1, width))
-    ends = blocks.sum(-1, dtype=uniform.dtype).cumsum(-1)
-    at = uniform[:, None] * ends[:, -1:]
-    block = _first_above(ends, at)
-    inside = blocks.take_along_dim(block[:, :, None], 1)[:, 0].cumsum(-1, dtype=uniform.dtype)
-    at -= ends.gather(1, block) - inside[:, -1:]
-    return (width * block + _first_above(inside, at))[:, 0]
-
-
-def _first_above(sums: Tensor, at: Tensor) -> Tensor:
     import torch
 
-    end = sums[:, -1:]
-    zero = torch.zeros_like(end)
-    return torch.searchsorted(sums, at.clamp(zero, end.nextafter(zero)), right=True)
+    width = 128  # sums of all tokens in float64 would take twice the memory of the logits, eight times as long
+    blocks = torch.nn.functional.pad(probs, (0, -probs.shape[1] % width)).unflatten(1, (-1, width))
+    ends = blocks.sum(-1, dtype=uniform.dtype).cumsum(-1)
+    at = uniform[:, None] * ends[:, -1:]  # below the end, since the number is at most 1 - 2**-53
+    block = torch.searchsorted(ends, at, right=True)
+    inside = blocks.take_along_dim(block[:, :, None], 1)[:, 0].cumsum(-1, dtype=uniform.dtype)
+    at = (at - (ends.gather(1, block) - inside[:, -1:])).clamp_min(0)  # rounding may put it before the block
+    return (width * block + torch.searchsorted(inside, at, right=True))[:, 0]
