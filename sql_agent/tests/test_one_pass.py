@@ -24,9 +24,10 @@ FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
         (["optim.mini_batch_size=8"], True, True),  # of the 8 tasks of a step
         (["optim.mini_batch_size=4"], True, False),
         (["verl.actor_rollout_ref.actor.ppo_epochs=2"], True, False),
-        (["rollout.n_runners=1", "trainer.max_lag=1"], True, False),
-        (["verl.algorithm.rollout_correction.rollout_is=token"], True, False),
-        (["verl.algorithm.rollout_correction.rollout_is_threshold=3"], True, True),
+        (["rollout.n_runners=1", "trainer.max_lag=1"], True, True),
+        (["rollout.n_runners=1", "trainer.max_lag=1", "optim.mini_batch_size=4"], True, False),
+        (["verl.algorithm.rollout_correction.rollout_is=sequence"], True, True),
+        (["trainer.max_lag=1", "verl.algorithm.rollout_correction.rollout_is_batch_normalize=true"], True, False),
         # verl's own engine would keep all logits of the update for their entropies
         (["verl.actor_rollout_ref.model.use_fused_kernels=false"], False, False),
         (["verl.actor_rollout_ref.model.use_fused_kernels=false", "engine.shared_prompts=flex_attention"], False, True),
@@ -56,10 +57,26 @@ def test_a_policy_with_dropout_keeps_the_pass_of_its_own(shape, overrides, one, 
     assert verl["algorithm"].get("rollout_correction", {}).get("bypass_mode", False) is one
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+TOKENS = [
+    "verl.algorithm.rollout_correction.rollout_is=token",
+    "verl.algorithm.rollout_correction.rollout_is_threshold=1.1",
+]
+SEQUENCES = ["verl.algorithm.rollout_correction.rollout_is=sequence"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("float32", []), id="float32"),
+        pytest.param(("bfloat16", []), id="bfloat16"),
+        pytest.param(("float32", TOKENS), id="importance_weights_of_tokens"),
+        pytest.param(("float32", SEQUENCES), id="importance_weights_of_rollouts"),
+    ],
+)
 def ways(request, random_policy_folder):
     """What an update with two passes and one with one answer."""
-    given = [f"engine.precision={request.param}", "loss.aggregation=seq-mean-token-mean"]
+    precision, correction = request.param
+    given = [f"engine.precision={precision}", "loss.aggregation=seq-mean-token-mean", *correction]
     settings = [f"model={random_policy_folder}", *SETTINGS, *given]
     done = subprocess.run(
         [sys.executable, "-m", "sql_agent.tests.one_pass_worker", str(random_policy_folder), str(free_port()), *given],

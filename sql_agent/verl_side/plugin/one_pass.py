@@ -4,8 +4,9 @@ verl computes the rows twice: for old log-probs, entropies and the comparison wi
 one update follows, both passes have the same weights, so the first tells nothing that the second does not. `to_verl`
 then sets verl's `bypass_mode`, which leaves the first pass out (trainer/ppo/ray_trainer.py, `fit`) and with it entropy
 and comparison, and takes the sampler's log-probs for the old ones. Here the loss takes the log-probs that it has, as
-TRL does, so that every ratio is 1 and nothing is approximated. They come back with the update's metrics, and what
-verl's trainer computes of the first pass is computed of them.
+TRL does, so that every ratio is 1 and nothing is approximated. Importance weights for older rollouts, which verl
+computes before the update, are computed of them, too. They come back with the update's metrics, and what verl's trainer
+computes of the first pass is computed of them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# The batch's tensor of row numbers, and the metric that brings back what the update computed.
-ROW, OF_ROWS = "row", "actor/of_rows"
+# The batch's tensor of row numbers, its settings of importance weights, and the metric that brings back what the update
+# computed.
+ROW, CORRECTION, OF_ROWS = "row", "rollout_correction", "actor/of_rows"
 
 
 class OfRows(NamedTuple):
@@ -39,10 +41,13 @@ def _take_own_log_probs(module: ModuleType) -> None:
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
         if "old_log_probs" in data:
             return upstream(config, model_output, data, dp_group)
+        from verl.utils.tensordict_utils import get_non_tensor_data
         from verl.workers.utils.padding import no_padding_2_padding
 
         entropy = model_output["entropy"]
         data["old_log_probs"] = no_padding_2_padding(model_output["log_probs"].detach(), data)
+        if correction := get_non_tensor_data(data, CORRECTION, None):
+            data["rollout_is_weights"] = _importance_weights(data, correction)
         if not config.entropy_coeff:  # verl would add 0 times its gradient
             model_output = {**model_output, "entropy": entropy.detach()}
         loss, metrics = upstream(config, model_output, data, dp_group)
@@ -51,6 +56,15 @@ def _take_own_log_probs(module: ModuleType) -> None:
         return loss, metrics | {OF_ROWS: of_rows}
 
     module.ppo_loss = ppo_loss  # type: ignore[attr-defined]
+
+
+def _importance_weights(data: Any, correction: dict[str, Any]) -> Tensor:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    mask = data["response_mask"]
+    if not mask.any():  # every rollout of this micro-batch was lost, which verl's metrics refuse
+        return torch.zeros_like(data["old_log_probs"])
+    return compute_rollout_correction_weights(data["old_log_probs"] - data["rollout_log_probs"], mask, **correction)[0]
 
 
 def _compare_afterwards(module: ModuleType) -> None:
@@ -62,6 +76,9 @@ def _compare_afterwards(module: ModuleType) -> None:
             return upstream(self, batch)
         del batch.batch["old_log_probs"]  # the sampler's
         batch.batch[ROW] = torch.arange(len(batch))
+        correction = self.config.algorithm.rollout_correction
+        if correction.rollout_is is not None:
+            batch.meta_info[CORRECTION] = {key: correction[key] for key in ("rollout_is", "rollout_is_threshold")}
         output = upstream(self, batch)
         metrics = output.meta_info["metrics"]
         if computed := metrics.pop(OF_ROWS, None):  # None: every rollout was lost
