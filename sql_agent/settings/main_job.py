@@ -232,7 +232,7 @@ class TrainerConfig(Settings):
     """Train steps of the run, counted from its very first start."""
     max_lag: int = Field(default=0, ge=0, le=16)
     """Train steps by which rollouts may be older than the weights that they train: so many more batches are played at
-    once, and go on during log-probs, update and validation, which pays where single rollouts are slow. What is due is
+    once, and go on during update and validation, which pays where single rollouts are slow. What is due is
     waited for, never thrown away. Importance weights of tokens, truncated at 2 (verl's `algorithm.rollout_correction`),
     correct for the age. 0: rollouts and updates take turns. Needs `llm_proxy`."""
     val_before_train: bool = True

@@ -4,8 +4,8 @@ A `Transport` plays them: agent-lightning's store and runners, or a policy in th
 here for every trainer: which group gives way to another task, which is trained on, its advantages, when a run stops,
 and what is logged of a batch.
 
-Groups may be opened before the step that trains them (`trainer.max_lag`), so that rollouts go on beside log-probs,
-update and validation. Nothing that was played is thrown away for its age: a step waits for what is due.
+Groups may be opened before the step that trains them (`trainer.max_lag`), so that rollouts go on beside update
+and validation. Nothing that was played is thrown away for its age: a step waits for what is due.
 """
 
 from __future__ import annotations
