@@ -191,7 +191,8 @@ def cpu_need(cfg: TrainConfig, shape: ModelShape) -> int:
     """Bytes of all workers of one node's CPU, their model servers, and the processes of the run."""
     workers, need = cfg.workers_per_node(cpu=True), need_of(cfg, shape, cpu=True)
     half = uses_bfloat16(cfg.engine.precision, shape.parameters)
-    tensors = workers * (need.update + need.served + kv_cache_bytes(cfg, shape, 2 if half else FLOAT32))
+    # vLLM's layers on a CPU hold their weights twice, as they are loaded and as the kernel wants them
+    tensors = workers * (need.update + 2 * need.served + kv_cache_bytes(cfg, shape, 2 if half else FLOAT32))
     return CPU_BASE + (workers - 1) * CPU_WORKER + tensors
 
 

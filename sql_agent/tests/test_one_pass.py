@@ -28,6 +28,7 @@ FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
         (["rollout.n_runners=1", "trainer.max_lag=1", "optim.mini_batch_size=4"], True, False),
         (["verl.algorithm.rollout_correction.rollout_is=sequence"], True, True),
         (["trainer.max_lag=1", "verl.algorithm.rollout_correction.rollout_is_batch_normalize=true"], True, False),
+        (["verl.algorithm.rollout_correction.rollout_is_batch_normalize=true"], True, True),  # of no weights
         # verl's own engine would keep all logits of the update for their entropies
         (["verl.actor_rollout_ref.model.use_fused_kernels=false"], False, False),
         (["verl.actor_rollout_ref.model.use_fused_kernels=false", "engine.shared_prompts=flex_attention"], False, True),
@@ -87,6 +88,23 @@ def ways(request, random_policy_folder):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize(
+    ("mask", "weights"), [([1, 1, 0], [1.5, 0.5, 0.0]), ([0, 0, 0], [0.0, 0.0, 0.0])], ids=["some", "all_lost"]
+)
+def test_importance_weights_are_ratios_to_the_samplers_probabilities_up_to_the_limit(mask, weights):
+    import torch
+
+    from sql_agent.verl_side.plugin.one_pass import _importance_weights
+
+    data = {
+        "old_log_probs": torch.tensor([[0.8, 0.25, 0.9]]).log(),
+        "rollout_log_probs": torch.tensor([[0.2, 0.5, 0.9]]).log(),
+        "response_mask": torch.tensor([mask]),
+    }
+    found = _importance_weights(data, {"rollout_is": "token", "rollout_is_threshold": 1.5})
+    torch.testing.assert_close(found, torch.tensor([weights]))
 
 
 UNLIKE = ("perf/", "actor/perf/", "actor/entropy_loss")

@@ -144,7 +144,7 @@ def test_a_cpus_workers_hold_their_shares_and_a_server_each():
     # half of weights, gradients and moments; whole layers in float32, nothing recomputed and no mask
     one = 16 * 348 // 2 + 4 * (40 + 2 * 154) + 8 * 154 + (2 * 128 * 288 + 128 * 4 * 44) + 512 * 22 * 10 + 8 * 40
     assert need_of(cfg, SHAPE, cpu=True).update == one
-    assert cpu_need(cfg, SHAPE) == int(5.5 * GIB) + 2 * (one + 4 * 348 + CACHE)
+    assert cpu_need(cfg, SHAPE) == int(5.5 * GIB) + 2 * (one + 2 * 4 * 348 + CACHE)
     # the scores of a layer's two heads in the backward pass
     flex = load_config(None, [*SMALL, *settings, "engine.shared_prompts=flex_attention"])
     assert cpu_need(flex, SHAPE) == cpu_need(cfg, SHAPE) + 2 * 29 * 2 * 128**2

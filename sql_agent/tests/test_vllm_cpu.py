@@ -111,6 +111,13 @@ def test_rounding_at_the_ends_of_blocks_takes_no_token_without_a_probability():
         assert probs.gather(1, taken).min() > 0
 
 
+@pytest.mark.parametrize("broken", [torch.nan, 0.0], ids=["not_numbers", "nothing"])
+def test_a_row_of_broken_probabilities_gets_some_token_and_leaves_the_others_alone(broken):
+    probs = torch.tensor([[0.5, 0.5], [broken, broken]])
+    first, second = vllm_cpu.inverse_transform(probs, torch.tensor([0.7, 0.7], dtype=torch.float64)).tolist()
+    assert first == 1 and second in (0, 1)
+
+
 def test_a_number_of_each_row_takes_the_token_of_the_whole_vocabularys_sum():
     torch.manual_seed(0)
     probs = torch.randn(64, 49152).mul(4).softmax(-1)
@@ -146,6 +153,33 @@ def test_rows_of_which_some_have_no_seed_are_sampled_by_vllm(samplers):
         seeded = {0: torch.Generator().manual_seed(1)}
         tokens.append(sampler("raw_logprobs").forward_cpu(logits.clone(), seeded, None, None)[0].tolist())
     assert tokens[0] == tokens[1]
+
+
+def test_passes_have_few_numbers_of_rows_and_each_row_its_product():
+    sizes = []
+
+    def linear(x, weight, bias):
+        sizes.append(len(x))
+        return torch.nn.functional.linear(x, weight, bias)
+
+    weight, bias = torch.randn(3, 4), torch.randn(3)
+    for rows in (0, 1, 2, 3, 5, 8, 9, 33, 64, 65, 200):
+        x = torch.randn(rows, 4)
+        found = vllm_cpu.in_few_sizes(linear, x, weight, bias)
+        torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, bias))
+    assert sizes == [1, 1, 2, 4, 8, 8, 16, 40, 64, 128, 256]
+
+
+def test_an_embedding_which_is_looked_up_is_not_repacked():
+    def upstream(layer, remove_weight):
+        raise AssertionError(layer)
+
+    ours = SimpleNamespace(dispatch_cpu_unquantized_gemm=upstream)
+    vllm_cpu._keep_weights(ours)
+    embedding = type("VocabParallelEmbedding", (torch.nn.Embedding,), {})(10, 4)
+    ours.dispatch_cpu_unquantized_gemm(embedding, remove_weight=False)
+    x = torch.randn(2, 4)
+    assert torch.equal(embedding.cpu_linear(x, embedding.weight, None), x @ embedding.weight.T)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -174,7 +174,8 @@ def _updates_once(cfg: TrainConfig, tree: dict[str, Any], *, cpu: bool) -> bool:
     """Whether one update follows a batch, and nothing needs old log-probs before it."""
     actor, model = tree["actor_rollout_ref"]["actor"], tree["actor_rollout_ref"]["model"]
     # a mean over the batch's importance weights is known after all of its micro-batches
-    normalized = tree["algorithm"].get("rollout_correction", {}).get("rollout_is_batch_normalize", False)
+    correction = tree["algorithm"].get("rollout_correction", {})
+    normalized = correction.get("rollout_is") is not None and correction.get("rollout_is_batch_normalize", False)
     one = actor["ppo_mini_batch_size"] == cfg.data.train_batch_size and actor.get("ppo_epochs", 1) == 1
     # verl's own engine without its fused kernels would keep the logits of all tokens for the entropies of the update
     fused = cpu or cfg.engine.shared_prompts is not None or bool(model["use_fused_kernels"])

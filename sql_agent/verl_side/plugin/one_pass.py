@@ -5,8 +5,8 @@ one update follows, both passes have the same weights, so the first tells nothin
 then sets verl's `bypass_mode`, which leaves the first pass out (trainer/ppo/ray_trainer.py, `fit`) and with it entropy
 and comparison, and takes the sampler's log-probs for the old ones. Here the loss takes the log-probs that it has, as
 TRL does, so that every ratio is 1 and nothing is approximated. Importance weights for older rollouts, which verl
-computes before the update, are computed of them, too. They come back with the update's metrics, and what verl's trainer
-computes of the first pass is computed of them.
+computes before the update, are taken from them, too. The log-probs come back with the update's metrics, and what verl's
+trainer computes of the first pass is computed from them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _compare_afterwards(module: ModuleType) -> None:
         del batch.batch["old_log_probs"]  # the sampler's
         batch.batch[ROW] = torch.arange(len(batch))
         correction = self.config.algorithm.rollout_correction
-        if correction.rollout_is is not None:
+        if correction.rollout_is is not None and correction.rollout_is_threshold is not None:
             batch.meta_info[CORRECTION] = {key: correction[key] for key in ("rollout_is", "rollout_is_threshold")}
         output = upstream(self, batch)
         metrics = output.meta_info["metrics"]

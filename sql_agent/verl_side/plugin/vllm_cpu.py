@@ -1,7 +1,7 @@
 """Changes vLLM on a CPU: it loads new weights while it runs, it starts without importing itself again, and it does less
 work for a token.
 
-Weights: vLLM's CPU linear layers repack their weight for the kernel and drop the original (model_executor/layers/
+Products: vLLM's CPU linear layers repack their weight for the kernel and drop the original (model_executor/layers/
 utils.py, `dispatch_cpu_unquantized_gemm`), so the first weight sync finds no `weight_loader`. Here they keep it, beside
 the repacked one, which verl has made anew after each sync (workers/rollout/vllm_rollout/utils.py,
 `update_weights_from_ipc`).
@@ -20,7 +20,9 @@ and takes the token at that place of the cumulative probabilities: the same dist
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +31,36 @@ if TYPE_CHECKING:
 
 
 def _keep_weights(module: ModuleType) -> None:
+    import torch
+
     upstream = module.dispatch_cpu_unquantized_gemm
 
     def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        # an embedding is looked up, and the head of a model that ties them is a layer with the same weight
+        if type(layer).__name__ == "VocabParallelEmbedding":
+            layer.cpu_linear = torch.nn.functional.linear
+            return
         upstream(layer, remove_weight=False)
+        layer.cpu_linear = functools.partial(in_few_sizes, layer.cpu_linear)
 
     module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
+
+
+def in_few_sizes(linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` of x with rows of zeros below it, so that passes have few numbers of rows.
+
+    oneDNN compiles a product for each of them, half a MiB and half a millisecond, and looks it up anew after each
+    weight sync.
+    """
+    from torch.nn.functional import pad
+
+    rows = len(x)
+    if rows <= 8:
+        size = 1 << max(0, rows - 1).bit_length()
+    else:
+        step = 8 if rows <= 64 else 64
+        size = -(-rows // step) * step
+    return linear(x if size == rows else pad(x, (0, 0, 0, size - rows)), weight, bias)[:rows]
 
 
 def _fork(module: ModuleType) -> None:
@@ -104,7 +130,8 @@ def inverse_transform(probs: Tensor, uniform: Tensor) -> Tensor:
     blocks = torch.nn.functional.pad(probs, (0, -probs.shape[1] % width)).unflatten(1, (-1, width))
     ends = blocks.sum(-1, dtype=uniform.dtype).cumsum(-1)
     at = uniform[:, None] * ends[:, -1:]  # below the end, since the number is at most 1 - 2**-53
-    block = torch.searchsorted(ends, at, right=True)
+    # what is not a number is above every sum; vLLM's own sampler gives some token for it, too
+    block = torch.searchsorted(ends, at, right=True).clamp_max(ends.shape[1] - 1)
     inside = blocks.take_along_dim(block[:, :, None], 1)[:, 0].cumsum(-1, dtype=uniform.dtype)
     at = (at - (ends.gather(1, block) - inside[:, -1:])).clamp_min(0)  # rounding may put it before the block
-    return (width * block + torch.searchsorted(inside, at, right=True))[:, 0]
+    return (width * block + torch.searchsorted(inside, at, right=True))[:, 0].clamp_max(probs.shape[1] - 1)
