@@ -46,7 +46,8 @@ def _take_own_log_probs(module: ModuleType) -> None:
 
         entropy = model_output["entropy"]
         data["old_log_probs"] = no_padding_2_padding(model_output["log_probs"].detach(), data)
-        if correction := get_non_tensor_data(data, CORRECTION, None):
+        correction: Any = get_non_tensor_data(data, CORRECTION, None)
+        if correction:
             data["rollout_is_weights"] = _importance_weights(data, correction)
         if not config.entropy_coeff:  # verl would add 0 times its gradient
             model_output = {**model_output, "entropy": entropy.detach()}
