@@ -58,11 +58,7 @@ def test_a_policy_with_dropout_keeps_the_pass_of_its_own(shape, overrides, one, 
     assert verl["algorithm"].get("rollout_correction", {}).get("bypass_mode", False) is one
 
 
-TOKENS = [
-    "verl.algorithm.rollout_correction.rollout_is=token",
-    "verl.algorithm.rollout_correction.rollout_is_threshold=1.1",
-]
-SEQUENCES = ["verl.algorithm.rollout_correction.rollout_is=sequence"]
+LEVEL, LIMIT = (f"verl.algorithm.rollout_correction.{name}" for name in ("rollout_is", "rollout_is_threshold"))
 
 
 @pytest.fixture(
@@ -70,8 +66,9 @@ SEQUENCES = ["verl.algorithm.rollout_correction.rollout_is=sequence"]
     params=[
         pytest.param(("float32", []), id="float32"),
         pytest.param(("bfloat16", []), id="bfloat16"),
-        pytest.param(("float32", TOKENS), id="importance_weights_of_tokens"),
-        pytest.param(("float32", SEQUENCES), id="importance_weights_of_rollouts"),
+        pytest.param(("float32", [f"{LEVEL}=token", f"{LIMIT}=1.1"]), id="importance_weights_of_tokens"),
+        pytest.param(("float32", [f"{LEVEL}=sequence"]), id="importance_weights_of_rollouts"),
+        pytest.param(("float32", [f"{LEVEL}=token", f"{LIMIT}=null"]), id="no_limit_and_so_no_weights"),
     ],
 )
 def ways(request, random_policy_folder):

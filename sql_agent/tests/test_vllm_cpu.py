@@ -168,6 +168,9 @@ def test_passes_have_few_numbers_of_rows_and_each_row_its_product():
         found = vllm_cpu.in_few_sizes(linear, x, weight, bias)
         torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, bias))
     assert sizes == [1, 1, 2, 4, 8, 8, 16, 40, 64, 128, 256]
+    images = torch.randn(3, 2, 4)
+    found = vllm_cpu.in_few_sizes(linear, images, weight, bias)
+    torch.testing.assert_close(found, torch.nn.functional.linear(images, weight, bias))
 
 
 def test_an_embedding_which_is_looked_up_is_not_repacked():

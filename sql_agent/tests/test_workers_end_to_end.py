@@ -84,11 +84,17 @@ def weights(run_dir: Path, step: int) -> dict:
     return load_file(huggingface(run_dir, step) / "model.safetensors")
 
 
+def further_apart(one: dict, other: dict, limit: float) -> int:
+    """How many weights differ by more than the limit."""
+    return sum(int(((one[name] - other[name]).abs() > limit).sum()) for name in one)
+
+
 def test_two_workers_train_the_weights_of_one(one, two, small_policy):
     for step in (1, 2):
         assert metrics(two)[step]["reward/unjudged_frac"] == 0.0
-        # AdamW makes a step of each gradient, however small, and so of its last digits: up to 2e-6 in the first step
-        assert apart(weights(one, step), weights(two, step)) < 10 * step * SAME
+        assert apart(weights(one, step), weights(two, step)) < 10 * SAME
+        # AdamW makes a step of each gradient, however small, and so of its last digits: two of 918,400 weights here
+        assert further_apart(weights(one, step), weights(two, step), SAME) <= 10
     assert apart(weights(one, 1), weights(one, 2)) > 100 * SAME
 
 

@@ -47,14 +47,16 @@ def _keep_weights(module: ModuleType) -> None:
 
 
 def in_few_sizes(linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` of x with rows of zeros below it, so that passes have few numbers of rows.
+    """`linear` of x, (rows, inputs), with rows of zeros below it, so that passes have few numbers of rows.
 
-    oneDNN compiles a product for each of them, half a MiB and half a millisecond, and looks it up anew after each
-    weight sync.
+    oneDNN compiles a product for each number of rows, which takes half a MiB and half a millisecond, and it looks the
+    product up anew after each weight sync.
     """
     from torch.nn.functional import pad
 
     rows = len(x)
+    if x.ndim != 2:  # an image encoder's rows are not the first dimension alone
+        return linear(x, weight, bias)
     if rows <= 8:
         size = 1 << max(0, rows - 1).bit_length()
     else:
@@ -84,7 +86,7 @@ def _norm_in_one_call(module: ModuleType) -> None:
             return upstream(self, x, residual)
         wide = x.float()
         summed = wide if residual is None else wide + residual
-        # weights of other numbers than float32 are applied after the rounding to them
+        # vLLM rounds to a narrower dtype before it multiplies with a weight of that dtype
         in_one = weight if weight.dtype == torch.float32 else None
         normed = torch.nn.functional.rms_norm(summed, weight.shape, in_one, self.variance_epsilon)
         if in_one is None:
