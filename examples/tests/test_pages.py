@@ -17,6 +17,7 @@ FOLDERS = sorted(
 def test_the_examples_are_those_that_are_promised():
     assert FOLDERS == [
         "cluster",
+        "grpo_loop",
         "gsm8k",
         "langgraph_agent",
         "medical",
