@@ -167,7 +167,7 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
     return tuple(converted(table) for table in task.tables)
 
 
-def format_result(result: Result, limit: int | None = SHOWN_CHARS) -> str:
+def format_result(result: Result, limit: int = SHOWN_CHARS) -> str:
     """A result as the model reads it: the driver's row list, `[]` without rows, or the error.
 
     Args:
@@ -175,7 +175,7 @@ def format_result(result: Result, limit: int | None = SHOWN_CHARS) -> str:
     """
     text = result.error if result.error is not None else str(list(result.rows or ()))
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair would break the next request
-    return text if limit is None or len(text) <= limit else text[:limit] + TRUNCATED
+    return text if len(text) <= limit else text[:limit] + TRUNCATED
 
 
 def fenced_sql(reply: str) -> str | None:

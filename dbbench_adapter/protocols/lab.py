@@ -1,7 +1,7 @@
 """Implements LifelongAgentBench's protocol: the text protocol's patterns read more freely, three rounds, whole results.
 
 It keeps from the original: the order of messages, the patterns, the round limit that counts every reply, statements
-split at every semicolon, a fresh session per reply, results that are never cut. The rules say the same in other words.
+split at every semicolon, a fresh session per reply, results that are not cut where any model could read them. The rules say the same in other words.
 Cells with semicolons or backslashes break or change on their way into the original's tables; this is left out, since
 its data hold none. Source: LifelongAgentBench `src/tasks/instance/db_bench/task.py` and `container.py`.
 """
@@ -16,6 +16,9 @@ from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_an
 from dbbench_adapter.protocols.text import HOW_TO_ACT
 
 MAX_ROUNDS = 3
+# The original never cuts a result (the longest of a reference has 1,583 characters). No context holds more than this,
+# so the reply after it ends the rollout either way, and a few tokens of the policy's cannot fill the memory of others.
+MAX_SHOWN_CHARS = 1_000_000
 
 RULES = f"""\
 {HOW_TO_ACT}MySQL's raw response: a list of rows such as [('a', 1), ('b', 2)] for a SELECT, [] for a change.
@@ -63,7 +66,7 @@ class LabEpisode(DatabaseEpisode):
         text = ""
         for statement in filter(None, map(str.strip, sql.split(";"))):
             result = self._database.run(statement)
-            text = format_result(result, limit=None)
+            text = format_result(result, MAX_SHOWN_CHARS)
             self._commit_work(statement)
             if result.error is not None:
                 break
