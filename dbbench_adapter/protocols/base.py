@@ -30,7 +30,8 @@ class DatabaseEpisode(Episode):
 
     Args:
         max_rounds: the number of replies or actions of the model; the protocol says which of them count.
-        statement_timeout_s: wall-clock budget of one statement, in seconds.
+        statement_timeout_s: limit of one statement (`Backend.open`); all together may take `STATEMENTS_TOGETHER` times
+            as long.
     Raises:
         TableError: a table of the task cannot be made, and the protocol does not go on without it.
         BackendUnavailable: the database server is gone; `answer` and `judge` raise it too.
@@ -121,6 +122,11 @@ class DatabaseEpisode(Episode):
                 return self._open()
         self._tables = ()
         return self._open()
+
+    def _execute(self, statement: str) -> Result:
+        result = self._database.run(statement)
+        self._end_if_spent(self._database)
+        return result
 
     def _commit_work(self, sql: str) -> None:
         # Commit as the originals' drivers do after each statement. A commit costs a round trip, so it starts with the

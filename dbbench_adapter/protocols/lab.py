@@ -1,7 +1,8 @@
 """Implements LifelongAgentBench's protocol: the text protocol's patterns read more freely, three rounds, whole results.
 
 It keeps from the original: the order of messages, the patterns, the round limit that counts every reply, statements
-split at every semicolon, a fresh session per reply, results that are not cut where any model could read them. The rules say the same in other words.
+split at every semicolon, a fresh session per reply, results that are cut only where no model could read them. The rules
+say the same in other words.
 Cells with semicolons or backslashes break or change on their way into the original's tables; this is left out, since
 its data hold none. Source: LifelongAgentBench `src/tasks/instance/db_bench/task.py` and `container.py`.
 """
@@ -58,17 +59,17 @@ class LabEpisode(DatabaseEpisode):
             return []
         self.sql_run.append(content)
         observation = user_messages([self._run(content)])
-        if self.replies_used == self.max_rounds:
+        if not self.done and self.replies_used == self.max_rounds:
             self.status = "task_limit_reached" if self._readable() else "task_environment_error"
         return observation
 
     def _run(self, sql: str) -> str:
         text = ""
         for statement in filter(None, map(str.strip, sql.split(";"))):
-            result = self._database.run(statement)
+            result = self._execute(statement)
             text = format_result(result, MAX_SHOWN_CHARS)
             self._commit_work(statement)
-            if result.error is not None:
+            if result.error is not None or self.done:
                 break
         self._database.new_session()
         return text

@@ -130,6 +130,9 @@ def _refused(result: Rollout) -> str | None:
     why = result.score_failure
     if why is not None and why != "scorer_unavailable":
         return why
+    # worth 0, because a policy may cause it; a judge that cannot judge at all would make every reward equal
+    if why := next((why for why in result.earned.lacking.values() if why in ("judge_nonsense", "judge_refused")), None):
+        return why
     return None if result.unshaped in SCORER_LOST else result.unshaped
 
 

@@ -23,6 +23,7 @@ from sql_agent.model_address.signed_address import RolloutSampling, signed_prefi
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
+from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.tests.conftest import forget_own_files, llm_proxy
 
