@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 # A message in chat-completions form.
 Message = dict[str, Any]
@@ -19,6 +19,7 @@ Stop = Literal[
     "malformed",
     "max_turns",
     "max_tokens",
+    "max_sql_time",
     "timeout",
     "model_unavailable",
     "db_unavailable",
@@ -33,6 +34,7 @@ ENDS: dict[Stop, Literal["scored", "truncated", "lost"]] = {
     "malformed": "scored",
     "max_turns": "truncated",
     "max_tokens": "truncated",
+    "max_sql_time": "truncated",
     "timeout": "lost",
     "model_unavailable": "lost",
     "db_unavailable": "lost",
@@ -40,7 +42,8 @@ ENDS: dict[Stop, Literal["scored", "truncated", "lost"]] = {
     "environment_error": "lost",
 }
 
-# The outcome of an episode in the words of the original: AgentBench uses blanks, LifelongAgentBench underscores.
+# The outcome of an episode in the words of the original: AgentBench uses blanks, LifelongAgentBench underscores. The
+# last one is ours: the originals limit no more than one statement.
 Status = Literal[
     "running",
     "completed",
@@ -51,6 +54,7 @@ Status = Literal[
     "agent_validation_failed",
     "task_limit_reached",
     "task_environment_error",
+    "statement time used up",
 ]
 
 STOPS: dict[Status, Stop | None] = {
@@ -63,7 +67,19 @@ STOPS: dict[Status, Stop | None] = {
     "task error": "malformed",
     "task_environment_error": "malformed",
     "unknown": "malformed",
+    "statement time used up": "max_sql_time",
 }
+
+# The statements of a rollout take together at most so many times the limit of one. Deadlines nest (three tries of a
+# turn fit the rollout's, and a statement's fits a turn's), so this ends a rollout before its deadline, which loses it.
+STATEMENTS_TOGETHER = 3
+
+
+class Timed(Protocol):
+    """A database that counts what statements used (`engines.base.Database`)."""
+
+    statement_timeout_s: float
+    used_s: float
 
 
 class Episode(ABC):
@@ -91,6 +107,14 @@ class Episode(ABC):
     def stop(self) -> Stop | None:
         """None if the episode goes on."""
         return STOPS[self.status]
+
+    def _end_if_spent(self, database: Timed) -> None:
+        """End the episode, out of its limits, once its statements have taken as long as all of them may.
+
+        A policy that could make its statements last until the rollout's deadline would lose what it cannot solve.
+        """
+        if not self.done and database.used_s >= STATEMENTS_TOGETHER * database.statement_timeout_s:
+            self.status = "statement time used up"
 
     @abstractmethod
     def close(self) -> None: ...

@@ -117,7 +117,7 @@ class Reward:
     turn_terms: dict[str, list[float]] = field(default_factory=dict)
     """Contributions of each turn, weight included, for those terms that are sums over the turns."""
     lacking: dict[str, str] = field(default_factory=dict)
-    """Labels of the reward functions that gave no number, with the reason of each."""
+    """Labels of the reward functions that gave no number of their own, with the reason of each."""
     error: str | None = None
     """The traceback of the reward function that failed, or what it returned."""
 
@@ -142,7 +142,8 @@ class FunctionReward:
     value: float | None
     """A finite number; None: it gave no number."""
     reason: str = "rewarded"
-    """Why there is no number: `reward_none`, `reward_error`, `reward_deadline`, or a reason of `RewardUnavailable`."""
+    """Why the function gave no number: `reward_none`, `reward_error`, `reward_deadline`, or a reason of
+    `RewardUnavailable`. A number beside it stands in: `rollout.reward_on_error`, or 0 where an LLM cannot judge."""
     error: str | None = None
     """A traceback, or what is wrong with the returned value."""
     turns: list[float] | None = None

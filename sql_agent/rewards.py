@@ -54,6 +54,11 @@ REWARDS: dict[str, RewardPreset] = {
 
 # Reasons why a reward function gave no number that concern only the one rollout.
 OWN_LOSSES = frozenset({"reward_none", "reward_error", "reward_deadline"})
+# Said at the first of them.
+MASKED = (
+    "rollouts on which a reward function fails are masked, not punished, so a policy learns to write what it fails on; "
+    "return a number for every answer, or give failures one: rollout.reward_on_error=NUMBER"
+)
 
 
 def reward(
@@ -120,7 +125,7 @@ def summed_reward(
         return Reward(None, verdict.reason, verdict.parts)
     values = {name: _value(record, REWARDS[name]) for name in weights if name in REWARDS and judged}
     values |= {name: value for name in functions(weights) if (value := given[label(name)].value) is not None}
-    lacking = {name: said.reason for name, said in given.items() if said.value is None}
+    lacking = {name: said.reason for name, said in given.items() if said.reason != "rewarded"}
     parts = _verdict_parts(record) | {label(name): value for name, value in values.items()}
     for said in given.values():
         if said.value is None and said.reason in OWN_LOSSES:
@@ -169,7 +174,8 @@ def without_function(reward: Reward, name: str, why: str) -> Reward:
 
 def unavailable(reward: Reward) -> dict[str, str]:
     """The functions whose number is missing for a reason that concerns the whole group."""
-    return {name: why for name, why in reward.lacking.items() if why not in OWN_LOSSES}
+    missing = {name: why for name, why in reward.lacking.items() if name not in reward.terms}
+    return {name: why for name, why in missing.items() if why not in OWN_LOSSES}
 
 
 def without_score(reward: Reward, why: str) -> Reward:

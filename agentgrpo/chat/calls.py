@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgrpo.chat.messages import Message, ToolCall
-from agentgrpo.json_text import parse_json
+from agentgrpo.json_text import MAX_DEPTH, depth, parse_json, structure
 
 
 def tool(name: str, description: str, arguments: Mapping[str, str | dict[str, Any]]) -> dict[str, Any]:
@@ -39,6 +39,19 @@ def call(name: str, arguments: str | dict[str, Any], call_id: str = "call_0") ->
     """Arguments that are a text are used unchanged."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def arguments_of(written: Any) -> str:
+    """What a policy wrote as the arguments of a call, as a text; `{}` if its brackets are nested too deep.
+
+    openai-agents, chat templates and servers parse it in their turn, and each fails at another depth, with an error
+    that would look like one of the machine's. Without its arguments the call is malformed for all of them.
+    """
+    try:
+        text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False)
+    except RecursionError:
+        return "{}"
+    return "{}" if depth(structure(text.encode("utf-8", "replace"))) > MAX_DEPTH else text
 
 
 def calls(*tool_calls: dict[str, Any]) -> dict[str, Any]:

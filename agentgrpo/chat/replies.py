@@ -20,7 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, parse_response, qwen3_schema
 
-from agentgrpo.chat.calls import call
+from agentgrpo.chat.calls import arguments_of, call
 from agentgrpo.chat.template import (
     NOT_TRAINED,
     ChatTemplate,
@@ -131,7 +131,10 @@ class Conversation:
         text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] == self.eos_id else ids)
         found = self._calls(ids) if self._tools and ids else None
         said = [each["function"] for each in found or ()]
-        made = [call(each["name"], each.get("arguments", {}), f"call_{place}") for place, each in enumerate(said)]
+        made = [
+            call(each["name"], arguments_of(each.get("arguments", {})), f"call_{place}")
+            for place, each in enumerate(said)
+        ]
         return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
 
     def _calls(self, ids: list[int]) -> list[dict[str, Any]] | None:

@@ -24,6 +24,7 @@ MAX_ROWS = 10_000
 # Once the texts of a result exceed this length, its other rows are dropped.
 KEPT_CHARS = 4_000_000
 STATEMENT_TIMEOUT_S = 5.0
+STALLED = "a statement stood still: it used no CPU until the wall clock behind its limit passed; does the disk answer?"
 # The longest name of a table or column in MySQL.
 MAX_NAME_CHARS = 64
 # The longest value of a TEXT column in MySQL.
@@ -66,6 +67,10 @@ Snapshot = Mapping[str, TableState]
 
 
 class Database(AbstractContextManager["Database"], Protocol):
+    statement_timeout_s: float
+    used_s: float
+    """What the agent's statements have used so far, in the seconds that limit one (`Backend.open`)."""
+
     def run(self, sql: str) -> Result:
         """Run one statement as the agent; a bad statement gives `Result.error`.
 
@@ -109,7 +114,8 @@ class Backend(AbstractContextManager["Backend"], Protocol):
 
         Args:
             typed: make the columns with their declared types; False makes every column TEXT, as AgentBench does.
-            statement_timeout_s: wall-clock budget of one statement, in seconds.
+            statement_timeout_s: limit of one statement: CPU seconds of its thread where the engine is in this process,
+                on a server wall clock.
         Raises:
             TableError: a table cannot be made.
             BackendUnavailable: the server is gone.

@@ -96,6 +96,10 @@ class Token(Protocol):
 
 
 class Session(Protocol):
+    statement_timeout_s: float
+    used_s: float
+    """As a `Database`'s."""
+
     def run(self, sql: str) -> Result:
         """Run one statement; it reads the database's tables and changes nothing, or its error is in `Result.error`.
 
@@ -109,8 +113,6 @@ class Session(Protocol):
 
 @runtime_checkable
 class ChangingSession(Session, Protocol):
-    statement_timeout_s: float
-
     def changes(self) -> Changes: ...
 
 
@@ -156,7 +158,7 @@ class Databases(ABC):
         """Open the database for one episode, or for a judge.
 
         Args:
-            statement_timeout_s: wall-clock budget of one statement, in seconds.
+            statement_timeout_s: limit of one statement (`base.Backend.open`).
         Raises:
             BackendUnavailable: it cannot be opened.
         """

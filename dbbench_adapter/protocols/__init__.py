@@ -76,7 +76,7 @@ def open_episode(
 
     Args:
         max_rounds: None takes the protocol's own limit.
-        statement_timeout_s: wall-clock budget of one statement, in seconds.
+        statement_timeout_s: limit of one statement (`Backend.open`).
     Raises:
         TableError, BackendUnavailable: see `DatabaseEpisode`.
     """

@@ -30,7 +30,8 @@ class DatabaseEpisode(Episode):
 
     Args:
         max_rounds: the number of replies or actions of the model; the protocol says which of them count.
-        statement_timeout_s: wall-clock budget of one statement, in seconds.
+        statement_timeout_s: limit of one statement (`Backend.open`); all together may take `STATEMENTS_TOGETHER` times
+            as long.
     Raises:
         TableError: a table of the task cannot be made, and the protocol does not go on without it.
         BackendUnavailable: the database server is gone; `answer` and `judge` raise it too.
@@ -122,6 +123,11 @@ class DatabaseEpisode(Episode):
         self._tables = ()
         return self._open()
 
+    def _execute(self, statement: str) -> Result:
+        result = self._database.run(statement)
+        self._end_if_spent(self._database)
+        return result
+
     def _commit_work(self, sql: str) -> None:
         # Commit as the originals' drivers do after each statement. A commit costs a round trip, so it starts with the
         # first statement that has a word which may open a transaction.
@@ -167,7 +173,7 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
     return tuple(converted(table) for table in task.tables)
 
 
-def format_result(result: Result, limit: int | None = SHOWN_CHARS) -> str:
+def format_result(result: Result, limit: int = SHOWN_CHARS) -> str:
     """A result as the model reads it: the driver's row list, `[]` without rows, or the error.
 
     Args:
@@ -175,7 +181,7 @@ def format_result(result: Result, limit: int | None = SHOWN_CHARS) -> str:
     """
     text = result.error if result.error is not None else str(list(result.rows or ()))
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair would break the next request
-    return text if limit is None or len(text) <= limit else text[:limit] + TRUNCATED
+    return text if len(text) <= limit else text[:limit] + TRUNCATED
 
 
 def fenced_sql(reply: str) -> str | None:

@@ -77,13 +77,13 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         if name not in ("execute_sql", "commit_final_answer"):
             raise MalformedCallError(f"unknown tool {name!r}; call execute_sql or commit_final_answer")
         argument = next(iter(values.values()), _NOTHING) if isinstance(values, dict) else _NOTHING
-        return self._execute(argument) if name == "execute_sql" else self._commit(argument)
+        return self._answer_query(argument) if name == "execute_sql" else self._commit(argument)
 
     def without_call(self, reply: str) -> list[Message]:
         """Ask for a call."""
         return user_messages([ASK_FOR_A_CALL])
 
-    def _execute(self, query: Any) -> str:
+    def _answer_query(self, query: Any) -> str:
         if not query:  # the driver answers an empty statement like this
             return format_result(Result())
         if not isinstance(query, str):
@@ -97,8 +97,8 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         statements = split_statements(query) or [query]
         results: list[Result] = []
         for statement in statements:
-            results.append(self._database.run(statement))
-            if results[-1].error is not None:
+            results.append(self._execute(statement))
+            if results[-1].error is not None or self.done:
                 break
         if len(statements) > 1:
             self._database.new_session()  # the driver loses its connection over results that nobody fetched

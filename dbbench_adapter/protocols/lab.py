@@ -1,7 +1,8 @@
 """Implements LifelongAgentBench's protocol: the text protocol's patterns read more freely, three rounds, whole results.
 
 It keeps from the original: the order of messages, the patterns, the round limit that counts every reply, statements
-split at every semicolon, a fresh session per reply, results that are never cut. The rules say the same in other words.
+split at every semicolon, a fresh session per reply, results that are cut only where no model could read them. The rules
+say the same in other words.
 Cells with semicolons or backslashes break or change on their way into the original's tables; this is left out, since
 its data hold none. Source: LifelongAgentBench `src/tasks/instance/db_bench/task.py` and `container.py`.
 """
@@ -16,6 +17,9 @@ from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_an
 from dbbench_adapter.protocols.text import HOW_TO_ACT
 
 MAX_ROUNDS = 3
+# The original never cuts a result (the longest of a reference has 1,583 characters). No context holds more than this,
+# so the reply after it ends the rollout either way, and a few tokens of the policy's cannot fill the memory of others.
+MAX_SHOWN_CHARS = 1_000_000
 
 RULES = f"""\
 {HOW_TO_ACT}MySQL's raw response: a list of rows such as [('a', 1), ('b', 2)] for a SELECT, [] for a change.
@@ -55,17 +59,17 @@ class LabEpisode(DatabaseEpisode):
             return []
         self.sql_run.append(content)
         observation = user_messages([self._run(content)])
-        if self.replies_used == self.max_rounds:
+        if not self.done and self.replies_used == self.max_rounds:
             self.status = "task_limit_reached" if self._readable() else "task_environment_error"
         return observation
 
     def _run(self, sql: str) -> str:
         text = ""
         for statement in filter(None, map(str.strip, sql.split(";"))):
-            result = self._database.run(statement)
-            text = format_result(result, limit=None)
+            result = self._execute(statement)
+            text = format_result(result, MAX_SHOWN_CHARS)
             self._commit_work(statement)
-            if result.error is not None:
+            if result.error is not None or self.done:
                 break
         self._database.new_session()
         return text

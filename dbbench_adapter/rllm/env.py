@@ -57,7 +57,7 @@ class DBBenchEnv(BaseEnv):
         protocol: `lab` or `text`.
         judge: a name of `JUDGES`.
         max_rounds: the number of replies that the model may give.
-        statement_timeout_s: wall-clock budget of one statement, in seconds.
+        statement_timeout_s: limit of one statement (`Backend.open`).
     Raises:
         ValueError: the protocol is another one.
     """

@@ -20,6 +20,7 @@ from dbbench_adapter.dialect.functions import AGGREGATES, FUNCTIONS, values
 from dbbench_adapter.dialect.functions.patterns import like
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
 from dbbench_adapter.dialect.limits import blows_up
+from dbbench_adapter.engines.base import BackendUnavailable
 from dbbench_adapter.engines.sqlite import sandbox as sqlite_sandbox
 from dbbench_adapter.engines.sqlite.sandbox import Guard, allows
 
@@ -211,7 +212,7 @@ def test_an_answer_that_comes_too_late_is_none(sqlite):
         assert database.run("CREATE TABLE h (c LONGTEXT)").error is None
         for text in texts:
             assert database.run(f"INSERT INTO h VALUES ({text})").error is None
-        database._timeout_s = 0.05
+        database.statement_timeout_s = 0.05
         result = database.run("SELECT COUNT(DISTINCT c) FROM h")
         assert result.rows == ((90,),) or result.error.startswith("3024")
 
@@ -221,6 +222,37 @@ def test_a_statement_that_ends_late_leaves_the_next_one_its_whole_time(sqlite):
         for _ in range(5):
             assert database.run("SELECT COUNT(*) FROM t a, t b, t c, t d, t e, t f").error.startswith("3024")
             assert database.run("SELECT COUNT(*) FROM t a, t b").rows == ((900,),)  # 30 x 30
+
+
+def waits(database, seconds):
+    """A statement that waits for the machine in each of its first three rows."""
+    database._connection.create_function("upper", 1, lambda text: time.sleep(seconds) or text)
+    database._functions_left -= {"upper"}
+    return database.run("SELECT UPPER(a) FROM t LIMIT 3")
+
+
+def test_a_statement_that_waits_for_a_busy_machine_loses_none_of_its_seconds(sqlite):
+    """With eight processes a core a nested query was "too complex", since a second of wall clock had passed."""
+    with sqlite.open([T], typed=True, statement_timeout_s=0.1) as database:
+        result = waits(database, 0.2)
+        assert (result.error, len(result.rows), database.used_s < 0.1) == (None, 3, True)
+
+
+def test_a_statement_that_stands_still_is_the_machines_fault(sqlite, monkeypatch):
+    monkeypatch.setattr("dbbench_adapter.clock.WALL_RATIO", 1)
+    monkeypatch.setattr(sqlite_sandbox, "WALL_RATIO", 1)
+    with (
+        sqlite.open([T], typed=True, statement_timeout_s=0.1) as database,
+        pytest.raises(BackendUnavailable, match="stood still"),
+    ):
+        waits(database, 0.3)
+
+
+def test_the_statements_of_an_episode_are_counted_in_cpu_seconds(sqlite):
+    with sqlite.open([T], typed=True, statement_timeout_s=0.3) as database:
+        for _ in range(2):
+            database.run("SELECT COUNT(*) FROM t a, t b, t c, t d, t e, t f")
+        assert 0.6 <= database.used_s < 1.0
 
 
 def test_the_guard_counts_steps():

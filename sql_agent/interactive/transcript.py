@@ -103,6 +103,7 @@ class Transcript:
         return {
             "max_turns": "no answer: out of replies",
             "max_tokens": "the conversation is as long as the model or its protocol can read; :new begins another",
+            "max_sql_time": "no answer: its statements took too long together",
             "malformed": "the reply has no form that the protocol can read",
             "db_unavailable": f"the database is gone: {answered.record.error}; :new opens another",
             "environment_error": f"the environment failed: {answered.record.error}",

@@ -55,7 +55,9 @@ class MedicalEpisode(CallingEpisode):
         sql = values.get("sql") if isinstance(values, dict) else None
         if not isinstance(sql, str) or not sql.strip():
             raise MalformedCallError(f'{TOOL_NAME} takes {{"sql": "..."}}')
-        return format_result(self._database.run(sql))
+        result = self._database.run(sql)
+        self._end_if_spent(self._database)
+        return format_result(result)
 
     def close(self) -> None:
         self._database.close()

@@ -7,12 +7,10 @@ larger could not be answered anyway.
 
 from __future__ import annotations
 
-import itertools
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from agentgrpo.json_text import parse_json
+from agentgrpo.json_text import MAX_DEPTH, depth, parse_json, structure
 from sql_agent.model_servers.refusals import TOO_LARGE
 
 # Variable with the context length of a model server, for its guard.
@@ -25,14 +23,6 @@ VALUES_PER_TOKEN = 4
 MAX_PARTS = 8192
 # A model server looks for each stop text after each token; OpenAI takes four.
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
-# Brackets in one another. Schemas of tools have about 10; the arguments of a call are a text, whose brackets do not
-# count.
-MAX_DEPTH = 64
-_TEXT = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
-_NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
-_STEP = [0] * 256
-for _open, _closed in (b"[]", b"{}"):
-    _STEP[_open], _STEP[_closed] = 1, -1
 
 
 class RequestTooLargeError(ValueError):
@@ -65,11 +55,11 @@ class RequestLimits:
         """
         if len(body) > self.body_bytes:
             raise self.too_long(len(body))
-        structure = _TEXT.sub(b"", body).translate(None, _NO_STRUCTURE)
-        values = structure.count(b",") + structure.count(b"[") + structure.count(b"{")
+        found = structure(body)
+        values = found.count(b",") + found.count(b"[") + found.count(b"{")
         if values > self.values:
             raise _too_large(f"{values:,} commas and opening brackets", f"{self.values:,}", self.context_tokens)
-        if max(itertools.accumulate(map(_STEP.__getitem__, structure)), default=0) > MAX_DEPTH:
+        if depth(found) > MAX_DEPTH:  # the arguments of a call are a text, whose brackets do not count
             raise RequestTooLargeError(f"the brackets of this call are nested more than {MAX_DEPTH} deep")
         return parse_json(body.decode())  # not as UTF-16, whose bytes were not counted right
 

@@ -18,8 +18,7 @@ REFUSED = (400, 422)
 _FAILED = (*REFUSED, 424, 500)
 # OpenAI's code of the error for a conversation that is longer than the model's context.
 CONTEXT_FULL = "context_length_exceeded"
-# Code of the error of our own servers for a request that they do not read (`model_address.request_limits`), and the
-# reason under which its rollout is lost.
+# Code of the error of our own servers for a request that they do not read (`model_address.request_limits`).
 TOO_LARGE = "request_too_large"
 # Code of our error for a tool call that the model wrote and its server could not parse.
 UNREAD_CALL = "unreadable_tool_call"

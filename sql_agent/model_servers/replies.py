@@ -16,6 +16,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from agentgrpo.chat.calls import arguments_of
 from agentgrpo.json_text import parse_json
 
 Json = dict[str, Any]
@@ -159,7 +160,7 @@ def _call(call: Any, where: str) -> Json:
     arguments = next((function[n] for n in ("arguments", "input", "parameters") if function.get(n) is not None), {})
     own = {"id", "index", "type", "function", "custom", *(function if function is written else ())}
     rest = {name: value for name, value in written.items() if name not in own}
-    named = {"name": function["name"], "arguments": _as_text(arguments)}
+    named = {"name": function["name"], "arguments": arguments_of(arguments)}
     return {"id": str(written.get("id", "") or ""), "type": "function", "function": named, **rest}
 
 

@@ -80,10 +80,9 @@ async def play(
     Returns:
         The record. Its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` if the agent gives
         none and others do. For a lost rollout it is None with another reason: `rollout_deadline`, `model_unavailable`
-        (a call of the policy failed, and no retry succeeded), `request_too_large` (a call could not fit the context),
-        `agent_error` (the agent raised; the traceback is the record's error), `no_call` (it never called the policy),
-        `no_reply` (its first call was refused), `reward_error` (its reward is not a finite number), `no_reward`
-        (nothing gives a reward).
+        (a call of the policy failed, and no retry succeeded), `agent_error` (the agent raised; the traceback is the
+        record's error), `no_call` (it never called the policy), `no_reply` (its first call was refused), `reward_error`
+        (its reward is not a finite number), `no_reward` (nothing gives a reward).
     """
     started = time.perf_counter()
     passed, ended = asyncio.Timeout(None), False
@@ -178,10 +177,8 @@ def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
         if not isinstance(cause, APIError) or not str(cause.request.url).startswith(policy.base_url):
             continue
-        if cause.code == CONTEXT_FULL:
-            return AgentEnd(stop_reason="max_tokens", error=str(cause)), None  # the policy filled its context
-        if cause.code == TOO_LARGE:
-            return AgentEnd(error=_traceback(cause)), ("environment_error", TOO_LARGE)
+        if cause.code in (CONTEXT_FULL, TOO_LARGE):  # the policy filled its context, or could not have been read
+            return AgentEnd(stop_reason="max_tokens", error=str(cause)), None
         if isinstance(cause, APIStatusError) and cause.status_code in REFUSED:
             # the policy's own text is refused when it is sent back
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None

@@ -38,7 +38,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from sql_agent.datatypes import ROW_END, RolloutRecord
-from sql_agent.environments.base import EnvironmentTask, EpisodeLostError, World
+from sql_agent.environments.base import EnvironmentTask, World
 from sql_agent.model_address.held_calls import LONGEST_HOLD_S, HeldS, deadline
 from sql_agent.model_servers.ask import ChatClient, failure_text
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
@@ -142,8 +142,11 @@ class _Served(Play):
         if not self.environment.tools:
             reply.tool_calls = None  # no tools were offered
         self.record_reply(_assistant_message(reply), cut=completion.choices[0].finish_reason == "length")
-        # the Runner cannot handle an empty reply and raises on a refusal; here both are replies without a call
+        # the Runner cannot handle an empty reply and raises on a refusal, or on what a provider's filter withheld; here
+        # these are replies without a call
         reply.content, reply.refusal = reply.content or "", None
+        if completion.choices[0].finish_reason == "content_filter":
+            completion.choices[0].finish_reason = "stop"
 
     async def answer(self) -> None:
         """Let the episode answer the last reply, in the reply's order; the Runner's would put unknown tools last."""
@@ -160,20 +163,16 @@ class _Served(Play):
     def fail(self, failure: Exception) -> None:
         """End the rollout for a failed request: by the policy's fault, or lost by the endpoint's.
 
-        The policy's are a full context, malformed calls in it (a chat template may fail on arguments that are not an
+        The policy's are a full context, or a request that could not fit any (our servers do not read it: its own calls
+        made the results so long), malformed calls in it (a chat template may fail on arguments that are not an
         object), a call that the endpoint could not parse, and half a surrogate pair, which no UTF-8 can hold.
-
-        Raises:
-            EpisodeLostError: what the environment's tools returned is more than our servers read.
         """
         self.error = failure_text(failure)
         refused = isinstance(failure, APIStatusError) and failure.status_code in REFUSED
         code = failure.code if isinstance(failure, APIError) else None
         if isinstance(failure, UnicodeEncodeError):  # without a reply the task's own text holds it
             self.stop = "malformed" if self.num_turns else "environment_error"
-        elif refused and code == TOO_LARGE:
-            raise EpisodeLostError(TOO_LARGE, str(failure))
-        elif refused and code == CONTEXT_FULL:
+        elif refused and code in (CONTEXT_FULL, TOO_LARGE):
             self.stop = "max_tokens"
         elif refused and (code == UNREAD_CALL or self.malformed_calls):
             self.stop = "malformed"

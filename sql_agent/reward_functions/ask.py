@@ -17,14 +17,26 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 from sql_agent.datatypes import FunctionReward
-from sql_agent.reward_functions.datatypes import Function, LoadedReward, RewardRecord, RewardUnavailable
+from sql_agent.reward_functions.datatypes import (
+    Function,
+    LoadedReward,
+    RewardRecord,
+    RewardUnavailable,
+    UnscorableError,
+)
+from sql_agent.rewards import MASKED
 
 logger = logging.getLogger(__name__)
 
+# What a function raises over the value of an answer. A service that is away raises others, most often an OSError.
+_OF_VALUES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError),
+)
 # Only the last characters of a longer traceback are kept.
 TRACEBACK_CHARS = 4_000
 
@@ -52,7 +64,14 @@ class RewardFunctions:
         deadline = asyncio.timeout(function.timeout_s)
         try:
             async with deadline:
-                return number(function.label, await self._call(function.call, record), record.num_turns)
+                given = number(function.label, await self._call(function.call, record), record.num_turns)
+            if given.reason != "reward_error":
+                return given
+            self._log(f"{function.label} failed: no number", str(given.error), function.on_error)
+            return replace(given, value=function.on_error)
+        except UnscorableError as error:
+            logger.warning("%s cannot score task %s: %s", function.label, record.task.get("id"), error)
+            return FunctionReward(0.0, error.reason, str(error))
         except RewardUnavailable as error:
             logger.warning("reward %s is unavailable: %s", function.label, error)
             return FunctionReward(None, error.reason, str(error))
@@ -95,14 +114,18 @@ class RewardFunctions:
             trace = trace.tb_next  # leaves out our own frames
         what = "".join(traceback.format_exception(type(error), error, trace))[-TRACEBACK_CHARS:]
         at = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(trace)[-1:]]
-        kind = f"{function.label} failed: " + " at ".join([type(error).__name__, *at])
+        value = function.on_error if isinstance(error, _OF_VALUES) and not isinstance(error, OSError) else None
+        self._log(f"{function.label} failed: " + " at ".join([type(error).__name__, *at]), what, value)
+        return FunctionReward(value, "reward_error", what)
+
+    def _log(self, kind: str, what: str, value: float | None) -> None:
         self._failures[kind] += 1
         times = self._failures[kind]
         if times == 1:
-            logger.error("reward %s\n%s", kind, what)
+            masked = f"{MASKED}\n" if value is None and self._failures.total() == 1 else ""
+            logger.error("reward %s\n%s%s", kind, masked, what)
         elif str(times).strip("0") == "1":  # 10, 100, ...; a fault in the function comes once for each rollout
             logger.error("reward %s, %d times so far", kind, times)
-        return FunctionReward(None, "reward_error", what)
 
 
 def number(label: str, value: Any, num_turns: int) -> FunctionReward:

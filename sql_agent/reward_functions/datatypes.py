@@ -112,6 +112,11 @@ class RewardUnavailable(Exception):
         self.reason = reason
 
 
+class UnscorableError(RewardUnavailable):
+    """What the policy wrote keeps an LLM from judging it; it is worth 0, the least, or policies would learn to write
+    it."""
+
+
 # One number for the rollout, or one for each of its `num_turns` turns.
 RewardValue = float | int | Sequence[float] | None
 Function = Callable[[RewardRecord], RewardValue | Awaitable[RewardValue]]
@@ -126,3 +131,5 @@ class LoadedReward:
     sha256: str
     """The hash of that file when it was read."""
     timeout_s: float = 30.0
+    on_error: float | None = None
+    """`rollout.reward_on_error`"""

@@ -2,7 +2,8 @@
 
 It is a reward function on the public interface. Scores are cached by content in the run's folder, so the judge is not
 asked about the same conversation twice, even after a resume. The number of calls of a run and the calls in flight are
-limited over all its processes. Every failure is a `RewardUnavailable`, never a number. A judge costs at most
+limited over all its processes. A failure is a `RewardUnavailable`, and one that the conversation causes is worth 0. A
+judge costs at most
 `judge.max_calls` times `judge.max_chars` and `judge.max_tokens`.
 """
 
@@ -27,7 +28,7 @@ import aiohttp
 from agentgrpo.durations import pause_s, retry_after_s
 from agentgrpo.json_text import parse_json
 from sql_agent.model_servers.replies import ReplyError, read_reply
-from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable
+from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable, UnscorableError
 from sql_agent.settings.groups import JudgeConfig
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,9 @@ class LlmJudge:
 
         Raises:
             RewardUnavailable: there is no score; the reason is `judge_unavailable` (not in time), `judge_refused` (the
-            answer is not a reply), `judge_nonsense` (the reply is not a score) or `judge_budget` (no call is left).
+            answer is not a reply) or `judge_budget` (no call is left).
+            UnscorableError: the server refuses this conversation (`judge_refused`), or the reply to it is not a score
+            (`judge_nonsense`).
         """
         body = self._request(record)
         key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -121,8 +124,9 @@ class LlmJudge:
             said = said.replace(secret, "***")  # some servers repeat the key
         if status in (408, 429) or status >= 500:
             raise _TryAgainError(f"{status} {said[:200]}", after_s)
-        if status != 200:
-            raise RewardUnavailable("judge_refused", f"{self._address} answered {status}: {said[:300]}")
+        if status != 200:  # `check_judge` has seen that it takes another conversation, with the same key and model
+            kind = UnscorableError if status in (400, 413, 422) else RewardUnavailable
+            raise kind("judge_refused", f"{self._address} answered {status}: {said[:300]}")
         try:
             return read_reply(said)["choices"][0]["message"]["content"] or ""
         except ReplyError as error:
@@ -209,14 +213,14 @@ def judge_function(cfg: JudgeConfig, run_dir: Path) -> LoadedReward:
 
 
 def read_score(reply: str) -> float:
-    """Raises RewardUnavailable: the reply is not a JSON object whose `score` is a number from 0 to 1."""
+    """Raises UnscorableError: the reply is not a JSON object whose `score` is a number from 0 to 1."""
     try:
         said = parse_json(reply)
     except ValueError:
         said = None
     score = said.get("score") if isinstance(said, dict) else None
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0.0 <= score <= 1.0:
-        raise RewardUnavailable(
+        raise UnscorableError(
             "judge_nonsense", f'the judge replied {reply[:200]!r}, expected {{"score": NUMBER}} with 0 <= NUMBER <= 1'
         )
     return float(score)

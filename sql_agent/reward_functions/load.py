@@ -5,6 +5,7 @@ the file, the line if there is one, and what to do.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def load_functions(rollout: RolloutConfig, judge: JudgeConfig, run_dir: Path) ->
         ValueError: a function cannot be imported, or does not take one argument; the judge's rubric cannot be read.
     """
     return [
-        judge_function(judge, run_dir) if name == JUDGE else load_function(name, rollout.reward_timeout_s)
+        judge_function(judge, run_dir)
+        if name == JUDGE
+        else replace(load_function(name, rollout.reward_timeout_s), on_error=rollout.reward_on_error)
         for name in functions(rollout.weights)
     ]
 

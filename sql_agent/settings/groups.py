@@ -68,7 +68,8 @@ class AgentConfig(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """1 samples from all tokens, the only value that can be trained on: the update's log-probs are those of all."""
     statement_timeout_s: float = Field(default=5.0, gt=0)
-    """Wall clock of one SQL statement, in seconds."""
+    """Limit of one SQL statement, in CPU seconds, on a server in seconds of wall clock. All statements of a rollout may
+    take three times as long together; then it ends as `max_sql_time`."""
     turn_timeout_s: float = Field(default=90.0, gt=0)
     """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
     rollout_timeout_s: float = Field(default=300.0, gt=0)

@@ -235,6 +235,9 @@ class RewardSettings(Settings):
     your own environment gives is the preset's. None: the command's own values by outcome."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
     """How long one call of a reward function may take; the episode is lost under reward_deadline then."""
+    reward_on_error: float | None = None
+    """Number of an episode on which a reward function raises an error of values (ValueError, KeyError, ...) or returns
+    none; give one that is no better than a wrong answer's. None: the episode is lost under reward_error."""
     max_lost_fraction: float = Field(default=1.0, ge=0, le=1)
     """A batch that loses a larger share of its episodes stops the run with the most frequent reason; 1: only three
     batches in a row without any verdict stop it."""
@@ -264,6 +267,7 @@ class RewardSettings(Settings):
         return RolloutConfig(
             reward=self.reward or "agentbench",
             reward_timeout_s=self.reward_timeout_s,
+            reward_on_error=self.reward_on_error,
             redraws=0,
             max_lost_fraction=self.max_lost_fraction,
         )

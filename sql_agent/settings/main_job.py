@@ -54,6 +54,9 @@ class RolloutConfig(Settings):
     {agentbench: 1, FILE.py:NAME: 0.2}."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
     """How long one call of a reward function may take; the rollout is lost under `reward_deadline` then."""
+    reward_on_error: float | None = None
+    """Number of a rollout on which a reward function raises an error of values (ValueError, KeyError, ...) or returns
+    none; give one that is no better than a wrong answer's. None: the rollout is lost under `reward_error`."""
     train_agents: Annotated[tuple[str, ...], FlagName("train-agents")] = ()
     """Agents of an agent of your own (`env.agent`) whose turns are trained, by name; empty trains all. What the others
     say is sampled from the policy too, and masked."""

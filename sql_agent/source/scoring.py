@@ -11,12 +11,12 @@ import logging
 import os
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from agentgrpo.chat.conversations import RowError, legal, read_conversation
-from agentgrpo.chat.messages import Message
+from agentgrpo.chat.messages import FunctionCall, Message
 from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
 from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
@@ -29,6 +29,9 @@ from sql_agent.source.datatypes import Rollout
 
 logger = logging.getLogger(__name__)
 
+MAX_MESSAGES, MAX_CHARS = 512, 250_000
+"""Longest conversation that is sent. The service takes as many messages, and 1 MiB, in which a character may be four
+bytes."""
 MAX_ATTEMPTS = 1_000
 """Tries for one score; in practice `reward_model.timeout_s` ends them."""
 
@@ -63,7 +66,7 @@ class RolloutScorer:
         except ScorerUnavailableError as error:
             logger.warning("task %s has no score: %s", record.task_id, error)
             return ScorerResult(None, "scorer_unavailable")
-        except (ScorerRefusedError, RowError) as error:
+        except (ScorerRefusedError, RowError) as error:  # an agent of the user's own may send what has no score
             logger.warning("the reward model refused task %s: %s", record.task_id, error)
             return ScorerResult(None, "scorer_refused")
         return ScorerResult(score.value, truncated=score.truncated)
@@ -80,12 +83,50 @@ class RolloutScorer:
 def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
     """Return a rollout's messages up to the policy's last one, in the form of `reward_model.pairs_from_rollouts`.
 
+    A service takes whatever a policy can write: a refusal would cost the group its scores, and be learnt. So a call
+    has a name and an object as its arguments, only the first message is a system's, a result without its call is left
+    out, and of a conversation that is longer than a service reads the oldest turns go, which it would cut itself.
+
     Raises:
-        RowError: the reward model does not know a message's form, for example a call without a name.
+        RowError: the reward model does not know a message's form, for example an image that an agent has sent.
     """
-    said = legal(read_conversation(list(messages), "messages", Counter()), "messages")
+    said = legal(read_conversation(list(_scorable(messages)), "messages", Counter()), "messages")
     spoken = (k for k, m in enumerate(said) if m.role == "assistant" and (m.content.strip() or m.tool_calls))
-    return said[: max(spoken, default=-1) + 1]
+    return _newest(said[: max(spoken, default=-1) + 1])
+
+
+def _scorable(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    open_calls: list[Any] = []
+    for number, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            open_calls = [call.get("id") for call in calls]
+            message = {**message, "tool_calls": [{**call, "function": _named(call["function"])} for call in calls]}
+        elif message.get("role") == "tool":
+            answered = next((each for each in open_calls if not each or message.get("tool_call_id") in (None, each)), 0)
+            if answered == 0:
+                continue
+            open_calls.remove(answered)
+        yield {**message, "role": "user"} if message.get("role") == "system" and number > 0 else message
+
+
+def _named(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = FunctionCall(name="-", arguments=function.get("arguments") or "{}").as_object
+    known = function if isinstance(arguments, dict) else {**function, "arguments": {"arguments": arguments}}
+    return {**known, "name": function.get("name") or "unnamed"}
+
+
+def _newest(said: list[Message]) -> list[Message]:
+    """The first prompt and the newest turns that a scoring service reads, each with its results."""
+    turns = [k for k, message in enumerate(said) if message.role == "assistant"]
+    sizes = [len(message.model_dump_json()) for message in said]
+    prompt = turns[0] if turns else len(said)
+    left_chars, left = MAX_CHARS - sum(sizes[:prompt]), MAX_MESSAGES - prompt
+    begin = len(said)
+    for start in reversed(turns):
+        if begin < len(said) and (sum(sizes[start:]) > left_chars or len(said) - start > left):
+            break
+        begin = start
+    return [*said[:prompt], *said[begin:]]
 
 
 def start_command(url: str) -> str:

@@ -59,7 +59,6 @@ _LOST_ADVICE = {
     "no_call": "Your agent never asked the policy: give its client the address that it gets, llm.endpoint.",
     "no_trained_agent": "No turn was one of rollout.train_agents. The names come from openai-agents' tracing, which "
     "must not be disabled then (doc/own_agent.md).",
-    "request_too_large": "What the agent or its tools put into one call cannot fit the context; cut what tools return.",
     "no_reward": "Nothing rewards the rollouts: return a number, or give a function, --reward FILE.py:NAME.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model ({reward_model_url}) did not answer; {logs} say how.",
@@ -130,6 +129,9 @@ def last_line(error: str) -> str:
 def _refused(result: Rollout) -> str | None:
     why = result.score_failure
     if why is not None and why != "scorer_unavailable":
+        return why
+    # worth 0, because a policy may cause it; a judge that cannot judge at all would make every reward equal
+    if why := next((why for why in result.earned.lacking.values() if why in ("judge_nonsense", "judge_refused")), None):
         return why
     return None if result.unshaped in SCORER_LOST else result.unshaped
 

@@ -17,6 +17,7 @@ import psutil
 from agentgrpo.durations import in_words
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import earlier_steps
+from sql_agent.rewards import MASKED
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.metrics import WINDOW
 from sql_agent.startup.progress import Progress
@@ -114,6 +115,7 @@ class Console:
 ALARMS = {
     "reward_model/alarm": f"over the last {WINDOW} steps the reward model's score rose while correctness fell; the "
     "policy learns to please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them",
+    "rollout/lost/reward_error": f"{MASKED}. trajectories/ has the tracebacks (`reward_error`)",
     "engine/alarm": "sampler and trainer give the sampled tokens different probabilities, so the policy is trained on "
     "samples that are not its own. Compare engine/kl_k3 over the steps: it grows if weights do not reach the sampler, "
     "and stays constant if the sampler's dtype or template differs",

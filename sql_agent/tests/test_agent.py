@@ -263,8 +263,11 @@ async def test_calls_after_a_commit_in_the_same_reply_are_ignored(play):
     assert "late" not in [message.get("tool_call_id") for message in record.messages]
 
 
-async def test_unparsable_arguments_are_answered_and_the_rollout_goes_on(play):
-    record = await play(calls(call("execute_sql", '{"query": ', "broken")), calls(commit("Pear")))
+@pytest.mark.parametrize("depth", [None, 65, 500, 990, 100_000])
+async def test_arguments_that_nobody_can_read_are_answered_and_the_rollout_goes_on(play, depth):
+    """500 brackets were a RecursionError of openai-agents, which lost the rollout; vLLM's parser takes 990."""
+    arguments = '{"query": ' if depth is None else '{"query": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+    record = await play(calls(call("execute_sql", arguments, "broken")), calls(commit("Pear")))
     assert (record.stop_reason, record.score.value, record.malformed_calls) == ("answered", 1.0, 1)
     assert record.messages[3]["tool_call_id"] == "broken"
 
@@ -287,7 +290,12 @@ async def test_a_lone_unknown_tool_does_not_end_the_rollout(play):
     assert (record.stop_reason, record.num_turns, record.malformed_calls) == ("answered", 2, 1)
 
 
-@pytest.mark.parametrize("reply", [say("It is Pear."), say(""), say(None)], ids=["text", "empty", "null"])
+WITHHELD = {"role": "assistant", "content": None, "finish_reason": "content_filter"}
+
+
+@pytest.mark.parametrize(
+    "reply", [say("It is Pear."), say(""), say(None), WITHHELD], ids=["text", "empty", "null", "withheld_by_a_filter"]
+)
 async def test_a_reply_without_a_call_is_asked_for_one(play, reply):
     record = await play(reply, calls(commit("Pear")))
     assert (record.stop_reason, record.num_turns, record.malformed_calls) == ("answered", 2, 0)

@@ -16,11 +16,18 @@ from agentgrpo.checks import require
 from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
+from sql_agent.datatypes import Reward
 from sql_agent.reward_functions import RewardRecord, RewardUnavailable
 from sql_agent.reward_functions import judge as judge_module
+from sql_agent.reward_functions.ask import RewardFunctions
+from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.judge import FORM, LlmJudge, judge_function, read_score
+from sql_agent.rewards import NO_JUDGE, summed_reward
 from sql_agent.settings.groups import JudgeConfig
 from sql_agent.settings.load import load_config
+from sql_agent.source.datatypes import Rollout
+from sql_agent.source.dynamic_sampling import level_rewards
+from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of
@@ -155,6 +162,22 @@ async def test_a_judge_without_a_score_is_unavailable_under_its_own_reason(tmp_p
         given, what = await failure(judge(url, tmp_path)(record()))
     assert (given, len(server.bodies)) == (reason, calls)
     assert words in what
+
+
+@pytest.mark.parametrize("answer", [PlainTextResponse("content filter", 400), "I will not judge this."])
+async def test_what_a_policy_writes_to_keep_a_judge_from_judging_is_worth_0_and_counts_as_lost(tmp_path, answer):
+    """It lost the whole group of a run whose only reward is the judge."""
+    with Judging(answer).serve() as url:
+        functions = RewardFunctions([LoadedReward("judge", judge(url, tmp_path), None, "")], threads=1)
+        given = await functions.ask(record())
+    rollout = Rollout("g", {}, played=make_record(Score(None, NO_JUDGE)))
+    rollout.earn(summed_reward(rollout.record, {"judge": 1.0}, given))
+    neighbour = Rollout("g", {}, played=rollout.record)
+    neighbour.earn(Reward(0.5, NO_JUDGE, {"judge": 0.5}, {"judge": 0.5}))
+    level_rewards([rollout, neighbour])
+    assert (rollout.reward, neighbour.reward) == (0.0, 0.5)
+    with pytest.raises(TooManyLostError, match=r"1 of 1 rollouts were lost or refused a score.*'judge_"):
+        check_lost([rollout], 0.5)
 
 
 async def test_a_judge_that_is_gone_or_late_is_unavailable(tmp_path):

@@ -76,6 +76,15 @@ def test_a_call_nested_too_deep_to_read_is_text(tokenizer):
     assert "tool_calls" not in reply
 
 
+def test_arguments_nested_too_deep_for_a_template_are_left_out(tokenizer):
+    """A template that fails on them ended a local run."""
+    nested = '<tool_call>{"name": "a", "arguments": {"b": ' + "[" * 900 + "]" * 900 + "}}</tool_call><|im_end|>"
+    conversation = Conversation(tokenizer, fc.TOOLS)
+    reply = conversation.read_reply(tokenizer.encode(nested, add_special_tokens=False))
+    assert reply["tool_calls"] == [call("a")]
+    conversation.after_reply([{"role": "user", "content": "q"}], reply, [{"role": "tool", "content": "Error."}])
+
+
 def test_a_tokenizer_that_names_no_end_is_named(tokenizer):
     tokenizer.eos_token = None
     with pytest.raises(ChatTemplateError, match="has no eos_token"):

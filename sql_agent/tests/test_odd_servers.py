@@ -496,8 +496,8 @@ async def test_a_full_context_is_the_end_max_tokens_in_the_words_of_each_server(
     assert (played.stop_reason, played.score.value, played.num_turns) == ("max_tokens", 0.0, 1)
 
 
-async def test_what_our_own_servers_do_not_read_is_no_full_context_and_is_not_sent_again(play):
-    """Its words are those that many servers have for a full context."""
+async def test_what_our_own_servers_do_not_read_is_not_sent_again_and_out_of_limits_as_a_full_context_is(play):
+    """A policy under protocol lab was lost by 36 tokens, `SELECT REPEAT('x',60000) FROM t a, t b LIMIT 40`."""
     error = {"message": "the request is too large for the context length", "code": "request_too_large"}
     asked = []
 
@@ -506,7 +506,7 @@ async def test_what_our_own_servers_do_not_read_is_no_full_context_and_is_not_se
         return (400, {"error": error}) if looked(request) else reply({"tool_calls": [call()]})
 
     played = await play(answer)
-    assert (played.stop_reason, played.score) == ("environment_error", Score(None, "request_too_large"))
+    assert (played.stop_reason, played.score.value, played.num_turns) == ("max_tokens", 0.0, 1)
     assert "too large for the context length" in played.error and len(asked) == 2
 
 

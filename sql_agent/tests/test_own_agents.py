@@ -23,6 +23,7 @@ from sql_agent.model_address.signed_address import RolloutSampling, signed_prefi
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
+from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.tests.conftest import forget_own_files, llm_proxy
 
@@ -532,9 +533,9 @@ async def test_whatever_the_code_does_loses_its_rollout_under_a_name(load, polic
     assert error in (record.error or "")
 
 
-async def test_a_call_that_cannot_fit_the_context_loses_its_rollout_under_that_name(load, policy):
-    record = await play(load(RAISES, "asks_too_much"), task(), policy, LIMITS, others_reward=False)
-    assert (record.stop_reason, record.score) == ("environment_error", Score(None, "request_too_large"))
+async def test_a_call_that_cannot_fit_the_context_is_out_of_limits_as_a_full_context_is(load, policy):
+    record = await play(load(RAISES, "asks_too_much"), task(), policy, LIMITS, others_reward=True)
+    assert (record.stop_reason, record.score) == ("max_tokens", Score(None, NO_JUDGE))
     assert "this call has 12,000," in record.error and "context has 131,072 tokens" in record.error
 
 

@@ -265,6 +265,27 @@ async def test_an_error_is_logged_whole_once_and_then_counted(caplog):
     assert other.startswith("reward g failed: AttributeError at ") and "Traceback (most recent call last)" in other
 
 
+@pytest.mark.parametrize(("answer", "value"), [("x", -1.0), ("", -1.0), ("nan", -1.0), ("1e400", -1.0), ("40", -2.0)])
+async def test_answers_on_which_a_function_fails_may_be_given_a_number(tmp_path, answer, value, caplog):
+    """`float(record.answer)` lost what a policy answered without a number, and so taught it to answer so."""
+    file = written(tmp_path, "def f(record):\n    return -abs(float(record.answer) - 42)\n")
+    record = make_record(Score(0.0, "wrong"), messages=[{"role": "assistant", "content": answer}])
+    outcome = await outcome_of(record, f"{file}:f", settings=("rollout.reward_on_error=-1",))
+    assert (outcome.earned.value, outcome.lost) == (value, None)
+    masked = await outcome_of(record, f"{file}:f")
+    assert masked.earned.value == (None if value == -1.0 else value)
+    assert ("masked, not punished" in caplog.text) == (masked.lost is not None)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route"), RuntimeError("the service said no")], ids=str)
+async def test_what_is_no_error_of_values_is_nobodys_reward_whatever_the_setting(error):
+    def f(record):
+        raise error
+
+    functions = RewardFunctions([LoadedReward("f", f, None, "", on_error=-1.0)], threads=1)
+    assert (await functions.ask(RewardRecord.of(ended(), TASK)))["f"].value is None
+
+
 async def test_none_is_no_number_and_not_zero():
     assert await said(lambda record: None) == FunctionReward(None, "reward_none", "f returned None")
 
@@ -394,8 +415,9 @@ async def test_what_a_function_changes_is_its_own_copy():
 # in the runner --------------------------------------------------------------------------------------------------------
 
 
-async def outcome_of(record, *rewards):
-    agent = SqlLitAgent(resolve(parse_args([word for reward in rewards for word in ("--reward", reward)])))
+async def outcome_of(record, *rewards, settings=()):
+    flags = [*(("--reward", reward) for reward in rewards), *(("--set", setting) for setting in settings)]
+    agent = SqlLitAgent(resolve(parse_args([word for flag in flags for word in flag])))
     attempt = SimpleNamespace(attempt_id="at-1", sequence_id=2)
     span = await agent._ended(record, SimpleNamespace(input=TASK, rollout_id="ro-1", attempt=attempt))
     outcome = reported([span])

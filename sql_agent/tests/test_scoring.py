@@ -1,10 +1,15 @@
 """`sql_agent.source.scoring`: which rollouts are scored, in what form, and what a silent service does."""
 
+import json
+
 import pytest
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
+from reward_model.service.middleware import MAX_BODY_BYTES
+from reward_model.service.schemas import VllmChat
+from reward_model.service.strict_json import read_json
 from sql_agent.datatypes import RolloutRecord, ScorerResult
 from sql_agent.oracle import call, calls
 from sql_agent.rewards import NO_JUDGE
@@ -88,8 +93,29 @@ async def test_a_service_that_is_gone_gives_no_score_within_the_deadline():
 async def test_a_conversation_that_is_refused_gives_no_score():
     with serve_scores(lambda _: 422) as url:
         assert await ask_scorer(record(COMMIT), url) == ScorerResult(None, "scorer_refused")
-        # one with no form that the reward model knows is not even sent
-        assert await ask_scorer(record(calls(call("", {})), COMMIT), url) == ScorerResult(None, "scorer_refused")
+
+
+MANY = calls(*(call("execute_sql", {"query": f"SELECT {k}"}, f"c{k}") for k in range(600)))
+
+
+@pytest.mark.parametrize("written", [
+    pytest.param([calls(call("", {}, "x")), FOUND], id="a_call_without_a_name"),
+    pytest.param([calls(call("execute_sql", "[1", "x")), FOUND], id="arguments_that_do_not_parse"),
+    pytest.param([calls(call("execute_sql", '{"a": NaN}', "x")), FOUND], id="arguments_that_are_no_json"),
+    pytest.param([LOOK, {**FOUND, "content": "x" * 1_100_000}], id="a_result_of_a_megabyte"),
+    pytest.param([MANY, *({**FOUND, "tool_call_id": f"c{k}"} for k in range(600))], id="six_hundred_calls"),
+    pytest.param([{"role": "system", "content": "Another agent."}], id="a_second_conversation"),
+    pytest.param([FOUND], id="a_result_whose_call_was_cut_from_the_history"),
+    pytest.param([{"role": "assistant", "content": "\ud83d"}], id="half_a_surrogate_pair"),
+])  # fmt: skip
+def test_a_service_takes_every_conversation_that_a_policy_can_write(written):
+    """One call with an empty name lost the whole group of a policy without a judge, its neighbours with it."""
+    said = conversation([*ASK, *written, COMMIT])
+    body = {"messages": [message.to_dict() for message in said]}
+    assert (said[0].role, said[-1].tool_calls[0].function.name) == ("system", "commit_final_answer")
+    assert all(isinstance(c.function.as_object, dict) and c.function.name for m in said for c in m.tool_calls)
+    assert VllmChat.model_validate(read_json(json.dumps(body).encode())).messages == tuple(said)
+    assert len(json.dumps(body)) < MAX_BODY_BYTES
 
 
 async def test_a_run_is_refused_while_nobody_scores():

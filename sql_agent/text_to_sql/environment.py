@@ -240,13 +240,12 @@ class TextToSql(Environment):
         return expected is not None and not expected
 
     def _run_reference(self, db_id: str, query: str) -> _Reference:
-        started = time.monotonic()
-        result = self._run(db_id, query)
+        result, seconds = self._run_timed(db_id, query)
         if result.error is not None:
             raise _ReferenceFailedError(result.error)
         if len(result.rows or ()) > MAX_RESULT_ROWS:
             raise _ReferenceFailedError(f"more than {MAX_RESULT_ROWS} rows")
-        return _Reference(result.rows or (), time.monotonic() - started)
+        return _Reference(result.rows or (), seconds)
 
     def _run_ranks(self, db_id: str, query: str) -> list[int] | None:
         # None if it cannot be said which rows are tied.
@@ -264,11 +263,16 @@ class TextToSql(Environment):
             return database.changes()
 
     def _run(self, db_id: str, query: str, seconds: float | None = None) -> Result:
+        return self._run_timed(db_id, query, seconds)[0]
+
+    def _run_timed(self, db_id: str, query: str, seconds: float | None = None) -> tuple[Result, float]:
         with closing(
             self.databases.open(db_id, statement_timeout_s=JUDGED_S if seconds is None else seconds)
         ) as database:
             result = database.run(query)
-        return Result(error=UNDECODABLE) if self._judge == "bird" and undecodable(result.rows or ()) else result
+        if self._judge == "bird" and undecodable(result.rows or ()):
+            result = Result(error=UNDECODABLE)
+        return result, database.used_s
 
     def max_replies(self, limits: AgentConfig) -> int:
         return limits.max_turns or MAX_ROUNDS

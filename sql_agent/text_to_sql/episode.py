@@ -77,7 +77,7 @@ class TextToSqlEpisode(CallingEpisode):
 
     Args:
         database: a `ChangingSession` if the task changes data; what is submitted is run there.
-        submission_timeout_s: wall-clock budget of what is submitted, in seconds.
+        submission_timeout_s: limit of what is submitted (`Backend.open`).
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class TextToSqlEpisode(CallingEpisode):
             raise MalformedCallError(f'{name} takes {{"sql": "SELECT ..."}}')
         sql = unfenced(sql)
         if name == "execute_sql":
-            return format_result(self.database.run(sql))
+            result = self.database.run(sql)
+            self._end_if_spent(self.database)
+            return format_result(result)
         self.submitted, self.status = sql, "completed"
         if isinstance(self.database, ChangingSession):
             self.database.statement_timeout_s = self._submission_timeout_s

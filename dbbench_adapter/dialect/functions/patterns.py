@@ -8,7 +8,9 @@ refused. This engine and MySQL's (ICU) agree on the patterns that agents write; 
 from __future__ import annotations
 
 import re
+import time
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import regex
@@ -20,7 +22,7 @@ MAX_PATTERN_CHARS = 1_000
 # The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2.
 MAX_REPEAT = 1_000
 MAX_SUBJECT_CHARS = 65_536
-# The time limit of one match, in seconds; MySQL gives up after 32 ms (`regexp_time_limit`).
+# The limit of one match, in CPU seconds; MySQL gives up after 32 ms (`regexp_time_limit`).
 MAX_REGEX_S = 0.5
 # REGEXP_REPLACE inserts no longer text, because each match makes its result longer by it.
 MAX_REPLACEMENT_CHARS = 16
@@ -119,11 +121,21 @@ def _matches(pattern: Any, text: Any, *, exactly: bool = False) -> Any:
     text = text_of(text)
     if len(text) > MAX_SUBJECT_CHARS:
         raise ValueError("the text is too long for a regular expression")
+    limit_s = timeout_s = remaining_s(MAX_REGEX_S)
+    found = 0
     try:
         compiled = _compiled(text_of(pattern), exactly)
-        yield from compiled.finditer(text, timeout=remaining_s(MAX_REGEX_S), concurrent=True)
-    except TimeoutError:
-        raise StatementTimeout("Timeout exceeded in regular expression match.") from None
+        while True:
+            began = time.thread_time()
+            try:
+                for match in islice(compiled.finditer(text, timeout=timeout_s, concurrent=True), found, None):
+                    found += 1
+                    yield match
+                return
+            except TimeoutError:
+                if time.thread_time() - began >= limit_s / 2:
+                    raise StatementTimeout("Timeout exceeded in regular expression match.") from None
+                timeout_s *= 2  # `regex` counts the CPU of the whole process, that of other rollouts included
     except (regex.error, RecursionError, OverflowError) as error:
         raise ValueError(f"no regular expression: {error}") from None
 

@@ -127,7 +127,7 @@ class MysqlBackend(Backend):
 class MysqlDatabase(Database):
     def __init__(self, pool: Pool, slot: Slot, *, typed: bool, statement_timeout_s: float) -> None:
         self._pool, self._slot = pool, slot
-        self._typed, self._timeout_s = typed, statement_timeout_s
+        self._typed, self.statement_timeout_s, self.used_s = typed, statement_timeout_s, 0.0
         self._closed = self._full = False
         # Seconds that statements have written since the database was last measured.
         self._unmeasured_s = 0.0
@@ -140,11 +140,15 @@ class MysqlDatabase(Database):
             return Result(error=refused)
         if uses_catalogue(sql):
             self._pool.make_catalogue()
-        agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self._timeout_s)
+        agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self.statement_timeout_s)
         started = time.monotonic()
-        with self._pool.keeper.watching(agent, self._slot.name, self._timeout_s):
-            result = self._answered(agent, sql, started + self._timeout_s)
-        self._unmeasured_s += time.monotonic() - started if may_write(sql) else 0.0
+        try:
+            with self._pool.keeper.watching(agent, self._slot.name, self.statement_timeout_s):
+                result = self._answered(agent, sql, started + self.statement_timeout_s)
+        finally:
+            took_s = time.monotonic() - started
+            self.used_s += took_s
+        self._unmeasured_s += took_s if may_write(sql) else 0.0
         if self._unmeasured_s > _MEASURE_AFTER_S:
             with self._pool.failures_named():
                 size_bytes = self._pool.sizes_bytes(self._slot.admin).get(self._slot.name, 0)

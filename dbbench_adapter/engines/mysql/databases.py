@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -26,13 +27,17 @@ class ServerSession:
     # It holds no connection between statements.
 
     def __init__(self, server: ReadOnlyServer, statement_timeout_s: float) -> None:
-        self._server, self._timeout_s = server, statement_timeout_s
+        self._server, self.statement_timeout_s, self.used_s = server, statement_timeout_s, 0.0
 
     def run(self, sql: str) -> Result:
-        # one more row shows that there are too many
-        return self._server.run(
-            sql, timeout_s=self._timeout_s, max_rows=MAX_RESULT_ROWS + 1, max_chars=MAX_RESULT_CHARS
-        )
+        began = time.monotonic()
+        try:
+            # one more row shows that there are too many
+            return self._server.run(
+                sql, timeout_s=self.statement_timeout_s, max_rows=MAX_RESULT_ROWS + 1, max_chars=MAX_RESULT_CHARS
+            )
+        finally:
+            self.used_s += time.monotonic() - began
 
     def close(self) -> None:
         pass

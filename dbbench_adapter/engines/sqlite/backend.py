@@ -21,13 +21,14 @@ import math
 import re
 import sqlite3
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dbbench_adapter.clock import Refused, StatementTimeout, check, expired, refused, time_limit
+from dbbench_adapter.clock import Refused, StatementTimeout, check, expired, refused, stalled, time_limit
 from dbbench_adapter.datatypes import Cell, Column, Rows, Table
 from dbbench_adapter.dialect.functions.storing import stored_as, surely_holds
 from dbbench_adapter.dialect.functions.values import text_of
@@ -44,9 +45,11 @@ from dbbench_adapter.dialect.translate import Statement, translate
 from dbbench_adapter.engines.base import (
     KEPT_CHARS,
     MAX_ROWS,
+    STALLED,
     STATEMENT_TIMEOUT_S,
     UNREADABLE,
     Backend,
+    BackendUnavailable,
     Database,
     KeptTables,
     Result,
@@ -126,7 +129,7 @@ class SqliteBackend(Backend):
 
 class SqliteDatabase(Database):
     def __init__(self, image: Image, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
-        self._timeout_s, self._watchdog = statement_timeout_s, watchdog
+        self.statement_timeout_s, self._watchdog, self.used_s = statement_timeout_s, watchdog, 0.0
         self._trusted = False
         self._altering = False  # ALTER TABLE calls SQLite's internal functions
         self._guard = Guard()
@@ -140,8 +143,15 @@ class SqliteDatabase(Database):
         self._connection.set_progress_handler(self._stopped, PROGRESS_OPCODES)
 
     def run(self, sql: str) -> Result:
-        self._guard = Guard()
-        with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
+        began = time.thread_time()
+        try:
+            return self._run(sql)
+        finally:
+            self.used_s += time.thread_time() - began
+
+    def _run(self, sql: str) -> Result:
+        self._guard, timeout_s = Guard(), self.statement_timeout_s
+        with time_limit(timeout_s), self._watchdog.watching(self._connection, timeout_s):
             try:
                 result = self._dispatch(translate(sql, self._columns))
                 late = result.rows is not None and expired()  # past the deadline the collation no longer compares
@@ -155,6 +165,8 @@ class SqliteDatabase(Database):
                     return Result(error=_OUT_OF_MEMORY)
                 if self._guard.out_of_steps:
                     return Result(error=_OUT_OF_STEPS)
+                if stalled():
+                    raise BackendUnavailable(STALLED) from None
                 late = expired() or isinstance(error, StatementTimeout) or "interrupted" in str(error)
                 return Result(error=_INTERRUPTED if late else _driver_text(error, sql))
             except MemoryError:
@@ -244,11 +256,14 @@ class SqliteDatabase(Database):
 
         Raises:
             sqlite3.ProgrammingError: the database has been closed.
+            BackendUnavailable: the disk does not answer.
         """
         _ = self._connection.total_changes
         self._guard, self._bytes_left = Guard(max_growth_bytes=math.inf), MAX_JUDGED_BYTES
         with time_limit(JUDGE_TIMEOUT_S), self._watchdog.watching(self._connection, JUDGE_TIMEOUT_S):
             yield
+            if stalled():
+                raise BackendUnavailable(STALLED)
 
     def _state(self, name: str, columns: tuple[str, ...] | None = None) -> TableState:
         try:

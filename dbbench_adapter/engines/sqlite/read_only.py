@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dbbench_adapter.clock import StatementTimeout, expired, time_limit
-from dbbench_adapter.engines.base import MAX_ROWS, BackendUnavailable, Result, first_rows
+from dbbench_adapter.clock import StatementTimeout, expired, stalled, time_limit
+from dbbench_adapter.engines.base import MAX_ROWS, STALLED, BackendUnavailable, Result, first_rows
 from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed, denying, load_schema
 from dbbench_adapter.engines.sqlite.planning import fault_of_plan
 from dbbench_adapter.engines.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
@@ -124,7 +125,7 @@ class ReadOnlyDatabase:
         trusted_schema: bool = False,
     ) -> None:
         self._path, self._watchdog, self._guard = path, watchdog, Guard()
-        self.statement_timeout_s = statement_timeout_s
+        self.statement_timeout_s, self.used_s = statement_timeout_s, 0.0
         self._tables, self._callable, self._refusal = tables, frozenset(callable_functions), refusal
         self._max_sort_opcodes, self._max_rows, self._max_chars = max_sort_opcodes, max_rows, max_chars
         try:
@@ -153,6 +154,13 @@ class ReadOnlyDatabase:
         return opened(self._path)
 
     def run(self, sql: str) -> Result:
+        began = time.thread_time()
+        try:
+            return self._run(sql)
+        finally:
+            self.used_s += time.thread_time() - began
+
+    def _run(self, sql: str) -> Result:
         if len(sql) > self._max_sql:  # a parser in Python would take seconds for it
             return Result(error=f"the statement is longer than {self._max_sql} characters")
         if self._tables is not None and _EXPLAIN.match(sql):  # EXPLAIN would name other tables
@@ -171,6 +179,8 @@ class ReadOnlyDatabase:
                     raise BackendUnavailable(
                         f"{self._path} can no longer be read: {error}; leave it as it is until the run ends"
                     ) from None
+                if stalled():
+                    raise BackendUnavailable(STALLED) from None
                 return Result(error=self._error_text(error))
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 
+from dbbench_adapter.clock import WALL_RATIO
 from dbbench_adapter.dialect.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES
 from dbbench_adapter.dialect.functions.values import collate
 from dbbench_adapter.dialect.syntax import COLLATION
@@ -72,7 +73,7 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        self._running: dict[int, tuple[float, sqlite3.Connection]] = {}
+        self._running: dict[int, tuple[int, float, float, sqlite3.Connection]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -89,8 +90,13 @@ class Watchdog:
 
     @contextmanager
     def watching(self, connection: sqlite3.Connection, timeout_s: float) -> Iterator[None]:
-        key = id(connection)
-        self._running[key] = (time.monotonic() + timeout_s, connection)
+        """
+        Args:
+            timeout_s: of this thread's CPU (`clock.time_limit`).
+        """
+        key, cpu = id(connection), time.pthread_getcpuclockid(threading.get_ident())
+        last = time.monotonic() + WALL_RATIO * timeout_s
+        self._running[key] = (cpu, time.clock_gettime(cpu) + timeout_s, last, connection)
         try:
             yield
         finally:
@@ -100,8 +106,8 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S):
             with self._lock:
-                for deadline, connection in list(self._running.values()):
-                    if time.monotonic() > deadline:
+                for cpu, deadline, last, connection in list(self._running.values()):
+                    if time.clock_gettime(cpu) > deadline or time.monotonic() > last:
                         connection.interrupt()
 
 
