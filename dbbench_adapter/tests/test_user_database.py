@@ -5,7 +5,9 @@
 
 import hashlib
 import resource
+import shutil
 import sqlite3
+import subprocess
 import time
 from contextlib import closing
 
@@ -277,8 +279,67 @@ def test_a_database_in_wal_mode_is_read_without_files_beside_it(tmp_path, watchd
     file = tmp_path / "wal.db"
     with closing(sqlite3.connect(file)) as writer:
         writer.executescript("PRAGMA journal_mode = WAL; CREATE TABLE t (a); INSERT INTO t VALUES (1);")
-        with pytest.raises(BackendUnavailable, match="wal_checkpoint"):  # its newest row is not in the file yet
-            UserDatabase(file, watchdog, statement_timeout_s=1.0)
     with closing(UserDatabase(file, watchdog, statement_timeout_s=1.0)) as database:
         assert database.run("SELECT a FROM t").rows == ((1,),)
         assert [path.name for path in tmp_path.iterdir()] == ["wal.db"]
+
+
+def stopped_while_it_changes(file):
+    # A copy of file and journal while a change is half written is what a killed program leaves.
+    with closing(sqlite3.connect(file.with_name("whole.db"))) as writer:
+        writer.executescript("PRAGMA cache_size = 1; BEGIN; UPDATE t SET a = 2; CREATE TABLE big (x);")
+        writer.executemany("INSERT INTO big VALUES (zeroblob(4000))", [()] * 50)
+        for end in ("", "-journal"):
+            shutil.copy(file.with_name(f"whole.db{end}"), f"{file}{end}")
+        yield
+
+
+def writes_to_its_log(file):
+    with closing(sqlite3.connect(file.with_name("whole.db"))) as writer:
+        writer.executescript("PRAGMA journal_mode = WAL; UPDATE t SET a = 2; UPDATE t SET a = 1")
+        file.symlink_to("whole.db")  # the log is not beside the link
+        yield
+
+
+def locks_it(file):
+    with closing(sqlite3.connect(file)) as writer:
+        writer.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1); BEGIN EXCLUSIVE")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("program", "why", "remedy"),
+    [
+        (
+            writes_to_its_log,
+            "is in WAL mode and its newest changes are in whole.db-wal",
+            "close the programs that write",
+        ),
+        (stopped_while_it_changes, "a program was stopped while it changed", "undo it"),
+        (locks_it, "is locked by a program that is changing it", "wait until it has finished, or close it"),
+    ],
+)
+def test_a_healthy_file_that_a_program_holds_is_read_after_what_the_message_says(
+    tmp_path, watchdog, program, why, remedy
+):
+    # seen by users of an application that runs on, and of a backup that was made while it ran
+    file = tmp_path / "Ann's shop (new).db"
+    with closing(sqlite3.connect(tmp_path / "whole.db")) as writer:
+        writer.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1)")
+    holding = program(file)
+    next(holding)
+    with pytest.raises(BackendUnavailable) as unavailable:
+        UserDatabase(file, watchdog, statement_timeout_s=1.0)
+    with pytest.raises(DatabaseError) as refused:
+        read_schema(file)
+    assert str(refused.value) == str(unavailable.value)
+    reason, _, said = str(refused.value).partition("; ")
+    assert why in reason
+    assert remedy in said
+    command = said.partition(": ")[2]
+    if command:
+        subprocess.run(command, shell=True, check=True, cwd="/")
+    else:
+        holding.close()
+    with closing(UserDatabase(file, watchdog, statement_timeout_s=1.0)) as database:
+        assert database.run("SELECT a FROM t").rows == ((1,),)

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.engines.engine import said_unreadable
 from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
+from dbbench_adapter.engines.sqlite.read_only import why_unavailable
 from dbbench_adapter.engines.sqlite.schema import quoted, why_unreadable
 from dbbench_adapter.generator import NOTE
 
@@ -58,7 +59,8 @@ def read_database(path: Path) -> DatabaseCopy:
                 tables.append(table)
                 num_blobs += blobs
     except sqlite3.Error as error:
-        raise ValueError(f"--database {path}: {error}; give a SQLite database that can be read") from error
+        other = f"--database {path}: {error}; give a SQLite database that can be read"
+        raise ValueError(why_unavailable(error, path) or other) from error
     if not tables:
         more = f" that can be read: {said_unreadable(faults)}" if faults else " in it"
         raise ValueError(f"--database {path}: there is no table{more}; give a database with tables")

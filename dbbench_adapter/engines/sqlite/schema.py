@@ -66,8 +66,10 @@ def read_schema(path: Path) -> FileSchema:
             for entry in unparsed:
                 if not entry.is_read:
                     unreadable[f"{entry.kind} {entry.name} of {entry.table}"] = f"{entry.why}; its rows cannot change"
-    except (OSError, sqlite3.Error, BackendUnavailable) as error:
-        raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
+    except BackendUnavailable as error:
+        raise DatabaseError(str(error)) from None
+    except (OSError, sqlite3.Error) as error:
+        raise DatabaseError(f"{path} cannot be read as a SQLite database ({error}); give an intact copy") from None
     if not tables:
         more = f" that can be read: {said_unreadable(unreadable)}" if unreadable else ""
         raise DatabaseError(f"{path} holds no table{more}; give the file of a database with tables")
