@@ -212,6 +212,7 @@ def test_a_result_of_more_than_a_million_characters_is_an_error(database):
 
 DOUBLED = ", ".join(f"c{k} AS (SELECT 1 AS x FROM c{k - 1} p, c{k - 1} q)" for k in range(1, 30))
 QUOTED = ", ".join(f"'c{k}' AS MATERIALIZED (SELECT 1 AS x FROM 'c{k - 1}' p, 'c{k - 1}' q)" for k in range(1, 30))
+LONGEST = "replace(hex(zeroblob(1900000)), '0', 'a')"  # beyond the usual limit
 SMALL = ", ".join(f"c{k} AS (SELECT 1)" for k in range(1, 29))
 NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
 
@@ -232,7 +233,13 @@ NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
     (f"WITH 'c0' AS (SELECT 1 AS x), {QUOTED} SELECT count(*) FROM 'c29' WHERE 1 IN (SELECT 1) - 1",
      "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"),
     ("SELECT (SELECT 1 FROM customer WHERE (", "incomplete input"),
-    ("SELECT zeroblob(1000000000)", "string or blob too big"),
+    ("SELECT zeroblob(1000000000)", "string or blob too big: a value or a row has more than 4,000,000 bytes"),
+    (f"SELECT length(replace({LONGEST}, 'a', substr({LONGEST}, 9)))",
+     "string or blob too big: a value or a row has more than 4,000,000 bytes"),
+    (f"SELECT {LONGEST} LIKE '%{'a' * 60}b'", "LIKE or GLOB pattern too complex"),
+    # SQLite's own take a minute for these
+    (f"SELECT instr({LONGEST}, substr({LONGEST}, 1900000) || 'b')", None),
+    (f"SELECT length(replace({LONGEST}, substr({LONGEST}, 1900000) || 'b', ''))", None),
 ])  # fmt: skip
 def test_what_sqlite_does_without_a_clock_is_refused_before(database, sql, error):
     started = time.thread_time()

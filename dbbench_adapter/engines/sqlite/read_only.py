@@ -23,9 +23,10 @@ from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed, denying, loa
 from dbbench_adapter.engines.sqlite.planning import fault_of_plan
 from dbbench_adapter.engines.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
 
+MAX_SQL_CHARS = 20_000
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL_CHARS,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
