@@ -250,15 +250,32 @@ def odd(tmp_path):
             CREATE VIRTUAL TABLE area USING fts4(title);
             INSERT INTO "order" (id, "group") VALUES (7, 'g');
             INSERT INTO "cast" VALUES (5, 7);
+            -- as sqlite-vec leaves it, which is not loaded here
+            CREATE TABLE near_rowids (rowid INTEGER PRIMARY KEY, id);
+            CREATE TABLE near_vector_chunks00 (rowid PRIMARY KEY, vectors BLOB NOT NULL);
+            CREATE TABLE near_chunk (a);
+            PRAGMA writable_schema = ON;
+            INSERT INTO sqlite_master
+                VALUES ('table', 'near', 'near', 0, 'CREATE VIRTUAL TABLE near USING vec0(a float[4])');
         """)
     return tmp_path / "odd.db"
 
 
 def test_the_schema_shows_what_a_statement_may_name_as_it_has_to_be_written(odd):
-    """Generated columns, names that are keywords, and what a foreign key without a column means; no virtual table and
-    no view that fails."""
-    tables = {table.name: table for table in read_schema(odd).tables}
-    assert {"area", "broken"} & tables.keys() == set()
+    """Generated columns, names that are keywords, and what a foreign key without a column means; no virtual table, no
+    data of one and no view that fails."""
+    found = read_schema(odd)
+    tables = {table.name: table for table in found.tables}
+    assert tables.keys() == {"order", "cast", "trimmed", "near_chunk"}
+    data = "it keeps the data of a virtual table"
+    assert found.unreadable == {
+        "broken": "no such column: gone",
+        "area": "a virtual table",
+        **{f"area_{part}": data for part in ("content", "segments", "segdir", "docsize", "stat")},
+        "near": "a virtual table",
+        "near_rowids": data,
+        "near_vector_chunks00": data,
+    }
     assert (
         render([tables[name] for name in ("order", "cast", "trimmed")]).text
         == """\
