@@ -5,7 +5,9 @@
 
 import hashlib
 import resource
+import shutil
 import sqlite3
+import subprocess
 import time
 from contextlib import closing
 
@@ -17,7 +19,7 @@ from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.engines.sqlite.schema import read_schema
-from dbbench_adapter.engines.sqlite.user_database import REFUSAL, UserDatabase
+from dbbench_adapter.engines.sqlite.user_database import REFUSAL, ChangeableDatabase, UserDatabase
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 SHOP = """
@@ -67,7 +69,7 @@ def test_what_is_no_database_is_named(tmp_path):
 # the schema -----------------------------------------------------------------------------------------------------------
 
 
-def test_views_that_double_over_and_over_are_left_out_before_sqlite_expands_them(tmp_path):
+def test_views_that_double_over_and_over_are_left_out_before_sqlite_expands_them(tmp_path, watchdog):
     with closing(sqlite3.connect(tmp_path / "views.db")) as connection:
         connection.execute("CREATE TABLE t (a)")
         connection.execute("CREATE VIEW v0 AS SELECT a FROM t")
@@ -82,6 +84,8 @@ def test_views_that_double_over_and_over_are_left_out_before_sqlite_expands_them
         "too many FROM clause terms, max: 200",
         "it uses more than 1,000 views",
     ]
+    with closing(ChangeableDatabase(tmp_path / "views.db", watchdog, statement_timeout_s=1.0)) as database:
+        assert database.run("INSERT INTO t VALUES (1)").rows == ((1,),)
 
 
 def test_a_view_and_a_generated_column_may_call_what_a_statement_may_call(tmp_path, watchdog):
@@ -210,6 +214,7 @@ def test_a_result_of_more_than_a_million_characters_is_an_error(database):
 
 DOUBLED = ", ".join(f"c{k} AS (SELECT 1 AS x FROM c{k - 1} p, c{k - 1} q)" for k in range(1, 30))
 QUOTED = ", ".join(f"'c{k}' AS MATERIALIZED (SELECT 1 AS x FROM 'c{k - 1}' p, 'c{k - 1}' q)" for k in range(1, 30))
+LONGEST = "replace(hex(zeroblob(1900000)), '0', 'a')"  # beyond the usual limit
 SMALL = ", ".join(f"c{k} AS (SELECT 1)" for k in range(1, 29))
 NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
 
@@ -230,7 +235,13 @@ NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
     (f"WITH 'c0' AS (SELECT 1 AS x), {QUOTED} SELECT count(*) FROM 'c29' WHERE 1 IN (SELECT 1) - 1",
      "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"),
     ("SELECT (SELECT 1 FROM customer WHERE (", "incomplete input"),
-    ("SELECT zeroblob(1000000000)", "string or blob too big"),
+    ("SELECT zeroblob(1000000000)", "string or blob too big: a value or a row has more than 4,000,000 bytes"),
+    (f"SELECT length(replace({LONGEST}, 'a', substr({LONGEST}, 9)))",
+     "string or blob too big: a value or a row has more than 4,000,000 bytes"),
+    (f"SELECT {LONGEST} LIKE '%{'a' * 60}b'", "LIKE or GLOB pattern too complex"),
+    # SQLite's own take a minute for these
+    (f"SELECT instr({LONGEST}, substr({LONGEST}, 1900000) || 'b')", None),
+    (f"SELECT length(replace({LONGEST}, substr({LONGEST}, 1900000) || 'b', ''))", None),
 ])  # fmt: skip
 def test_what_sqlite_does_without_a_clock_is_refused_before(database, sql, error):
     started = time.thread_time()
@@ -277,8 +288,67 @@ def test_a_database_in_wal_mode_is_read_without_files_beside_it(tmp_path, watchd
     file = tmp_path / "wal.db"
     with closing(sqlite3.connect(file)) as writer:
         writer.executescript("PRAGMA journal_mode = WAL; CREATE TABLE t (a); INSERT INTO t VALUES (1);")
-        with pytest.raises(BackendUnavailable, match="wal_checkpoint"):  # its newest row is not in the file yet
-            UserDatabase(file, watchdog, statement_timeout_s=1.0)
     with closing(UserDatabase(file, watchdog, statement_timeout_s=1.0)) as database:
         assert database.run("SELECT a FROM t").rows == ((1,),)
         assert [path.name for path in tmp_path.iterdir()] == ["wal.db"]
+
+
+def stopped_while_it_changes(file):
+    # A copy of file and journal while a change is half written is what a killed program leaves.
+    with closing(sqlite3.connect(file.with_name("whole.db"))) as writer:
+        writer.executescript("PRAGMA cache_size = 1; BEGIN; UPDATE t SET a = 2; CREATE TABLE big (x);")
+        writer.executemany("INSERT INTO big VALUES (zeroblob(4000))", [()] * 50)
+        for end in ("", "-journal"):
+            shutil.copy(file.with_name(f"whole.db{end}"), f"{file}{end}")
+        yield
+
+
+def writes_to_its_log(file):
+    with closing(sqlite3.connect(file.with_name("whole.db"))) as writer:
+        writer.executescript("PRAGMA journal_mode = WAL; UPDATE t SET a = 2; UPDATE t SET a = 1")
+        file.symlink_to("whole.db")  # the log is not beside the link
+        yield
+
+
+def locks_it(file):
+    with closing(sqlite3.connect(file)) as writer:
+        writer.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1); BEGIN EXCLUSIVE")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("program", "why", "remedy"),
+    [
+        (
+            writes_to_its_log,
+            "is in WAL mode and its newest changes are in whole.db-wal",
+            "close the programs that write",
+        ),
+        (stopped_while_it_changes, "a program was stopped while it changed", "undo it"),
+        (locks_it, "is locked by a program that is changing it", "wait until it has finished, or close it"),
+    ],
+)
+def test_a_healthy_file_that_a_program_holds_is_read_after_what_the_message_says(
+    tmp_path, watchdog, program, why, remedy
+):
+    # seen by users of an application that runs on, and of a backup that was made while it ran
+    file = tmp_path / "Ann's shop (new).db"
+    with closing(sqlite3.connect(tmp_path / "whole.db")) as writer:
+        writer.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1)")
+    holding = program(file)
+    next(holding)
+    with pytest.raises(BackendUnavailable) as unavailable:
+        UserDatabase(file, watchdog, statement_timeout_s=1.0)
+    with pytest.raises(DatabaseError) as refused:
+        read_schema(file)
+    assert str(refused.value) == str(unavailable.value)
+    reason, _, said = str(refused.value).partition("; ")
+    assert why in reason
+    assert remedy in said
+    command = said.partition(": ")[2]
+    if command:
+        subprocess.run(command, shell=True, check=True, cwd="/")
+    else:
+        holding.close()
+    with closing(UserDatabase(file, watchdog, statement_timeout_s=1.0)) as database:
+        assert database.run("SELECT a FROM t").rows == ((1,),)

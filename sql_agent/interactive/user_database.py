@@ -11,15 +11,13 @@ from urllib.parse import quote
 
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.engines.engine import said_unreadable
-from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
+from dbbench_adapter.engines.sqlite.foreign_schema import load_schema, table_list
+from dbbench_adapter.engines.sqlite.read_only import why_unavailable
 from dbbench_adapter.engines.sqlite.schema import quoted, why_unreadable
 from dbbench_adapter.generator import NOTE
 
 # Largest number of rows of all tables together, since they are held in memory.
 MAX_ROWS = 200_000
-_LISTED = """\
-SELECT list.name, list.type FROM pragma_table_list AS list JOIN sqlite_master AS made USING (name)
-WHERE list.schema = 'main' ORDER BY made.rowid"""
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,11 @@ def read_database(path: Path) -> DatabaseCopy:
         with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            foreign = {entry.name: entry.why for entry in load_schema(connection) if entry.is_read}
-            listed = connection.execute(_LISTED).fetchall()
+            unparsed = load_schema(connection)
+            foreign = {entry.name: entry.why for entry in unparsed if entry.is_read}
+            kinds = {name: kind for name, kind, _ in table_list(connection, unparsed)}
+            made = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY rowid")
+            listed = [(name, kinds[name]) for (name,) in made if name in kinds]
             all_names = [name for name, kind in listed if kind == "table" and not name.startswith("sqlite_")]
             faults = {
                 name: fault
@@ -58,7 +59,8 @@ def read_database(path: Path) -> DatabaseCopy:
                 tables.append(table)
                 num_blobs += blobs
     except sqlite3.Error as error:
-        raise ValueError(f"--database {path}: {error}; give a SQLite database that can be read") from error
+        other = f"--database {path}: {error}; give a SQLite database that can be read"
+        raise ValueError(why_unavailable(error, path) or other) from error
     if not tables:
         more = f" that can be read: {said_unreadable(faults)}" if faults else " in it"
         raise ValueError(f"--database {path}: there is no table{more}; give a database with tables")

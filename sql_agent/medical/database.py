@@ -51,7 +51,9 @@ def read_schema(path: Path) -> Schema:
             schema = {table: _columns(connection, table) for table in TABLES if table in folded}
             wrong = [said for table in schema if "id" in schema[table] for said in _wrong_ids(connection, table)]
             rows = sum(len(connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()) for table in schema)
-    except (sqlite3.Error, BackendUnavailable) as error:
+    except BackendUnavailable as error:
+        raise UsageError(str(error)) from None
+    except sqlite3.Error as error:
         raise UsageError(
             f"{path} cannot be read as a SQLite database ({error}); name one with --set env.database=FILE"
         ) from None

@@ -15,6 +15,7 @@ from agentgrpo.checks import UsageError
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
 from dbbench_adapter.engines.mysql import MYSQL
+from dbbench_adapter.engines.sqlite import SQLITE
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
 from dbbench_adapter.tests.test_user_database import SHOP
@@ -27,6 +28,7 @@ from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_result, unfenced
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
 from sql_agent.text_to_sql.load import kind_of, orders_rows, read_questions, split_questions
+from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
 from sql_agent.text_to_sql.schema import lengths, render
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -248,15 +250,32 @@ def odd(tmp_path):
             CREATE VIRTUAL TABLE area USING fts4(title);
             INSERT INTO "order" (id, "group") VALUES (7, 'g');
             INSERT INTO "cast" VALUES (5, 7);
+            -- as sqlite-vec leaves it, which is not loaded here
+            CREATE TABLE near_rowids (rowid INTEGER PRIMARY KEY, id);
+            CREATE TABLE near_vector_chunks00 (rowid PRIMARY KEY, vectors BLOB NOT NULL);
+            CREATE TABLE near_chunk (a);
+            PRAGMA writable_schema = ON;
+            INSERT INTO sqlite_master
+                VALUES ('table', 'near', 'near', 0, 'CREATE VIRTUAL TABLE near USING vec0(a float[4])');
         """)
     return tmp_path / "odd.db"
 
 
 def test_the_schema_shows_what_a_statement_may_name_as_it_has_to_be_written(odd):
-    """Generated columns, names that are keywords, and what a foreign key without a column means; no virtual table and
-    no view that fails."""
-    tables = {table.name: table for table in read_schema(odd).tables}
-    assert {"area", "broken"} & tables.keys() == set()
+    """Generated columns, names that are keywords, and what a foreign key without a column means; no virtual table, no
+    data of one and no view that fails."""
+    found = read_schema(odd)
+    tables = {table.name: table for table in found.tables}
+    assert tables.keys() == {"order", "cast", "trimmed", "near_chunk"}
+    data = "it keeps the data of a virtual table"
+    assert found.unreadable == {
+        "broken": "no such column: gone",
+        "area": "a virtual table",
+        **{f"area_{part}": data for part in ("content", "segments", "segdir", "docsize", "stat")},
+        "near": "a virtual table",
+        "near_rowids": data,
+        "near_vector_chunks00": data,
+    }
     assert (
         render([tables[name] for name in ("order", "cast", "trimmed")]).text
         == """\
@@ -343,6 +362,42 @@ def test_columns_that_look_alike_are_not_tried_in_every_order():
     assert not same_result("spider", tuple(wrong), tuple(flags), "SELECT *")
     assert same_result("spider", tuple(flags), tuple(flags), "SELECT *")
     assert time.thread_time() - started < 0.5
+
+
+@pytest.mark.parametrize(("query", "part"), [
+    ("SELECT current_timestamp", "CURRENT_TIMESTAMP"),
+    ("SELECT a FROM t WHERE b < date('NOW', '-1 year')", "DATE('NOW', '-1 year')"),
+    ("SELECT strftime('%s','now') - a FROM t", "STRFTIME('%s', 'now')"),
+    ("SELECT strftime('%s', 'now', '-1 day')", "STRFTIME('%s', 'now', '-1 day')"),
+    ("SELECT a FROM (SELECT julianday('now') - b AS a FROM t)", "JULIANDAY('now')"),
+    ("SELECT date(coalesce(closed, 'now')) FROM t", "DATE(COALESCE(closed, 'now'))"),
+    ("SELECT timediff(a, 'now') FROM t", "TIMEDIFF(a, 'now')"),
+    ('SELECT time("now")', 'TIME("now")'),  # a text, to SQLite
+    ("SELECT datetime()", "DATETIME()"),
+    ("SELECT unixepoch('subsec')", "UNIXEPOCH('subsec')"),
+    ("SELECT a FROM t ORDER BY random()", "RANDOM()"),
+    ("INSERT INTO t VALUES (1); UPDATE t SET a = CURRENT_DATE", "CURRENT_DATE"),
+    ("SELECT * FROM t WHERE state = 'now'", None),
+    ("SELECT date(a), strftime('%Y', b), unixepoch(a, 'subsec'), time(t.now) FROM t", None),
+    ('SELECT "current_date", t.current_time, [current_timestamp], now, utc_date FROM t -- date(\'now\')', None),
+])  # fmt: skip
+def test_what_makes_a_result_of_sqlite_depend_on_time_or_chance_is_found(query, part):
+    assert nondeterministic_part(query, SQLITE) == part
+
+
+@pytest.mark.parametrize("part", [
+    *("NOW()", "NOW(3)", "CURDATE()", "CURTIME()", "CURRENT_DATE", "CURRENT_TIMESTAMP(6)", "LOCALTIME"),
+    *("SYSDATE()", "UTC_DATE", "utc_time", "UTC_TIMESTAMP()", "UNIX_TIMESTAMP()", "RAND()", "UUID()", "UUID_SHORT()"),
+])  # fmt: skip
+def test_what_makes_a_result_of_mysql_depend_on_time_or_chance_is_found(part):
+    assert nondeterministic_part(f"SELECT a FROM t WHERE DATEDIFF({part}, b) > 3 -- 'x", MYSQL)
+
+
+@pytest.mark.parametrize("part", [
+    *("`current_date`", "t.now", "`UTC_DATE`", "UNIX_TIMESTAMP(a)", "RAND(7)", "'NOW()'", "TIMESTAMP(a)"),
+])  # fmt: skip
+def test_what_only_looks_like_time_or_chance_in_mysql_is_kept(part):
+    assert nondeterministic_part(f"SELECT {part} FROM t", MYSQL) is None
 
 
 def test_spiders_evaluator_changes_queries_before_it_runs_them():

@@ -1,6 +1,7 @@
 """Questions about a person's own database on every engine: what is shown, allowed and right."""
 
 import json
+import re
 
 import pytest
 
@@ -165,6 +166,22 @@ def test_mysqls_own_sql_is_judged_by_its_result(on_server, query, sql, reason):
 def written(tmp_path, *rows):
     (tmp_path / "q.json").write_text(json.dumps(rows))
     return tmp_path / "q.json"
+
+
+def test_a_reference_that_depends_on_the_time_is_named_and_left_out(engine_world, environment, tmp_path, capsys):
+    # its kept result was another one a second later, and the reference itself was judged wrong
+    file = written(
+        tmp_path,
+        {"question": "a", "query": "SELECT name FROM customer"},
+        {"question": "b", "query": "SELECT name, CURRENT_TIMESTAMP FROM customer"},
+    )
+    split = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
+    assert [q.id for q in (*split.train, *split.val)] == ["q-1", "q-1"]
+    assert split.left_out == {"reference_failed": 2}
+    why = r"q-2 \(b\): CURRENT_TIMESTAMP\S* makes its result depend on the time or on chance"
+    assert re.search(why, capsys.readouterr().out)
+    (problem,) = check_database(engine_world.place, file).problems
+    assert re.search(why, problem.what)
 
 
 def test_questions_name_the_database_or_none_and_references_are_run_first(environment, tmp_path, capsys):

@@ -37,6 +37,7 @@ from sql_agent.text_to_sql.judges import (
     undecodable,
 )
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions
+from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
 from sql_agent.text_to_sql.schema import Rendered, lengths, render
 from sql_agent.text_to_sql.ties import probes, ranked, ranks
 
@@ -240,6 +241,7 @@ class TextToSql(Environment):
         return expected is not None and not expected
 
     def _run_reference(self, db_id: str, query: str) -> _Reference:
+        self._refuse_nondeterministic(query)
         result, seconds = self._run_timed(db_id, query)
         if result.error is not None:
             raise _ReferenceFailedError(result.error)
@@ -255,7 +257,12 @@ class TextToSql(Environment):
         rows = self._run(db_id, numbered).rows if numbered is not None else None
         return None if rows is None else ranks(rows, self._reference(db_id, query).rows)
 
+    def _refuse_nondeterministic(self, query: str) -> None:
+        if (part := nondeterministic_part(query, self._engine)) is not None:
+            raise _ReferenceFailedError(f"{part} makes its result depend on the time or on chance")
+
     def _run_change(self, db_id: str, query: str) -> Changes:
+        self._refuse_nondeterministic(query)
         with closing(self.databases.open_view(db_id, statement_timeout_s=JUDGED_S)) as database:
             for statement in self._engine.statements(query):
                 if (error := database.run(statement).error) is not None:

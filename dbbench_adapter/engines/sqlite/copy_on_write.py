@@ -27,7 +27,7 @@ from typing import Any
 from dbbench_adapter.datatypes import Row
 from dbbench_adapter.engines.base import BackendUnavailable
 from dbbench_adapter.engines.engine import Change, Changes
-from dbbench_adapter.engines.sqlite.foreign_schema import load_schema
+from dbbench_adapter.engines.sqlite.foreign_schema import load_schema, table_list
 from dbbench_adapter.engines.sqlite.read_only import opened
 
 # An episode may write this much: the pages that SQLite writes are counted each time, and the file may grow by it.
@@ -74,10 +74,11 @@ class CopyOnWrite:
             try:
                 self._original, self.unparsed = opened(path)
                 undo.callback(self._original.close)
-                tables = self._original.execute(
-                    "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND type IN ('table', 'view') "
-                    "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-                ).fetchall()  # this also fails if the file waits for the end of another program's transaction
+                tables = [
+                    each
+                    for each in table_list(self._original, self.unparsed)
+                    if each[1] in ("table", "view") and not each[0].lower().startswith("sqlite_")
+                ]  # this also fails if the file waits for the end of another program's transaction
                 descriptor = os.open(path, os.O_RDONLY)
                 undo.callback(os.close, descriptor)
                 self._stamp = _stamp(path)

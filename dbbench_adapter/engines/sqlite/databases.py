@@ -21,9 +21,8 @@ from dbbench_adapter.engines.sqlite.foreign_schema import FOREIGN
 from dbbench_adapter.engines.sqlite.read_only import connect
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.engines.sqlite.schema import FileSchema, quoted, read_schema
-from dbbench_adapter.engines.sqlite.user_database import MAX_VALUE_BYTES, ChangeableDatabase, UserDatabase
+from dbbench_adapter.engines.sqlite.user_database import TOO_BIG, ChangeableDatabase, UserDatabase, longest_value
 
-_TOO_BIG = "string or blob too big"
 _COLLATION = "no such collation sequence"
 # SQLite's words where a table's key is sorted by a collation that it does not have.
 _NO_PLAN = "no query solution"
@@ -112,7 +111,7 @@ class DatabaseFiles(Databases):
         return _explained(error, query, self.files[db_id], self.schema(db_id))
 
     def is_to_blame(self, fault: str) -> bool:
-        return fault.startswith((_TOO_BIG, _COLLATION, _NO_PLAN)) or fault.endswith(FOREIGN)
+        return fault.startswith((TOO_BIG, _COLLATION, _NO_PLAN)) or fault.endswith(FOREIGN)
 
     def summary(self) -> str:
         broken = self._broken()
@@ -175,13 +174,11 @@ def _explained(error: str, query: str, path: Path, tables: Sequence[TableInfo]) 
     Args:
         tables: those of the file; the ones that the query names are searched for the cell that is too long.
     """
-    if error == _TOO_BIG:
-        limit = f"a statement may use values and rows of at most {MAX_VALUE_BYTES:,} bytes"
-        setting = "MAX_VALUE_BYTES in dbbench_adapter/engines/sqlite/user_database.py"
+    if error.startswith(TOO_BIG):
         remedy = "ask about other rows or columns, or shorten it in a copy of the file"
         words = set(_WORD.findall(query.lower()))
         named = [table for table in tables if not table.is_view and words >= set(_WORD.findall(table.name.lower()))]
-        return f"{error}: {_long_cell(path, named or tables)}, and {limit} ({setting}); {remedy}"
+        return f"{error}: {_long_cell(path, named or tables, longest_value(query))}; {remedy}"
     if error == _NO_PLAN:
         return f"{error}: a table is sorted by a collation that only the program which wrote it has; ask about others"
     if error.startswith(_COLLATION):
@@ -192,27 +189,27 @@ def _explained(error: str, query: str, path: Path, tables: Sequence[TableInfo]) 
     return error
 
 
-def _long_cell(path: Path, tables: Sequence[TableInfo]) -> str:
+def _long_cell(path: Path, tables: Sequence[TableInfo], limit: int) -> str:
     """The first stored cell that is longer than a statement may use, as the beginning of a sentence."""
     deadline = time.monotonic() + _SEARCH_S
     try:
         with closing(connect(path)) as connection:
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _PROGRESS_OPCODES)
             for table in tables:
-                if not table.is_view and (found := _long_cell_of(connection, table)):
+                if not table.is_view and (found := _long_cell_of(connection, table, limit)):
                     return found
     except (OSError, sqlite3.Error, BackendUnavailable):
         return "a cell or a result is longer"  # the search is a help: it must not become an error of its own
     return "no cell of the tables is longer, so the statement makes a longer value"
 
 
-def _long_cell_of(connection: sqlite3.Connection, table: TableInfo) -> str | None:
+def _long_cell_of(connection: sqlite3.Connection, table: TableInfo, limit: int) -> str | None:
     name = quoted(table.name)
     sizes = [f"coalesce(length(CAST({quoted(column.name)} AS BLOB)), 0)" for column in table.columns]
     columns = {column.name.lower() for column in table.columns}
     row_id = next((each for each in ("rowid", "_rowid_", "oid") if each not in columns), "NULL")
     query = "SELECT {}, {} FROM {} WHERE {} > ? LIMIT 1"
-    arguments = (", ".join(sizes), name, " + ".join(sizes), (MAX_VALUE_BYTES,))
+    arguments = (", ".join(sizes), name, " + ".join(sizes), (limit,))
     try:
         row = connection.execute(query.format(row_id, *arguments[:3]), arguments[3]).fetchone()
     except sqlite3.OperationalError as error:

@@ -8,6 +8,7 @@ understand, as another view or table than was meant, so nobody may read it: `den
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
@@ -17,6 +18,8 @@ from functools import lru_cache
 FOREIGN = "another version of SQLite wrote its definition"
 # SQLite's words before the name of an entry that it refuses.
 _MALFORMED = "malformed database schema ("
+# SQLite knows the tables of a module that is loaded; those of sqlite-vec have these names.
+_DATA_OF_VEC = r"_(info|chunks|rowids|auxiliary|vector_chunks\d+|metadatachunks\d+|metadatatext\d+)"
 _LISTED = "SELECT type, name, tbl_name, rootpage > 0, sql FROM sqlite_master ORDER BY rowid"
 _Entry = tuple[str, str, str, int, str | None]
 
@@ -72,6 +75,25 @@ def denying(unparsed: Collection[Unparsed]) -> Callable[..., int]:
         return sqlite3.SQLITE_DENY if {read, (inside or "").lower()} & names else sqlite3.SQLITE_OK
 
     return authorize
+
+
+def table_list(connection: sqlite3.Connection, unparsed: Collection[Unparsed]) -> list[tuple[str, str, int]]:
+    """Name, type (`table`, `view`, `virtual`, or `shadow` for the data of a virtual one) and WITHOUT ROWID of each.
+
+    `PRAGMA table_list` prepares a SELECT of each view to count its columns, which takes minutes where views use views
+    over and over, and no handler interrupts it. Without the right to SELECT it does not.
+    """
+    connection.set_authorizer(lambda action, *_: (action == sqlite3.SQLITE_SELECT) * sqlite3.SQLITE_DENY)
+    try:
+        listed = connection.execute("PRAGMA main.table_list").fetchall()
+    finally:
+        connection.set_authorizer(denying(unparsed))
+    virtual = [name for _, name, kind, *_ in listed if kind == "virtual"]
+    data = [re.compile(re.escape(name) + _DATA_OF_VEC, re.IGNORECASE) for name in virtual]
+    return [
+        (name, "shadow" if kind == "table" and any(each.fullmatch(name) for each in data) else kind, without_rowid)
+        for _, name, kind, _, without_rowid, _ in listed
+    ]
 
 
 @lru_cache(maxsize=64)

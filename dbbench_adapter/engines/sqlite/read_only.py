@@ -9,7 +9,9 @@ size. It does not guard against a fault in SQLite, which runs in the process of 
 from __future__ import annotations
 
 import re
+import shlex
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
@@ -22,9 +24,10 @@ from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed, denying, loa
 from dbbench_adapter.engines.sqlite.planning import fault_of_plan
 from dbbench_adapter.engines.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
 
+MAX_SQL_CHARS = 20_000
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL_CHARS,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
@@ -53,7 +56,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open a read-only connection for our own statements; an agent's statements go through `ReadOnlyDatabase`.
 
     Raises:
-        BackendUnavailable: the newest changes are in a file beside it.
+        BackendUnavailable: another program keeps the file from being read, or has left it unfinished.
         sqlite3.DatabaseError: the file is no database that can be read.
     """
     return opened(path)[0]
@@ -65,11 +68,11 @@ def opened(path: Path) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
     with path.open("rb") as file:
         header = file.read(20)
     if header[18:19] == bytes([_WAL]):
-        log = path.with_name(path.name + "-wal")
+        log = Path(f"{path.resolve()}-wal")  # beside what a link points to
         if log.exists() and log.stat().st_size:
             raise BackendUnavailable(
                 f"{path} is in WAL mode and its newest changes are in {log.name}; close the programs that write to it, "
-                f"or write them into the file: sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+                f"and write what is left into the file: {_settle_command(path)}"
             )
         uri += "&immutable=1"  # otherwise a reader would make files beside it
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
@@ -80,12 +83,34 @@ def opened(path: Path) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
     connection.execute(f"PRAGMA hard_heap_limit = {MAX_HEAP_BYTES}")
     try:
         unparsed = load_schema(connection)
-    except sqlite3.Error:
+    except sqlite3.Error as error:
         connection.close()
+        if (why := why_unavailable(error, path)) is not None:
+            raise BackendUnavailable(why) from None
         raise
     if unparsed:
         connection.set_authorizer(denying(unparsed))
     return connection, unparsed
+
+
+def why_unavailable(error: sqlite3.Error, path: Path) -> str | None:
+    """Why a healthy file cannot be read now, with what to do; None if the error is another one."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF == sqlite3.SQLITE_BUSY:
+        return f"{path} is locked by a program that is changing it; wait until it has finished, or close it"
+    if code == sqlite3.SQLITE_READONLY_ROLLBACK:
+        return (
+            f"a program was stopped while it changed {path}, and left {path.name}-journal to undo it; undo it: "
+            f"{_settle_command(path)}"
+        )
+    return None
+
+
+def _settle_command(path: Path) -> str:
+    # Python is there, the `sqlite3` shell may not be. The PRAGMA writes a log into the file, and as every reading of a
+    # schema that may write, it undoes half a change first.
+    code = 'import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute("PRAGMA wal_checkpoint(TRUNCATE)"))'
+    return shlex.join([sys.executable, "-c", code, str(path.resolve())])
 
 
 class ReadOnlyDatabase:

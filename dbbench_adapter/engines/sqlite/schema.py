@@ -11,11 +11,13 @@ from pathlib import Path
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import BackendUnavailable
 from dbbench_adapter.engines.engine import SAMPLED_ROWS, ColumnInfo, TableInfo, said_unreadable, sample_values
+from dbbench_adapter.engines.sqlite.foreign_schema import table_list
 from dbbench_adapter.engines.sqlite.read_only import opened
 
 # A view may use this many views, those of its views included.
 MAX_VIEW_USES = 1_000
 _OF_FOREIGN = "it reads what another version of SQLite defined"
+_OF_KIND = {"virtual": "a virtual table", "shadow": "it keeps the data of a virtual table"}
 # SQLite's own; `pragma_collation_list` also lists those that a file names and nobody has.
 _COLLATIONS = ("binary", "nocase", "rtrim")
 _WORD = re.compile(r"\w+")
@@ -26,16 +28,17 @@ _COLLATION = re.compile(r"""\bcollate\s+(?:(\w+)|"([^"]+)"|`([^`]+)`|\[([^]]+)\]
 class FileSchema:
     tables: tuple[TableInfo, ...]
     unreadable: dict[str, str]
-    """Tables and views that no statement can read, and indexes and triggers that this SQLite cannot parse, each with
+    """Tables and views that are left out, and indexes and triggers that this SQLite cannot parse, each with
     the reason."""
 
 
 def read_schema(path: Path) -> FileSchema:
     """Read the tables and views of a file in their order.
 
-    SQLite's own tables are left out, and so are virtual tables, and views of views of more than `MAX_VIEW_USES` tables,
-    which take SQLite seconds. A table that is sorted by another program's collation, a view that names missing tables,
-    and what another version of SQLite defined in a syntax of its own can be read by no statement; the others can.
+    SQLite's own tables are left out, and so are virtual tables with those that keep their data, and views of views of
+    more than `MAX_VIEW_USES` tables, which take SQLite seconds. A table that is sorted by another program's collation,
+    a view that names missing tables, and what another version of SQLite defined in a syntax of its own can be read by
+    no statement; the others can.
 
     Raises:
         DatabaseError: the file cannot be read, or has no table.
@@ -46,11 +49,11 @@ def read_schema(path: Path) -> FileSchema:
         with closing(connection):
             listed = connection.execute(
                 "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view') "
-                "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
-                "AND coalesce(sql, '') NOT LIKE 'CREATE VIRTUAL %' ORDER BY rowid"
+                "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
             ).fetchall()
             large = _large_views({name: sql for name, kind, sql in listed if kind == "view"})
             known = dict.fromkeys(large, f"it uses more than {MAX_VIEW_USES:,} views")
+            known |= {name: _OF_KIND[kind] for name, kind, _ in table_list(connection, unparsed) if kind in _OF_KIND}
             known |= {entry.name: entry.why for entry in unparsed if entry.is_read}
             for name, kind, sql in listed:
                 if name in known:
@@ -66,8 +69,10 @@ def read_schema(path: Path) -> FileSchema:
             for entry in unparsed:
                 if not entry.is_read:
                     unreadable[f"{entry.kind} {entry.name} of {entry.table}"] = f"{entry.why}; its rows cannot change"
-    except (OSError, sqlite3.Error, BackendUnavailable) as error:
-        raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
+    except BackendUnavailable as error:
+        raise DatabaseError(str(error)) from None
+    except (OSError, sqlite3.Error) as error:
+        raise DatabaseError(f"{path} cannot be read as a SQLite database ({error}); give an intact copy") from None
     if not tables:
         more = f" that can be read: {said_unreadable(unreadable)}" if unreadable else ""
         raise DatabaseError(f"{path} holds no table{more}; give the file of a database with tables")

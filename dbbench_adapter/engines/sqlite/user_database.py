@@ -3,7 +3,8 @@
 They may use all of the file's tables, and SQLite's functions.
 These are SQLite's own, so a statement gives the same result as in a `sqlite3` shell and in the evaluators of
 Spider and BIRD. Not allowed are functions that change something, read files, return the version or draw random numbers.
-The limit of a value's length bounds functions of SQLite that take quadratic time.
+The limit of a value's length bounds functions of SQLite that take quadratic time; a statement that meets a longer cell
+is run once more with other limits and without these functions.
 
 On a view a statement may also be an INSERT, UPDATE or DELETE, with the triggers that the file has for it. Foreign
 keys are not enforced, as in a `sqlite3` shell. A statement that changes more than an episode may (`copy_on_write`) is
@@ -15,8 +16,8 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from dbbench_adapter.engines.base import Result, num_chars
 from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, TOO_LONG, Changes
 from dbbench_adapter.engines.sqlite.copy_on_write import MAX_CHANGED_ROWS, MAX_WRITTEN_BYTES, CopyOnWrite
 from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed
-from dbbench_adapter.engines.sqlite.read_only import Functions, ReadOnlyDatabase
+from dbbench_adapter.engines.sqlite.read_only import MAX_SQL_CHARS, Functions, ReadOnlyDatabase
 from dbbench_adapter.engines.sqlite.sandbox import Guard, Watchdog, virtual_tables
 
 REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
@@ -38,9 +39,14 @@ TOO_LARGE = (
 _CHANGING = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
 # The longest value and the longest row of a statement; `instr` and `replace` then take 0.5 s at most (measured).
 MAX_VALUE_BYTES = 200_000
+_MAX_PATTERN_BYTES = 1_000
+# A short statement may use values that are so many times as long, with patterns as many times shorter: LIKE, and a
+# statement of nothing but functions, then take the time that they take within the usual limits.
+_LONGER = 20
+TOO_BIG = "string or blob too big"
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: _MAX_PATTERN_BYTES,
     # SQLite's own
     sqlite3.SQLITE_LIMIT_COLUMN: 2_000,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 1_000,
@@ -51,7 +57,7 @@ _BUILT_IN = (
     "abs avg ceil ceiling char coalesce concat concat_ws count date datetime exp floor format glob group_concat hex "
     "ifnull iif instr julianday length like ln log log10 log2 lower ltrim max min mod nullif octet_length pi pow "
     "power printf quote radians degrees replace round rtrim sign sqrt strftime string_agg substr substring subtype "
-    "sum time timediff total trim trunc typeof unhex unicode unixepoch upper acos asin atan atan2 cos sin tan likely "
+    "sum time timediff total trim trunc typeof unicode unixepoch upper acos asin atan atan2 cos sin tan likely "
     "unlikely likelihood soundex zeroblob if acosh asinh atanh cosh sinh tanh cume_dist dense_rank first_value lag "
     "last_value lead nth_value ntile percent_rank rank row_number json json_array json_array_length "
     "json_error_position json_extract json_group_array json_group_object json_object json_quote json_type json_valid "
@@ -112,6 +118,34 @@ _FUNCTIONS: Functions = {
 }
 
 
+def _found_at(text: Any, part: Any) -> Any:
+    if text is None or part is None:
+        return None
+    if isinstance(text, bytes) and isinstance(part, bytes):
+        return text.find(part) + 1
+    return _text(text).find(_text(part)) + 1
+
+
+def _replaced(value: Any, old: Any, new: Any) -> Any:
+    if value is None or old is None or new is None:
+        return None
+    text, old, new = _text(value), _text(old), _text(new)
+    if not old or old[0] == "\0":
+        return value
+    if len(text) + text.count(old) * (len(new) - len(old)) > _LONGER * MAX_VALUE_BYTES:
+        raise OverflowError  # SQLite then says that it is too big
+    return text.replace(old, new)
+
+
+# In place of those that take quadratic time.
+_LINEAR: Functions = {"instr": (2, _found_at), "replace": (3, _replaced)}
+
+
+def longest_value(sql: str) -> int:
+    """The most bytes of a value and of a row that the statement may use."""
+    return MAX_VALUE_BYTES * (_LONGER if len(sql) * _LONGER <= MAX_SQL_CHARS else 1)
+
+
 class UserDatabase(ReadOnlyDatabase):
     """Opens the database for one episode, or for a judge, which gives statements more time.
 
@@ -140,6 +174,32 @@ class UserDatabase(ReadOnlyDatabase):
         )
 
     def run(self, sql: str) -> Result:
+        result = self._run(sql)
+        if result.error != TOO_BIG:
+            return result
+        if longest_value(sql) > MAX_VALUE_BYTES:
+            with self._long_values():
+                result = self._run(sql)
+        if result.error != TOO_BIG:
+            return result
+        return Result(error=f"{TOO_BIG}: a value or a row has more than {longest_value(sql):,} bytes")
+
+    @contextmanager
+    def _long_values(self) -> Iterator[None]:
+        for name, (count, function) in _LINEAR.items():
+            self._connection.create_function(name, count, function, deterministic=True)
+        more = {
+            sqlite3.SQLITE_LIMIT_LENGTH: _LONGER * MAX_VALUE_BYTES,
+            sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: _MAX_PATTERN_BYTES // _LONGER,
+        }
+        usual = {limit: self._connection.setlimit(limit, value) for limit, value in more.items()}
+        try:
+            yield
+        finally:
+            for limit, value in usual.items():
+                self._connection.setlimit(limit, value)
+
+    def _run(self, sql: str) -> Result:
         # A result that is too long is an error, because a judge would take the rows that are left for the whole result.
         result = super().run(sql)
         chars = sum(map(num_chars, result.rows or ()))
@@ -159,13 +219,13 @@ class ChangeableDatabase(UserDatabase):
         self._view = CopyOnWrite(self._path)
         return self._view.connection, self._view.unparsed
 
-    def run(self, sql: str) -> Result:
+    def _run(self, sql: str) -> Result:
         """One that changes rows gives their number, triggers included, or what RETURNING gives. Returned rows that are
         too long are left out, because the change stands.
         """
         self._view.begin()
         changed_before = self._connection.total_changes
-        result = super().run(sql)
+        result = super()._run(sql)
         changed = self._connection.total_changes - changed_before
         if result.columns or (result.error is not None and not (result.error == TOO_LONG and changed)):
             return result
