@@ -13,13 +13,15 @@ import pytest
 
 from agentgrpo.printed_commands import program_command
 from agentgrpo.run_folder import begin, is_running, start_of
-from sql_agent.commands.report import evaluate_command, main, serve_command
+from sql_agent.commands.report import evaluate_flags, main
+from sql_agent.evaluate import _parse
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.names import named_as_train
 from sql_agent.report.page import as_data, outcome, spread
 from sql_agent.report.questions import side_by_side, validations
 from sql_agent.report.reading import Change, HeldOut, change, held_out, read_metrics, read_run, solved
+from sql_agent.serving import serve_command
 from sql_agent.settings.load import dump_config, load_config
 
 ROOT = Path(__file__).parents[3]
@@ -499,9 +501,6 @@ def test_a_page_is_named_by_the_folder_of_its_run(run_dir):
     assert "<title>Run run</title>" in page and "<td>run id</td><td>abc</td>" in page
 
 
-EVALUATE = f"{program_command('agentgrpo')} evaluate --base-url http://127.0.0.1:8000/v1 --model mine"
-
-
 @pytest.mark.parametrize(
     ("settings", "flags"),
     [
@@ -514,6 +513,19 @@ EVALUATE = f"{program_command('agentgrpo')} evaluate --base-url http://127.0.0.1
             "--tasks b.json --protocol text --max-tokens 384",
         ),
         (
+            AGENT
+            | {
+                "agent.max_turns": 20,
+                "agent.statement_timeout_s": 9,
+                "agent.turn_timeout_s": 100,
+                "agent.rollout_timeout_s": 500,
+                "env.call_timeout_s": 60,
+            },
+            "--agent my_agent.py:agent --tasks tasks.jsonl --split held-out --max-turns 20 --statement-timeout-s 9.0 "
+            "--turn-timeout-s 100.0 --rollout-timeout-s 500.0 --call-timeout-s 60.0 --reward my_agent.py:reward "
+            "--reward my_agent.py:short=0.5",
+        ),
+        (
             AGENT,
             "--agent my_agent.py:agent --tasks tasks.jsonl --split held-out --reward my_agent.py:reward "
             "--reward my_agent.py:short=0.5",
@@ -522,7 +534,11 @@ EVALUATE = f"{program_command('agentgrpo')} evaluate --base-url http://127.0.0.1
     ],
 )
 def test_the_model_that_is_served_is_measured_on_the_runs_held_out_tasks(settings, flags):
-    assert evaluate_command(configured(settings), "mine") == f"{EVALUATE} {flags}"
+    given = evaluate_flags(configured(settings))
+    assert given == flags.split()
+    assert _parse(["--base-url", "http://h/v1", "--model", "mine", *given]).limits.max_turns == (
+        configured(settings).agent.max_turns
+    )
 
 
 @pytest.mark.parametrize(
@@ -530,19 +546,20 @@ def test_the_model_that_is_served_is_measured_on_the_runs_held_out_tasks(setting
     [
         {},
         {"data.train_file": "a.json", "data.held_out_fraction": 0.5},
+        {"data.train_file": "a.json", "data.skills": "[join]"},
         AGENT | {"rollout.reward": '{"judge": 1.0, "my_agent.py:short": 0.5}', "judge.url": "http://127.0.0.1:9/v1",
                  "judge.model": "m", "judge.rubric": "rubric.txt"},
     ],
 )  # fmt: skip
 def test_no_command_is_printed_where_evaluate_could_not_find_the_same_tasks(settings):
-    assert evaluate_command(configured(settings), "mine") is None
+    assert evaluate_flags(configured(settings)) is None
 
 
 def test_the_policy_is_served_in_the_dtype_in_which_the_run_sampled():
     vllm = program_command("vllm", "serve", "runs/a/huggingface")
     flags = "--served-model-name mine --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes"
     model = Path("runs/a/huggingface")
-    assert serve_command(model, "mine", {"device": "cpu", "precision": "bfloat16"}) == (
+    assert serve_command(model, "mine", cpu=True, dtype="bfloat16") == (
         f"VLLM_CPU_KVCACHE_SPACE=1 {vllm} {flags} --dtype bfloat16 --host 127.0.0.1 --enforce-eager"
     )
-    assert serve_command(model, "mine", {"device": "gpu"}) == f"{vllm} {flags} --host 127.0.0.1"
+    assert serve_command(model, "mine", cpu=False, dtype=None) == f"{vllm} {flags} --host 127.0.0.1"
