@@ -15,10 +15,9 @@ from agentgrpo.printed_commands import program_command
 from agentgrpo.run_folder import begin, is_running, start_of
 from sql_agent.commands.report import evaluate_flags, main
 from sql_agent.evaluate import _parse
-from sql_agent.report.drawing import svg
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.names import named_as_train
-from sql_agent.report.page import as_data, outcome, spread
+from sql_agent.report.page import as_data, outcome, single, spread
 from sql_agent.report.questions import side_by_side, validations
 from sql_agent.report.reading import Change, HeldOut, change, held_out, read_metrics, read_run, solved
 from sql_agent.serving import serve_command
@@ -171,13 +170,15 @@ def test_a_count_that_is_not_logged_is_0_and_a_measure_that_is_not_logged_is_no_
     assert (none_lost.lines, none_lost.empty) == ({}, "None in 1 train step.")
 
 
-def test_a_run_of_one_step_has_bars_with_their_numbers_and_no_line_of_one_point():
+def test_a_figure_of_one_step_is_rows_with_their_numbers():
     figures = {figure.title: figure for figure in all_figures([STEP | {"time/rollout_s": 12.5, "time/update_s": 4.0}])}
-    drawn = svg(figures["Seconds a step, by phase"], 0)
-    assert [text for text in ("at train step 1", "rollouts", "12.5", "update", ">4<") if text not in drawn] == []
-    assert "train step" not in drawn.replace("at train step 1", "")
-    two = [STEP | {"train_step": step, "time/rollout_s": 12.5} for step in (1, 2)]
-    assert "at train step" not in svg(all_figures(two)[0], 0)
+    assert single(figures["Seconds a step, by phase"]) == [
+        ("Seconds a step, by phase", "rollouts", "12.5", "1"),
+        ("", "update", "4", "1"),
+    ]
+    # Wilson for 2 of 8, as below
+    before = {figure.title: figure for figure in all_figures([BEFORE])}["Learning"]
+    assert single(before) == [("Learning", "held-out success, greedy", "0.25 (0.07148 to 0.5907)", "0")]
 
 
 def test_success_by_skill_at_the_first_and_the_last_validation():
@@ -190,7 +191,8 @@ def test_success_by_skill_at_the_first_and_the_last_validation():
 def test_outcomes_tell_lost_from_wrong():
     rows = [trajectory(1, "t", 1.0), trajectory(1, "t", 0.0), trajectory(1, "t", None)]
     rows += [trajectory(1, "t", 0.0, lost="x"), trajectory(1, "t", 1.0, set_aside="all_right")]
-    assert [outcome(row) for row in rows] == ["right", "wrong", "unjudged", "lost", "set aside"]
+    rows += [trajectory(1, "t", None) | {"reward": 0.5}]
+    assert [outcome(row) for row in rows] == ["right", "wrong", "unjudged", "lost", "set aside", "rewarded"]
 
 
 def test_a_cap_keeps_rows_of_the_whole_run():
@@ -245,7 +247,10 @@ def write_run(folder, kind, settings, rows, **facts):
 
 
 def heads(page):
-    return re.findall(r"<h2>(.*?)</h2>", page), re.findall(r"<figcaption>(.*?)<", page)
+    """Sections; and titles of figures, those last whose numbers are of one step and stand in a table."""
+    _, *once = re.search(r'<div id="once".*?</div>', page)[0].split("<tr><td>") if 'id="once"' in page else [""]
+    titles = [row.partition("<")[0] for row in once]
+    return re.findall(r"<h2>(.*?)</h2>", page), [*re.findall(r"<figcaption>(.*?)<", page), *filter(None, titles)]
 
 
 def test_metrics_of_other_commands_get_the_names_that_train_has():
