@@ -170,3 +170,10 @@ def uses_bfloat16(precision: Literal["auto", "float32", "bfloat16"], parameters:
         precision: auto means bfloat16 if it pays and the model has `LARGE` parameters or more.
     """
     return precision == "bfloat16" or (precision == "auto" and parameters >= LARGE and bfloat16_pays())
+
+
+def sampling_dtype(precision: Literal["auto", "float32", "bfloat16"], parameters: int, *, cpu: bool) -> str:
+    """The dtype in which trainer and sampler compute, "float32" or "bfloat16"."""
+    if not cpu:
+        return "bfloat16" if precision == "auto" else precision
+    return "bfloat16" if uses_bfloat16(precision, parameters) else "float32"

@@ -105,7 +105,7 @@ def check_begun(run_dir: Path, *, kind: str, resume: bool, begun: bool) -> None:
             f"{run_dir} holds no run to go on with; start it without --resume, in another folder if an earlier version "
             "began one here"
         )
-    if resume and (other := _start(run_dir).get("kind", kind)) != kind:
+    if resume and (other := read_start(run_dir).get("kind", kind)) != kind:
         raise UsageError(f"{run_dir} holds a run of `{agentgrpo_command(other)}`; go on with it there, by that command")
     if not resume and run_dir.is_dir() and not is_empty(run_dir):
         raise UsageError(f"{run_dir} is not empty; go on with its run by --resume, or name another --run-dir")
@@ -130,10 +130,10 @@ def is_running(run_dir: Path) -> bool:
 
 def last_run_id(run_dir: Path) -> str | None:
     """None if no run wrote there, or its run.json is incomplete."""
-    return _start(run_dir).get("run_id")
+    return read_start(run_dir).get("run_id")
 
 
-def _start(run_dir: Path) -> dict[str, Any]:
+def read_start(run_dir: Path) -> dict[str, Any]:
     try:
         start = parse_json((run_dir / START).read_text())
     except (OSError, ValueError):
@@ -176,7 +176,7 @@ def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def write_start(run_dir: Path, start: Mapping[str, Any], *, resumed: bool) -> None:
     """Write run.json: how the run was started, and under `earlier_starts` how it was started before it was resumed."""
-    last = _start(run_dir) if resumed else {}
+    last = read_start(run_dir) if resumed else {}
     earlier = [*last.pop("earlier_starts", []), last] if last else []
     starts = [dict(start), *earlier]
     for each in starts:  # earlier versions wrote passwords to the file

@@ -90,6 +90,8 @@ def parse_yaml(text: str, what: str) -> Any:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         fault = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(f"{what} is not YAML: {fault}{where}") from None
+    except RecursionError:
+        raise ValueError(f"{what} is not YAML: brackets are nested too deep") from None
 
 
 def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

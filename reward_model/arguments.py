@@ -46,6 +46,8 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
         ) from None
     except UnicodeDecodeError:
         raise UsageError("--config is not a text, expected YAML with settings") from None
+    except RecursionError:
+        raise UsageError("--config is not YAML: brackets are nested too deep") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -17,16 +17,16 @@ from pydantic import ValidationError
 
 from agentgrpo.chat.calls import mended_calls
 from agentgrpo.chat.conversations import (
+    CONVERSATIONS,
     TOOL_COLUMNS,
     RowError,
-    in_text,
     legal,
-    message_in_text,
     read_conversation,
     read_message,
     read_text,
     short_repr,
     tools_of,
+    without_json_texts,
     without_tools,
 )
 from agentgrpo.chat.loss_marks import is_context, left_out_by, rates_a_reply, take_mark
@@ -75,8 +75,9 @@ class Converter:
 
     def __call__(self, row: Any, metadata: dict[str, Any]) -> Preference:
         """Raises RowError: the row is not a pair; `changes` and `forms` stay as they were."""
-        name = self.form or form_of(row)
         changes: Counter[str] = Counter()
+        row = without_json_texts(row, changes) if isinstance(row, dict) else row
+        name = self.form or form_of(row)
         try:
             preference = _preference(row, FORMS[name], changes, metadata, self.drop_tools)
         except RecursionError:
@@ -132,7 +133,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
             raise RowError(name, "images and sound are not read; remove the field or the row")
     if (name := left_out_by(row)) is not None:
         raise RowError(name, "says that the row is not to be learnt; leave the row out, or remove the field")
-    unmarked, context = _unpacked(row, form.fields, changes)
+    unmarked, context = _unmarked(row, form.fields, changes)
     pair = form.read(unmarked, changes)
     tools = tools_of(row, changes)
     for name in row.keys() - form.fields - _OTHER_READ - {form.system}:
@@ -178,16 +179,11 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         raise RowError("row", error.errors()[0]["msg"]) from None
 
 
-def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[Row, Conversation]:
-    """The row without JSON in texts, in which exported tables hold conversations, and without marks of what is learnt;
-    and the messages that are marked as context.
-    """
+def _unmarked(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[Row, Conversation]:
+    """The row without marks of what is learnt, and the messages that are marked as context."""
     read, context = dict(row), []
-    for name in fields & _CONVERSATIONS:
+    for name in fields & {*CONVERSATIONS}:
         held = row.get(name)
-        if isinstance(held, str) and (messages := in_text(held, name)) is not None:
-            changes["conversations that were JSON in a text"] += 1
-            read[name] = held = messages
         held = [held] if isinstance(held, dict) else held
         if isinstance(held, list):
             read[name] = [_without_mark(raw, f"{name}.{n}", context, changes) for n, raw in enumerate(held)]
@@ -195,7 +191,6 @@ def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[
 
 
 def _without_mark(raw: Any, field: str, context: Conversation, changes: Counter[str]) -> Any:
-    raw = message_in_text(raw, changes) if isinstance(raw, str) else raw
     unmarked, mark = take_mark(raw, field)
     if mark is not None:
         message = read_message(unmarked, field, Counter())
@@ -456,7 +451,6 @@ def _has(*names: str) -> Callable[[Row], bool]:
 
 _HISTORY = frozenset({"instruction", "input", "history"})
 _CONTINUATIONS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
-_CONVERSATIONS = SIDES | _CONTINUATIONS | {"prompt", "messages", "conversations"}
 _OTHER_READ = frozenset({*TOOL_COLUMNS, "metadata"})
 FORMS: dict[str, Form] = {
     "sharegpt": Form("conversations, chosen, rejected", _has("conversations"), _sharegpt, SIDES | {"conversations"}),

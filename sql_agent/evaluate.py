@@ -51,7 +51,7 @@ from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.settings.evaluation import EvaluateConfig
 from sql_agent.settings.flags import add_flags, read_flags
-from sql_agent.settings.groups import AgentConfig, DataConfig
+from sql_agent.settings.groups import DataConfig
 from sql_agent.source.stops import last_line
 from sql_agent.startup.data import format_counts
 from sql_agent.success import Rate, rate
@@ -67,6 +67,8 @@ REMEDIES = {
 """What to do where a model has learnt tasks to measure it on, by the value of --split."""
 NO_SUCH_ADDRESS = (404, 405, 501)
 """Statuses of a server that does not list its models."""
+ALL = "all"
+"""The row of all tasks; no kind has the name."""
 REWARD_TIMEOUT_S = 30.0
 """Limit of one call of a reward function, like `rollout.reward_timeout_s` of a run."""
 
@@ -86,8 +88,9 @@ class Summary:
     malformed_calls_frac: float | None
     rollout_s: float | None
     """Mean wall-clock time of a rollout, in seconds; rollouts run side by side."""
-    reward: float | None = None
-    """Mean of the rewards that the environment itself gives; None if it gives verdicts."""
+    rewards: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Number and mean of the rewards that the environment or the agent gives instead of verdicts, by kind and, if there
+    are any, for `all`."""
     errors: dict[str, str] = field(default_factory=dict)
     """What the first rollout of each reason in `unjudged` failed with, if it says so."""
 
@@ -210,14 +213,13 @@ def _player(
     stack: ExitStack,
 ) -> Callable[[Any], Awaitable[RolloutRecord]]:
     """Return a function that plays one task; the resources that it needs stay open as long as `stack`."""
-    limits = AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens)
     if isinstance(environment, Environment):
         return functools.partial(
             run_rollout,
             base_url=args.base_url,
             model=args.model,
             environment=environment,
-            config=limits,
+            config=args.limits,
             api_key=api_key,
         )
     from sql_agent.own_agents.evaluation import evaluate_rollout, policy_served  # imports agent-lightning
@@ -226,8 +228,8 @@ def _player(
     return functools.partial(
         evaluate_rollout,
         agent=environment.agent,
-        address=stack.enter_context(policy_served(args.base_url, args.model, api_key, limits.turn_timeout_s)),
-        limits=limits,
+        address=stack.enter_context(policy_served(args.base_url, args.model, api_key, args.turn_timeout_s)),
+        limits=args.limits,
         functions=RewardFunctions(functions, threads=args.concurrency),
         weights=args.weights,
     )
@@ -310,7 +312,10 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
     kinds = dict.fromkeys(task.kind for task in tasks)  # in file order
     of_kind = {kind: [record for record in records if record.kind == kind] for kind in kinds}
     skills = {task.id: getattr(task, "skills", ()) for task in tasks}
-    rewards = [record.score.value for record in records if record.score.reason == OWN_REWARD]
+    of_rewards = {
+        kind: [r.score.value for r in played if r.score.reason == OWN_REWARD and r.score.value is not None]
+        for kind, played in {**of_kind, ALL: records}.items()
+    }
     agentbench = all(getattr(task, "source", None) == "agentbench" for task in tasks)
     of_skill = {skill: [record for record in records if skill in skills.get(record.task_id, ())] for skill in SKILLS}
     calls = sum(record.tool_calls for record in records)
@@ -324,7 +329,7 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
         turns_per_task=_mean([record.num_turns for record in records]),
         malformed_calls_frac=sum(record.malformed_calls for record in records) / calls if calls else None,
         rollout_s=_mean([record.seconds for record in records]),
-        reward=_mean([reward for reward in rewards if reward is not None]),
+        rewards={kind: (len(found), mean) for kind, found in of_rewards.items() if (mean := _mean(found)) is not None},
         errors={
             record.score.reason: last_line(record.error)
             for record in reversed(records)
@@ -355,17 +360,17 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def print_summary(summary: Summary, title: str, seconds: float, console: Console) -> None:
-    table = _table("question type", summary.by_kind, title)
+    rewarded = ALL in summary.rewards and not summary.overall.judged
+    table = _rewards(summary, title) if rewarded else _table("question type", summary.by_kind, title)
     table.add_section()
-    table.add_row("all", *_cells(summary.overall))
+    table.add_row(ALL, *(_reward_cells(summary, ALL) if rewarded else _cells(summary.overall)))
     console.print(table)
     if summary.by_skill:
         console.print(_table("skill", summary.by_skill))
     if summary.three_way_mean is not None:
         console.print(f"mean of SELECT, INSERT and UPDATE: {_percent(summary.three_way_mean)}")
-    if summary.reward is not None:
-        known = "" if summary.overall.judged else "; success is unknown, since the environment does not say `solved`"
-        console.print(f"mean reward: {summary.reward:.4g}{known}")
+    if ALL in summary.rewards and not rewarded:
+        console.print(f"mean reward: {summary.rewards[ALL][1]:.4g}")
     console.print(f"ends: {_counts(summary.stop_reasons)}; not judged: {_counts(summary.unjudged)}")
     for reason, error in sorted(summary.errors.items()):
         console.print(f"the first {reason}: {error}", markup=False, highlight=False, soft_wrap=True)
@@ -386,6 +391,22 @@ def _table(head: str, rates: dict[str, Rate], title: str | None = None) -> Table
     for name, rate_of in rates.items():
         table.add_row(name, *_cells(rate_of))
     return table
+
+
+def _rewards(summary: Summary, title: str) -> Table:
+    # Nobody says what is solved, so there is no success.
+    table = Table("question type", title=title)
+    for column in ("n", "rewarded", "mean reward"):
+        table.add_column(column, justify="right")
+    for kind in summary.by_kind:
+        table.add_row(kind, *_reward_cells(summary, kind))
+    return table
+
+
+def _reward_cells(summary: Summary, kind: str) -> list[str]:
+    played = summary.overall if kind == ALL else summary.by_kind[kind]
+    count, mean = summary.rewards.get(kind, (0, None))
+    return [str(played.n), str(count), "-" if mean is None else f"{mean:.4g}"]
 
 
 def _cells(of_kind: Rate) -> list[str]:

@@ -78,23 +78,58 @@ def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Mes
     return [read_message(message, f"{field}.{number}", changes) for number, message in enumerate(value)]
 
 
-def in_text(text: str, field: str) -> list[Any] | None:
-    """Messages that the text holds as JSON, as in exported tables; None for an ordinary text.
+# Columns with a conversation in the forms of TRL, OpenAI, ShareGPT and our logs.
+CONVERSATIONS = (
+    "messages", "conversations", "prompt", "completion", "chosen", "rejected", "chosen_messages", "rejected_messages",
+    "chosen_response", "rejected_response",
+)  # fmt: skip
+
+
+def without_json_texts(row: dict[str, Any], changes: Counter[str]) -> dict[str, Any]:
+    """The row with conversations, and messages in them, that exported tables and parquet files hold as JSON in a text.
+
+    Every reader of rows begins here, so that no command learns the JSON. `datasets` writes single messages so if their
+    fields differ (its type `Json`, `on_mixed_types="use_json"`).
 
     Raises:
-        RowError: the messages are in Python's notation instead of JSON.
+        RowError: messages are in Python's notation instead of JSON.
     """
+    read = dict(row)
+    for name in row.keys() & CONVERSATIONS:
+        held = row[name]
+        if isinstance(held, str) and (messages := _messages_in(held, name)) is not None:
+            changes["conversations that were JSON in a text"] += 1
+            read[name] = held = messages
+        if isinstance(held, list):
+            read[name] = [_object_in(each, changes) if isinstance(each, str) else each for each in held]
+    return read
+
+
+def _messages_in(text: str, field: str) -> list[Any] | None:
     if text.lstrip().startswith("[{'") and re.search(r"'(role|from)': ", text):
         raise RowError(field, "messages in Python's notation; export the table with messages as JSON or as lists")
-    try:
-        value = json.loads(text) if text.lstrip().startswith("[") else None
-    except (ValueError, RecursionError):
-        return None
+    value = _json_in(text) if text.lstrip().startswith("[") else None
     return value if isinstance(value, list) and value and all(map(_has_role, value)) else None
 
 
 def _has_role(message: Any) -> bool:
+    message = _json_in(message) if isinstance(message, str) else message
     return isinstance(message, dict) and str(message.get("role") or message.get("from")).strip().lower() in ROLES
+
+
+def _object_in(text: str, changes: Counter[str]) -> Any:
+    raw = _json_in(text)
+    if not isinstance(raw, dict):
+        return text
+    changes["messages that were JSON in a text"] += 1
+    return raw
+
+
+def _json_in(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
 
 
 def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
@@ -103,8 +138,6 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     Raises:
         RowError: the role is unknown, the content is not a text, a call names no function, or two fields disagree.
     """
-    if isinstance(raw, str):
-        raw = message_in_text(raw, changes)
     if not isinstance(raw, dict):
         raise RowError(field, f"expected a message object, found {short_repr(raw)}")
     role_key, content_key = _filled_key(raw, "role", "from"), _filled_key(raw, "content", "value")
@@ -144,16 +177,6 @@ def _refuse_lost(name: str, value: Any, field: str) -> None:
         raise RowError(field, f"is not read in a message; move it to {_ELSEWHERE[name]}")
     if holds_media(name, value):
         raise RowError(field, "images and sound are not read; remove the field or the row")
-
-
-def message_in_text(text: str, changes: Counter[str]) -> Any:
-    # `datasets` stores messages with different fields so (its type `Json`), as with `on_mixed_types="use_json"`.
-    try:
-        raw = parse_json(text)
-    except ValueError:
-        return text
-    changes["messages that were JSON in a text"] += 1
-    return raw
 
 
 def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,14 @@ def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
 
 
 def _records(path: Path) -> Iterator[RawRecord | Fault]:
-    rows, parquet = list(read_rows(path)), is_parquet(path)
-    entries = rows[0].value if len(rows) == 1 else None
+    rows, parquet = read_rows(path), is_parquet(path)
+    begin = [*islice(rows, 2)]  # and no more: the first row that is no task ends the reading
+    entries = begin[0].value if len(begin) == 1 else None
     if isinstance(entries, dict) and entries and all(key.isdigit() for key in entries):
         for key, value in entries.items():
             yield RawRecord(f"{path.stem}-{key}", f"record {key!r}", value, f"row {key}")
         return
-    for index, row in enumerate(rows):
+    for index, row in enumerate(chain(begin, rows)):
         where = row.place if row.place.startswith("line") else f"{'row' if parquet else 'record'} {index}"
         if isinstance(fault := row.value, RowError):
             yield Fault(where, "" if fault.field == "row" else fault.field, fault.reason)

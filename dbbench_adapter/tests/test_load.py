@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentgrpo.row_files import read_rows
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks, write_tasks
 from dbbench_adapter.tests.example_records import HASH, LIFELONG, SELECT, UPDATE
@@ -181,6 +182,18 @@ def with_rows(rows):
 def test_a_bad_file_is_refused_with_row_and_field(load, rows, words):
     with pytest.raises(TaskFileError, match=words):
         load(*rows)
+
+
+def test_the_first_row_that_is_no_task_ends_the_reading(tmp_path, monkeypatch):
+    """A file of two million numbers took 13 s to be refused for its first."""
+    file, taken = tmp_path / "tasks.json", []
+    file.write_text(json.dumps([0] * 1000))
+    monkeypatch.setattr(
+        "dbbench_adapter.tasks.load.read_rows", lambda path: (taken.append(row) or row for row in read_rows(path))
+    )
+    with pytest.raises(TaskFileError, match="record 0: has int"):
+        load_tasks(file)
+    assert len(taken) == 2
 
 
 def test_a_missing_file_is_named_with_the_forms_known(tmp_path):

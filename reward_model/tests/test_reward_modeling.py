@@ -87,10 +87,17 @@ def test_a_model_has_to_be_named(pairs, capsys):
     )
 
 
-def test_a_misspelt_setting_in_the_file_is_refused(base, pairs, tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text("learning_rat: 1.0e-3\n")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("learning_rat: 1.0e-3\n", "learning_rat"),
+        pytest.param("seed: " + "[" * 3000, "--config is not YAML: brackets are nested too deep", id="3000_brackets"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_is_refused(base, pairs, tmp_path, capsys, text, words):
+    (tmp_path / "run.yaml").write_text(text)
     assert main(command(base, pairs, tmp_path / "out", "--config", str(tmp_path / "run.yaml"))) == 1
-    assert "learning_rat" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_a_loss_that_is_no_number_stops_the_run(base, pairs, tmp_path, capsys):

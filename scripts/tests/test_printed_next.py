@@ -30,7 +30,7 @@ SHELLS = [shell for shell in ("bash", "zsh") if shutil.which(shell)]
 def printed() -> list[str]:
     sft = [after_sft(SftConfig(model_path="m", output_dir=OUT, **flags), 135_000_000, is_adapter=True) for flags in SFT]
     dpo = after_dpo(
-        DpoConfig(model_path="m", dataset=Path("pairs.jsonl"), output_dir=OUT), 135_000_000, is_adapter=True
+        DpoConfig(model_path="m", dataset=Path("pairs.jsonl"), output_dir=OUT), 135_000_000, cpu=False, is_adapter=True
     )
     local = next_command(LocalGrpoConfig(run_dir=OUT, env="mine.py:Shop", train_file=Path("rows.jsonl")))
     report = agentgrpo_command("report", OUT)

@@ -19,9 +19,13 @@ def runs(tmp_path_factory):
     make_run(folder / "two")
     make_run(folder / "one", steps=1)
     make_run(folder / "once", after=None)
+    metrics = (
+        (folder / "one/metrics.jsonl").read_text().replace('"group/zero_std_frac": 0.5', '"group/zero_std_frac": 1.0')
+    )
+    (folder / "one/metrics.jsonl").write_text(metrics)
     make_run(folder / "better", after=[AFTER[0], "SELECT name FROM customer WHERE town IS NULL", *AFTER[2:]])
     make_run(folder / "agent", settings=["env.type=agent", "env.agent=my_agent.py:agent", "llm_proxy=true"])
-    for file in (folder / "agent/trajectories").glob("val_*"):
+    for file in (folder / "agent/trajectories").iterdir():
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         rewarded = [row | {"score": {"value": None, "reason": "no_judge"}, "comparison": None} for row in rows]
         file.write_text("".join(json.dumps(row) + "\n" for row in rewarded))
@@ -88,6 +92,8 @@ def test_where_nobody_judges_each_question_has_its_reward_before_and_after(runs,
     ]
     click(page, "[data-question=q-0]")
     assert page.texts("#questions tr.details h3") == ["before: reward 0", "after 2 steps: reward 1"]
+    assert page.texts("#filter-outcome option") == ["all", "rewarded"]
+    assert page.texts("#detail h3") == ["reward 0"]
 
 
 def test_a_click_on_a_question_shows_reference_rows_and_the_databases_words(runs, page):
@@ -142,11 +148,15 @@ def test_a_trajectory_shows_its_reference_and_marks_the_rows_that_the_other_side
     assert listed(page) == ["q-1", "q-3"]
 
 
-def test_a_run_of_one_step_has_bars_and_a_run_with_one_validation_one_column(runs, page):
+def test_a_run_of_one_step_has_a_table_and_a_run_with_one_validation_one_column(runs, page):
     page.show(runs / "one/report.html")
-    drawn = page.texts("#figures figure")
-    assert len(drawn) == 10
-    assert sum("at train step 1" in text for text in drawn) == 9  # all but the curve of learning, which has step 0 too
+    assert page.texts("#figures figcaption") == ["Learning"]  # which has step 0 too
+    head, first, *others = page.texts("#once tr")
+    assert (head, first) == (
+        "measured at one step\t\tvalue\tstep",
+        "Groups without spread\ttrained on, all wrong\t0.5\t1",
+    )
+    assert "\tweight sync\t0.5\t1" in others
     page.show(runs / "once/report.html")
     assert page.texts("#questions th") == ["question", "SQL or answer before", "verdict"]
     assert "There was one validation; a second one will stand beside it." in page.texts("body")[0]
@@ -156,13 +166,16 @@ def test_a_run_of_one_step_has_bars_and_a_run_with_one_validation_one_column(run
 
 @pytest.mark.parametrize("name", ["two/report.html", "one/report.html", "once/report.html", "better/compared.html"])
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
-def test_no_page_is_wider_than_its_window_and_the_table_scrolls_inside_itself(runs, page, name, width):
+def test_no_page_and_no_table_of_questions_is_wider_than_its_window(runs, page, name, width):
     page.show(runs / name, width=width)
     for question in ("q-0", "q-2", "q-4"):
         click(page, f"[data-question={question}]")
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
-    if width == PHONE:
-        assert page.run("(box => box.scrollWidth > box.clientWidth)(document.getElementById('questions'))")
+    if width == PHONE:  # answers and verdicts are read without scrolling sideways
+        assert page.run("(box => box.scrollWidth <= box.clientWidth)(document.getElementById('questions'))")
+        assert page.run(
+            "getComputedStyle(document.querySelector('#questions .answer'), '::before').content"
+        ).startswith('"SQL or answer ')
     # what is unfolded is read without scrolling sideways
     edges = page.run("[...document.querySelectorAll('.in-view')].map(e => e.getBoundingClientRect().right)")
     box = page.run("(box => box.getBoundingClientRect().left + box.clientWidth)(document.getElementById('questions'))")
@@ -170,6 +183,16 @@ def test_no_page_is_wider_than_its_window_and_the_table_scrolls_inside_itself(ru
     picture = runs / f"{name.replace('/', '-')}-{width}.png"
     page.photograph(picture)  # pytest keeps the folder, for whoever wants to look
     assert picture.stat().st_size > 20_000
+
+
+def test_that_nothing_was_learnt_is_the_headline(runs, page):
+    page.show(runs / "one/report.html")
+    assert page.texts("#headline p") == [
+        "Nothing was learnt: in its one train step no group had rewards that differ.",
+        "Held-out success: 40% (12% to 77%, 2 of 5) before, 40% (12% to 77%, 2 of 5) after 1 step.",
+        "1 of 5 tasks solved anew, 1 no longer: not clear (McNemar's exact test, p = 1).",
+        "doc/troubleshooting.md says what to change, under `Success does not rise`.",
+    ]
 
 
 def test_two_runs_stand_side_by_side(runs, page):

@@ -30,9 +30,12 @@ from agentgrpo.disk_errors import failures_of_the_disk, in_words
 from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline, model_folder
 from agentgrpo.json_text import parse_json
-from agentgrpo.model_kinds import ADAPTER_FILE
+from agentgrpo.machine import count_gpus, sampling_dtype
+from agentgrpo.model_kinds import ADAPTER_FILE, count_weights
 from agentgrpo.nearest import did_you_mean
-from agentgrpo.printed_commands import program_command, python_command
+from agentgrpo.printed_commands import python_command
+from agentgrpo.run_folder import read_start
+from sql_agent.serving import serve_command
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
 from sql_agent.verl_side.checkpoints import newest_whole
@@ -63,6 +66,8 @@ class TrainedModel:
     """The contents of merge.json."""
     trained_on: TrainedOn = field(default_factory=TrainedOn)
     """What it was trained on, for the merged folder too."""
+    sampled_in: str | None = None
+    """The dtype in which its run sampled; None: no such run is known."""
 
 
 def merge(source: TrainedModel, output: Path, say: Say) -> None:
@@ -182,7 +187,8 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
     say(f"{checkpoint}: step {facts['train_step']} of run {facts['run_id']}, every file as it was written")
     files = checkpoint / "actor" / "huggingface"
     served = files if any(files.glob("*.safetensors")) else None
-    return TrainedModel(model_of(checkpoint / "actor"), files, files, served, facts, read_trained_on(files))
+    sampled_in = read_start(checkpoint.parents[1]).get("precision")
+    return TrainedModel(model_of(checkpoint / "actor"), files, files, served, facts, read_trained_on(files), sampled_in)
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
@@ -336,5 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
         return 1
-    print(f"merged policy: {args.output}\nnext: {program_command('vllm', 'serve', args.output)}")
+    cpu = not count_gpus()
+    dtype = opened.sampled_in or sampling_dtype("auto", count_weights(args.output) or 0, cpu=cpu)
+    print(f"merged policy: {args.output}\nnext: {serve_command(args.output, args.output.name, cpu=cpu, dtype=dtype)}")
     return 0

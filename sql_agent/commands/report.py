@@ -15,7 +15,6 @@ from typing import Any
 
 from agentgrpo.flags import Parser, dashed
 from agentgrpo.outputs import written
-from agentgrpo.printed_commands import agentgrpo_command, program_command
 from agentgrpo.run_folder import METRICS, is_running
 from sql_agent.names import JUDGE, functions
 from sql_agent.report import compare
@@ -23,10 +22,11 @@ from sql_agent.report.compare import Pair
 from sql_agent.report.figures import series
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, held_out, read_run
+from sql_agent.serving import evaluate_command, serve_command
+from sql_agent.settings.evaluation import LIMITS
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.train import TrainConfig
 
-SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 POLL_S = 3.0
 # What a run of some command writes beside its report.
 FILES = (
@@ -54,34 +54,25 @@ def summary(run: Run) -> dict[str, str]:
     lines["curve"] = str(run.folder / "curve.png")
     if saved and run.config:
         name = run.folder.resolve().name
-        lines["serve it"] = serve_command(saved[-1], name, run.facts)
-        if measure := evaluate_command(run.config, name):
-            lines["measure it"] = measure
+        cpu, dtype = run.facts.get("device") == "cpu", run.facts.get("precision")
+        lines["serve it"] = serve_command(saved[-1], name, cpu=cpu, dtype=dtype)
+        if (flags := evaluate_flags(run.config)) is not None:
+            lines["measure it"] = evaluate_command(name, flags)
     return lines
 
 
-def serve_command(model: Path, name: str, facts: Mapping[str, Any]) -> str:
-    """The command that serves a model in the dtype in which the run sampled, so that it answers as it did there.
+def evaluate_flags(cfg: TrainConfig) -> list[str] | None:
+    """What `agentgrpo evaluate` has to be given to play a run's held-out tasks as the run does.
 
-    Args:
-        name: the one under which it is served.
-        facts: of run.json.
-    """
-    dtype = ("--dtype", facts["precision"]) if "precision" in facts else ()
-    serve = program_command("vllm", "serve", model, "--served-model-name", name, *SERVE, *dtype, "--host", "127.0.0.1")
-    return f"VLLM_CPU_KVCACHE_SPACE=1 {serve} --enforce-eager" if facts.get("device") == "cpu" else serve
-
-
-def evaluate_command(cfg: TrainConfig, name: str) -> str | None:
-    """The command that measures the model so served on the run's held-out tasks.
-
-    None where `agentgrpo evaluate` has no flags for it: generated tasks, another share held out, a reward of an LLM.
+    None where it has no flags for it: generated tasks, tasks of some skills, another share held out, a reward of an
+    LLM.
     """
     data, env = cfg.data, cfg.env
     tasks = data.val_file or data.train_file
     rewards = cfg.rollout.weights if env.agent else {}
     if (
         tasks is None
+        or data.skills
         or JUDGE in rewards
         or (data.val_file is None and data.held_out_fraction != DataConfig().held_out_fraction)
     ):
@@ -95,16 +86,15 @@ def evaluate_command(cfg: TrainConfig, name: str) -> str | None:
         "max-prompt-tokens": data.max_prompt_tokens,
         "instructions": cfg.agent.instructions,
     }
-    settings = {"backend": cfg.rollout, "judge": cfg.rollout, "protocol": cfg.agent, "max_tokens": cfg.agent}
-    for setting, group in settings.items():
-        value = getattr(group, setting)
-        if value != type(group).model_fields[setting].default:
-            given[dashed(setting)] = value
+    played = ((cfg.rollout, ("backend", "judge")), (cfg.agent, ("protocol", *LIMITS)), (env, ("call_timeout_s",)))
+    for group, names in played:
+        values = {name: getattr(group, name) for name in names}
+        given |= {dashed(n): v for n, v in values.items() if v != type(group).model_fields[n].default}
     flags = [word for flag, value in given.items() if value is not None for word in (f"--{flag}", str(value))]
     for reward in functions(rewards):
         weight = rewards[reward]
         flags += ["--reward", reward if weight == 1 else f"{reward}={weight:g}"]
-    return agentgrpo_command("evaluate", "--base-url", "http://127.0.0.1:8000/v1", "--model", name, *flags)
+    return flags
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:

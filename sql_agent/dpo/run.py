@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgrpo.checkpoints import CHECKPOINTS
+from agentgrpo.machine import sampling_dtype
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import failures_of_the_disk
-from agentgrpo.printed_commands import agentgrpo_command, program_command
+from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.datatypes import Preference
 from sql_agent.dpo.trainer import RECORD, EncodedPair, calls_without_tools, encode_pairs, make_trainer
 from sql_agent.model_check import read_json
+from sql_agent.serving import evaluate_command, serve_command
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import (
@@ -110,11 +112,12 @@ def train(run: Run, say: Say = print) -> None:
     steps = fit(trainer.model, epochs, start, cfg.run_dir, RECORD, run.record, say, trained_on)
     say(f"trained {steps} steps on {len(run.pairs)} pairs of {cfg.dataset}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.run_dir}")
-    for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
+    cpu, adapter = start.device == "cpu", not start.trains_all_weights
+    for command in next_commands(cfg, count_weights(start.base), cpu=cpu, is_adapter=adapter):
         say(f"next: {command}")
 
 
-def next_commands(cfg: DpoConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
+def next_commands(cfg: DpoConfig, weights: int | None, *, cpu: bool, is_adapter: bool) -> list[str]:
     """The commands that measure held-out success and go on with GRPO; vLLM and verl take whole models.
 
     Args:
@@ -122,12 +125,11 @@ def next_commands(cfg: DpoConfig, weights: int | None, *, is_adapter: bool) -> l
     """
     output = cfg.run_dir
     merged = f"{output}-merged" if is_adapter else output
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--generation-config", "vllm")
-    served = ("--base-url", "http://127.0.0.1:8000/v1", "--model", "dpo")
+    dtype = sampling_dtype(cfg.precision, weights or 0, cpu=cpu)
     merge = agentgrpo_command("merge", "--adapter", output, "--output", merged)
     return [
         *([merge] if is_adapter else []),
-        program_command("vllm", "serve", merged, "--served-model-name", "dpo", *flags, "--host", "127.0.0.1"),
-        agentgrpo_command("evaluate", *served, "--tasks", "HELD_OUT_TASKS"),
+        serve_command(merged, "dpo", cpu=cpu, dtype=dtype),
+        evaluate_command("dpo", ["--tasks", "HELD_OUT_TASKS"]),
         agentgrpo_command("train", "--model", merged, "--train-file", "TASKS", *config_flag(weights)),
     ]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import random
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgrpo.chat.conversations import RowError, without_json_texts
 from agentgrpo.nearest import did_you_mean
 from dbbench_adapter.protocols import Message
 from dbbench_adapter.tasks.load import raw_records
@@ -115,6 +117,10 @@ def placed_tasks(found: Sequence[tuple[str, str, Any]], kind: str) -> list[Place
             raise ValueError(f"{place}: its id {id!r} is also that of {places[id]}; ids have to differ")
         places[id] = place
         own_kind = row.get("kind")
+        try:
+            row = without_json_texts(row, Counter())
+        except RowError as error:
+            raise ValueError(f"{place}, {error}") from None
         whole = {name: _plain(row.get(name)) for name in columns}
         tasks.append(PlacedTask(RowTask(id, own_kind if isinstance(own_kind, str) else kind, whole), place))
     return tasks

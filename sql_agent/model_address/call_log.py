@@ -92,14 +92,14 @@ def _reply(message: Mapping[str, Any]) -> Message:
 def _key(message: Mapping[str, Any]) -> str:
     # Clients may reorder fields, leave out empty ones and re-serialise arguments.
     calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, dict)]
-    said = [[call.get("name"), _parsed(call.get("arguments"))] for call in calls]
+    said = [[call.get("name"), _sorted(call.get("arguments"))] for call in calls]
     where = message.get("tool_call_id")
     return json.dumps([message.get("role"), _text(message.get("content")), where, said], sort_keys=True, default=str)
 
 
-def _parsed(arguments: Any) -> Any:
+def _sorted(arguments: Any) -> Any:
     try:
-        return json.loads(arguments)
+        return json.dumps(json.loads(arguments), sort_keys=True)  # both fail on deep brackets, at depths of their own
     except (TypeError, ValueError, RecursionError):
         return arguments
 

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 from typing import Any
 
 from sql_agent.report.figures import Figure
 
-# Characters of a line of text beside a bar.
-LABEL_CHARS = 30
 # A line of fewer points shows each one.
 MARKED_POINTS = 30
 
 
 def svg(figure: Figure, number: int) -> str:
-    """Draw with real text in the page's colour and ids that no other figure has.
-
-    Where everything was logged at one and the same step, as in a run of one step, there are bars and not lines.
-    """
+    """Draw with real text in the page's colour and ids that no other figure has."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    steps = {step for line in figure.lines.values() for step, _ in line}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"figure-{number}", "font.size": 9}):
         drawn, axes = plt.subplots(figsize=(5.4, 2.8), layout="constrained")
-        if len(steps) == 1:
-            _draw_bars(axes, figure, steps.pop())
-        else:
-            _draw_lines(axes, figure)
-            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-            labels = [_escape_dollars(label) for label in figure.lines]  # matplotlib names those with intervals last
-            where = {"loc": "outside upper left", "ncols": 2, "frameon": False, "fontsize": 8}
-            drawn.legend([handles[label] for label in labels], labels, **where)
+        _draw_lines(axes, figure)
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        labels = [_escape_dollars(label) for label in figure.lines]  # matplotlib names those with intervals last
+        where = {"loc": "outside upper left", "ncols": 2, "frameon": False, "fontsize": 8}
+        drawn.legend([handles[label] for label in labels], labels, **where)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         out = io.StringIO()
@@ -66,29 +56,6 @@ def _draw_lines(axes: Any, figure: Figure) -> None:
                 axes.plot(steps, values, marker=marker, markersize=5, linewidth=1.2, label=shown)
     if figure.limit is not None:
         axes.axhline(figure.limit, linestyle="--", color="grey", linewidth=1)
-
-
-def _draw_bars(axes: Any, figure: Figure, step: int) -> None:
-    for place, (label, line) in enumerate(figure.lines.items()):
-        value = line[0][1]
-        axes.barh(place, value, height=0.6, alpha=0.8)
-        end = value
-        if label in figure.intervals:
-            low, end = figure.intervals[label][0]
-            axes.errorbar(value, place, xerr=[[value - low], [end - value]], color="grey", capsize=3)
-        axes.annotate(f"{value:.4g}", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(figure.lines)), [_beside_bar(label) for label in figure.lines])
-    axes.set_ylim(len(figure.lines) - 0.4, -0.6)  # the first one on top, bars of one height in a figure of one line
-    axes.margins(x=0.15)
-    axes.axvline(0, color="grey", linewidth=1)
-    if figure.limit is not None:
-        axes.axvline(figure.limit, linestyle="--", color="grey", linewidth=1)
-    when = "before training" if step == 0 else f"at train step {step}"
-    axes.set_xlabel(f"{figure.y}, {when}" if figure.y else when)
-
-
-def _beside_bar(label: str) -> str:
-    return "\n".join(textwrap.wrap(_escape_dollars(label), LABEL_CHARS)[:2])
 
 
 def _escape_dollars(label: str) -> str:

@@ -15,7 +15,16 @@ from agentgrpo.run_folder import flat
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
 from sql_agent.report.questions import Answers, messages, question, side_by_side, validations
-from sql_agent.report.reading import Loss, Row, Run, solved, when
+from sql_agent.report.reading import (
+    NO_SPREAD_PAGE,
+    Loss,
+    Row,
+    Run,
+    nothing_learnt_in,
+    solved,
+    when,
+    without_spread,
+)
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
@@ -27,7 +36,8 @@ RELOAD_S = 10
 def render(run: Run) -> str:
     kept = spread(list(enumerate(run.trajectories)), MOST_TRAJECTORIES)
     figures = all_figures(run.metrics)
-    drawn = [each for each in figures if each.lines]
+    drawn = [each for each in figures if len(steps_of(each)) > 1]
+    once = [each for each in figures if len(steps_of(each)) == 1]
     empty = [each for each in figures if not each.lines and each.empty]
     parts = {
         "TITLE": html.escape(f"Run {run.folder.resolve().name}"),
@@ -39,6 +49,9 @@ def render(run: Run) -> str:
         "QUESTIONS": questions_part(run),
         "SKILLS": skills_part(run),
         "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn)),
+        "ONCE": draw_table(
+            [("measured at one step", "", "value", "step")], [row for each in once for row in single(each)]
+        ),
         "EMPTY": "".join(f"<li>{html.escape(f'{each.title}: {each.empty}')}</li>" for each in empty),
         "NO_TRAJECTORIES": "" if plays(run) else "hidden",
         "COUNT": html.escape(counted(run, len(kept))),
@@ -121,6 +134,17 @@ def environment_of(run: Run) -> str:
 
 
 def headline(run: Run) -> list[str]:
+    """Whether anything was learnt comes first, then what was measured."""
+    trained = [row for row in run.metrics if row["train_step"] > 0]
+    unlearnt = sum(map(without_spread, trained))
+    if unlearnt and unlearnt == len(trained):
+        steps = "its one train step" if unlearnt == 1 else f"all {unlearnt} train steps"
+        first = f"Nothing was learnt: in {steps} no group had rewards that differ."
+        return [first, *_measured(run), f"{NO_SPREAD_PAGE}."]
+    return _measured(run) + ([f"{nothing_learnt_in(unlearnt, len(trained)).capitalize()}."] if unlearnt else [])
+
+
+def _measured(run: Run) -> list[str]:
     measured, points = run.measured
     if not points and run.kind != "train":
         return []
@@ -215,13 +239,15 @@ def spread(rows: Sequence[T], most: int) -> list[T]:
 
 
 def outcome(row: Row) -> str:
-    """`lost`, `set aside` (filtered), `right` or `wrong`; `unjudged` if the environment has no judge."""
+    """`lost`, `set aside` (filtered), `right` or `wrong`; without a judge `rewarded`, or `unjudged` if nobody says."""
     if row.get("lost"):
         return "lost"
     if row.get("set_aside"):
         return "set aside"
     right = solved(row)
-    return "unjudged" if right is None else ("right" if right else "wrong")
+    if right is None:
+        return "unjudged" if row.get("reward") is None else "rewarded"
+    return "right" if right else "wrong"
 
 
 def browser_row(row: Row) -> Row:
@@ -256,9 +282,24 @@ def as_data(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def steps_of(figure: Figure) -> set[int]:
+    return {step for line in figure.lines.values() for step, _ in line}
+
+
+def single(figure: Figure) -> list[tuple[str, str, str, str]]:
+    """The rows of a figure whose points are all of one step, where a curve would be a dot."""
+    rows = []
+    for label, ((step, value),) in figure.lines.items():
+        text = _number(value)
+        for low, high in figure.intervals.get(label, ()):
+            text += f" ({_number(low)} to {_number(high)})"
+        rows.append(("" if rows else figure.title, label, text, str(step)))
+    return rows
+
+
 def draw_figure(figure: Figure, number: int) -> str:
     title, note = html.escape(figure.title), html.escape(figure.note)
-    steps = sorted({step for line in figure.lines.values() for step, _ in line})
+    steps = sorted(steps_of(figure))
     values = [dict(line) for line in figure.lines.values()]
     rows = [(str(step), *(_number(line.get(step)) for line in values)) for step in steps]
     table = draw_table([("step", *figure.lines)], rows)

@@ -82,8 +82,9 @@ function verdictOf(answer) {
   if (isRewarded(answer)) return "reward " + Math.round(answer.reward * 1000) / 1000;
   return answer.right === null ? "not judged" : answer.right ? "right" : "wrong";
 }
-function drawAnswer(line, answer) {
-  const sql = element("td"), verdict = element("td", "change");
+function drawAnswer(line, answer, title) {
+  const sql = element("td", "answer"), verdict = element("td", "change");
+  sql.dataset.title = `${answers} ${title}`; // a phone has no head of the table
   if (!answer) { sql.append(element("span", "none", "not asked")); line.append(sql, verdict); return; }
   sql.append(answer.sql ? element("div", "sql", answer.sql) : element("span", "none", "nothing"));
   const word = verdictOf(answer);
@@ -136,7 +137,7 @@ function drawQuestions() {
     line.dataset.question = row.task_id;
     asked.append(open);
     line.append(asked);
-    for (const when of ["before", "after"].slice(0, titles.length)) drawAnswer(line, row[when]);
+    ["before", "after"].slice(0, titles.length).forEach((when, place) => drawAnswer(line, row[when], titles[place]));
     if (titles.length > 1) line.append(element("td", "change " + (gain(row) > 0 ? "right" : gain(row) < 0 ? "wrong" : "none"), row.result));
     line.onclick = () => { if (!unfolded.delete(row.task_id)) unfolded.add(row.task_id); drawQuestions(); };
     body.append(line);

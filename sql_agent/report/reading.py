@@ -21,6 +21,8 @@ from sql_agent.report.names import named_as_train
 from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig
 
+NO_SPREAD_PAGE = "doc/troubleshooting.md says what to change, under `Success does not rise`"
+
 Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]
 
@@ -319,3 +321,17 @@ def change(trajectories: Sequence[Row]) -> Change | None:
         return None
     before, after = results[min(results)], results[max(results)]
     return Change.between((before[task], after.get(task)) for task in before)
+
+
+def nothing_learnt_in(count: int, steps: int) -> str:
+    return f"in {count} of {steps} train steps no group had spread, so nothing was learnt from them; {NO_SPREAD_PAGE}"
+
+
+def without_spread(metrics: dict[str, float]) -> bool:
+    # No advantage is other than 0 where no group has two rewards that differ.
+    if "group/with_spread" in metrics:  # of the local trainers
+        return not metrics["group/with_spread"]
+    if metrics.get("critic/advantages/max") or metrics.get("critic/advantages/min"):
+        return False  # an estimator may credit equal rewards
+    equal, lone = (metrics.get(f"group/{name}_frac", 0.0) for name in ("zero_std", "lone"))
+    return equal > 0 and equal + lone > 1 - 1e-9

@@ -10,8 +10,11 @@ from pydantic import Field, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
 from sql_agent.names import check_name, weights_of
-from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
+from sql_agent.settings.groups import AgentConfig, EnvironmentSettings, check_deadlines
 from sql_agent.settings.local import EnvironmentFlags
+
+LIMITS = ("max_tokens", "max_turns", "statement_timeout_s", "turn_timeout_s", "rollout_timeout_s")
+"""Limits of a rollout, in training under `agent`."""
 
 
 class EvaluateConfig(EnvironmentFlags):
@@ -41,6 +44,14 @@ class EvaluateConfig(EnvironmentFlags):
     """0 is greedy."""
     max_tokens: int = Field(default=AgentConfig().max_tokens, ge=1)
     """Tokens of a reply, like agent.max_tokens."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Replies of a rollout, like agent.max_turns. None: the environment's own limit."""
+    statement_timeout_s: float = Field(default=AgentConfig().statement_timeout_s, gt=0)
+    """Seconds that one SQL statement may take, like agent.statement_timeout_s."""
+    turn_timeout_s: float = Field(default=AgentConfig().turn_timeout_s, gt=0)
+    """Seconds that one call of the model may take, like agent.turn_timeout_s."""
+    rollout_timeout_s: float = Field(default=AgentConfig().rollout_timeout_s, gt=0)
+    """Seconds of a whole rollout, like agent.rollout_timeout_s; one that takes longer is lost."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""
@@ -65,6 +76,7 @@ class EvaluateConfig(EnvironmentFlags):
         if self.reward and not self.agent:
             raise ValueError("--reward is for an agent of your own, --agent; an environment says itself what is right")
         weights_of(self.reward)
+        check_deadlines(self.statement_timeout_s, self.turn_timeout_s, self.rollout_timeout_s)
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
                 "--samples of a task are all the same at --temperature 0; give --temperature 1, or leave out --samples"
@@ -74,6 +86,11 @@ class EvaluateConfig(EnvironmentFlags):
     @property
     def env_type(self) -> str:
         return self.env or ("agent" if self.agent else super().env_type)
+
+    @property
+    def limits(self) -> AgentConfig:
+        given = {name: getattr(self, name) for name in LIMITS}
+        return AgentConfig(protocol=self.protocol, temperature=self.temperature, **given)
 
     @property
     def weights(self) -> dict[str, float]:

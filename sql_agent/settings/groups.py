@@ -50,6 +50,17 @@ MAX_RETRIES = 2
 """Retries of one model call, by the OpenAI client, with its exponential backoff."""
 
 
+def check_deadlines(statement_s: float, turn_s: float, rollout_s: float) -> None:
+    """Raises ValueError: the deadlines do not nest."""
+    tries = 1 + MAX_RETRIES
+    if not statement_s <= turn_s or not tries * turn_s <= rollout_s:
+        raise ValueError(
+            f"deadlines have to nest: statement_timeout_s <= turn_timeout_s, and {tries} tries of a turn have to "
+            f"fit into the rollout, {tries} x turn_timeout_s <= rollout_timeout_s; "
+            f"got {statement_s:g}, {turn_s:g} and {rollout_s:g}"
+        )
+
+
 class AgentConfig(Settings):
     """Limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
 
@@ -77,14 +88,7 @@ class AgentConfig(Settings):
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> AgentConfig:
-        statement_s, turn_s, rollout_s = self.statement_timeout_s, self.turn_timeout_s, self.rollout_timeout_s
-        tries = 1 + MAX_RETRIES
-        if not statement_s <= turn_s or not tries * turn_s <= rollout_s:
-            raise ValueError(
-                f"deadlines have to nest: statement_timeout_s <= turn_timeout_s, and {tries} tries of a turn have to "
-                f"fit into the rollout, {tries} x turn_timeout_s <= rollout_timeout_s; "
-                f"got {statement_s:g}, {turn_s:g} and {rollout_s:g}"
-            )
+        check_deadlines(self.statement_timeout_s, self.turn_timeout_s, self.rollout_timeout_s)
         return self
 
 

@@ -22,10 +22,10 @@ from agentgrpo.chat.conversations import (
     TOOL_COLUMNS,
     RowError,
     legal,
-    message_in_text,
     read_conversation,
     read_text,
     tools_of,
+    without_json_texts,
 )
 from agentgrpo.chat.conversations import short_repr as shown
 from agentgrpo.chat.loss_marks import (
@@ -228,6 +228,7 @@ def _read_row(row: Any, where: str, found: Demonstrations) -> Demonstration | Pl
         raise row
     if not isinstance(row, dict):
         raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
+    row = without_json_texts(row, notes)
     form = next((names for names in FORMS if row.keys() >= set(names)), None)
     if form is None:
         names = ", ".join(map(shown, row)) or "no field"
@@ -283,7 +284,6 @@ def _read_messages(
     """Read the messages of a row; replies of a `prompt`, and those that are marked, get weight 0."""
     places = [f"{name}.{k}" for name, messages in zip(form, held, strict=True) for k in range(len(messages))]
     raw = [message for messages in held for message in messages]
-    raw = [message_in_text(message, notes) if isinstance(message, str) else message for message in raw]
     pairs = [take_mark(message, place) for message, place in zip(raw, places, strict=True)]
     num_prompt = len(raw) - len(held[-1])
     unmarked = [message for message, _ in pairs]

@@ -17,6 +17,7 @@ import psutil
 from agentgrpo.durations import in_words
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import earlier_steps
+from sql_agent.report.reading import NO_SPREAD_PAGE, nothing_learnt_in, without_spread
 from sql_agent.rewards import MASKED
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.metrics import WINDOW
@@ -131,23 +132,10 @@ LINE = [
     ("policy/grad_norm", "grad {:.2f}"),
     ("val/rollout/success", "held-out success {:.1%}"),
 ]
-NO_SPREAD_PAGE = "doc/troubleshooting.md says what to change, under `Success does not rise`"
 NOTHING_LEARNT = (
     "nothing was learnt from the rewards of this step: no group had spread, which means that all rewards of a group "
     f"are equal and no rollout is better than another; {NO_SPREAD_PAGE}"
 )
-
-
-def nothing_learnt_in(count: int, steps: int) -> str:
-    return f"in {count} of {steps} train steps no group had spread, so nothing was learnt from them; {NO_SPREAD_PAGE}"
-
-
-def without_spread(metrics: dict[str, float]) -> bool:
-    # No advantage is other than 0 where no group has two rewards that differ.
-    if metrics.get("critic/advantages/max") or metrics.get("critic/advantages/min"):
-        return False  # an estimator may credit equal rewards
-    equal, lone = (metrics.get(f"group/{name}_frac", 0.0) for name in ("zero_std", "lone"))
-    return equal > 0 and equal + lone > 1 - 1e-9
 
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:

@@ -46,6 +46,13 @@ def test_a_reply_that_the_client_writes_anew_is_the_same_reply():
     assert (log["messages"], log["replies"]) == ([*first, look, said("3")], [1, 2])
 
 
+def test_brackets_may_be_as_deep_as_a_policy_writes_them():
+    """At some depth they can still be read and no longer be written; the proxy answered such a call by 500."""
+    for depth in range(900, 1100):
+        look = said(None, ("1", "count", "[" * depth + "]" * depth))
+        assert played(([user("how many?"), look], said("3")))["replies"] == [2]
+
+
 def test_a_handoff_is_a_conversation_of_its_own_and_the_replies_of_both_are_known():
     desk, clerk, question = ({"role": "system", "content": text} for text in ("desk", "clerk", "how many?"))
     over = said(None, ("1", "transfer_to_clerk", "{}"))

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from agentgrpo.machine import ROOT
+from sql_agent.report.reading import without_spread
 from sql_agent.settings.load import load_config
 from sql_agent.startup import console
-from sql_agent.startup.console import Console, step_line, without_spread
+from sql_agent.startup.console import Console, step_line
 
 
 def test_a_step_without_scores_and_rewards_says_so():
@@ -46,6 +47,8 @@ def groups(zero_std, lone=0.0):
         (groups(0.75), False),
         (groups(0.0, lone=1.0), False),  # rewards are missing, not equal; the line names the reasons
         ({"val/reward/mean": 0.0}, False),
+        ({"group/with_spread": 0}, True),  # as the local trainers count
+        ({"group/with_spread": 2}, False),
         # an estimator without a baseline credits equal rewards
         (groups(1.0) | {"critic/advantages/max": 1.0, "critic/advantages/min": 0.0}, False),
         (groups(1.0) | {"critic/advantages/max": 0.0, "critic/advantages/min": -1.0}, False),

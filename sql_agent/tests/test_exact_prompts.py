@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentgrpo.chat.continuation import OTHER
+from sql_agent.model_servers.refusals import is_unread_call
 from sql_agent.verl_side.plugin import model_server
 from sql_agent.verl_side.plugin.exact_prompts import RANDOM_ID, ReplyMemory, _wrap_chat_server, conversation_key
 
@@ -232,6 +233,16 @@ async def test_the_chat_server_keeps_agents_of_other_tools_apart():
     await server.ask(ask([ASK], tools=tools))
     assert (await server.ask(ask([ASK, THREE, ASK])))[0] == [1, 4, 35, EOS, 4, 5]
     assert (await server.ask(ask([ASK, THREE, ASK], tools=tools)))[0] == [1, 4, 5, 30, 31, EOS, 4, 5]
+
+
+@pytest.mark.slow  # imports vLLM
+async def test_arguments_that_vllm_cannot_read_for_their_brackets_are_the_models_fault_and_no_error_of_the_server():
+    from vllm.exceptions import VLLMValidationError
+
+    deep = call(ONE, arguments="[" * 1100 + "]" * 1100)
+    with pytest.raises(VLLMValidationError) as refusal:
+        await chat_server().ask(ask([ASK, deep, ASK]))
+    assert is_unread_call(400, str(refusal.value))
 
 
 @pytest.mark.slow  # imports vLLM

@@ -254,3 +254,32 @@ def test_an_object_with_a_list_of_objects_is_a_row_unless_the_list_is_called_dat
     path = tmp_path / "rows.data"
     path.write_text(json.dumps(row))
     assert [placed.task.row for placed in read_environment_rows(path, "own")] == [row]
+
+
+QUESTION = [{"role": "user", "content": SAID}]
+BETTER, WORSE = ([{"role": "assistant", "content": text}] for text in ("3", "No idea."))
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps,  # of the whole conversation, as an exported table has it
+    lambda messages: [json.dumps(message) for message in messages],  # of each, as `datasets` writes parquet
+    lambda messages: json.dumps([json.dumps(message) for message in messages]),
+], ids=["conversation", "messages", "both"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("read", "row"),
+    [
+        (lambda path: [one.messages for one in read_messages(path).kept], {"messages": QUESTION + BETTER}),
+        (lambda path: [one.messages for one in read_messages(path).kept], {"prompt": QUESTION, "completion": BETTER}),
+        (lambda path: read_any_form(path)[0], {"prompt": QUESTION, "chosen": BETTER, "rejected": WORSE}),
+        (lambda path: read_any_form(path)[0], {"messages": QUESTION + BETTER, "rejected_messages": QUESTION + WORSE}),
+        (lambda path: [one.task.row for one in read_environment_rows(path, "row")], {"prompt": QUESTION}),
+    ],
+    ids=["sft", "sft_completion", "pairs", "pairs_of_agents", "environment"],
+)
+def test_a_conversation_that_is_json_in_a_text_is_a_conversation_to_every_reader(tmp_path, read, row, text):
+    """TRL's prompts and completions were learnt as texts of JSON, those of an environment were asked so."""
+    plain, packed = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    plain.write_bytes(lines([row]))
+    packed.write_bytes(parquet([{name: text(messages) for name, messages in row.items()}]))
+    assert read(packed) == read(plain)
+    assert str(read(plain)).count("assistant") == str(row).count("assistant")

@@ -241,8 +241,14 @@ def test_a_store_is_kept_outside_in_all_of_agent_lightnings_words(capsys, tmp_pa
     )
 
 
-@pytest.mark.parametrize("content", [bytes(range(256)), b"\xff\xfe", b"\x00\x01", b"PK\x03\x04\x80"])
-def test_a_binary_config_is_said_in_a_line(capsys, tmp_path, content):
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(bytes(range(256)), b"\xff\xfe", b"\x00\x01", b"PK\x03\x04\x80"),
+        pytest.param(b"seed: " + b"[" * 3000 + b"]" * 3000, id="3000_brackets"),  # a file from the network
+    ],
+)
+def test_a_config_that_is_no_yaml_is_said_in_a_line(capsys, tmp_path, content):
     (tmp_path / "c.yaml").write_bytes(content)
     error = error_of(capsys, "--config", str(tmp_path / "c.yaml"))
     assert error.startswith(f"error: config file {tmp_path}/c.yaml is no")

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.machine import uses_bfloat16
+from agentgrpo.machine import sampling_dtype
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
@@ -307,11 +307,8 @@ def _shape(model: Path) -> ModelShape | None:
 
 
 def precision(engine: EngineConfig, model: Path, *, cpu: bool) -> str:
-    """The dtype in which trainer and sampler compute, "float32" or "bfloat16", from `engine.precision`."""
-    if not cpu:
-        return "bfloat16" if engine.precision == "auto" else engine.precision
     parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4  # half as many for 16-bit files
-    return "bfloat16" if uses_bfloat16(engine.precision, parameters) else "float32"
+    return sampling_dtype(engine.precision, parameters, cpu=cpu)
 
 
 def learning_rate(optim: OptimConfig, lora: LoraConfig, model: Path) -> float:

@@ -13,13 +13,14 @@ import pytest
 
 from agentgrpo.printed_commands import program_command
 from agentgrpo.run_folder import begin, is_running, start_of
-from sql_agent.commands.report import evaluate_command, main, serve_command
-from sql_agent.report.drawing import svg
+from sql_agent.commands.report import evaluate_flags, main
+from sql_agent.evaluate import _parse
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.names import named_as_train
-from sql_agent.report.page import as_data, outcome, spread
+from sql_agent.report.page import as_data, outcome, single, spread
 from sql_agent.report.questions import side_by_side, validations
 from sql_agent.report.reading import Change, HeldOut, change, held_out, read_metrics, read_run, solved
+from sql_agent.serving import serve_command
 from sql_agent.settings.load import dump_config, load_config
 
 ROOT = Path(__file__).parents[3]
@@ -169,13 +170,15 @@ def test_a_count_that_is_not_logged_is_0_and_a_measure_that_is_not_logged_is_no_
     assert (none_lost.lines, none_lost.empty) == ({}, "None in 1 train step.")
 
 
-def test_a_run_of_one_step_has_bars_with_their_numbers_and_no_line_of_one_point():
+def test_a_figure_of_one_step_is_rows_with_their_numbers():
     figures = {figure.title: figure for figure in all_figures([STEP | {"time/rollout_s": 12.5, "time/update_s": 4.0}])}
-    drawn = svg(figures["Seconds a step, by phase"], 0)
-    assert [text for text in ("at train step 1", "rollouts", "12.5", "update", ">4<") if text not in drawn] == []
-    assert "train step" not in drawn.replace("at train step 1", "")
-    two = [STEP | {"train_step": step, "time/rollout_s": 12.5} for step in (1, 2)]
-    assert "at train step" not in svg(all_figures(two)[0], 0)
+    assert single(figures["Seconds a step, by phase"]) == [
+        ("Seconds a step, by phase", "rollouts", "12.5", "1"),
+        ("", "update", "4", "1"),
+    ]
+    # Wilson for 2 of 8, as below
+    before = {figure.title: figure for figure in all_figures([BEFORE])}["Learning"]
+    assert single(before) == [("Learning", "held-out success, greedy", "0.25 (0.07148 to 0.5907)", "0")]
 
 
 def test_success_by_skill_at_the_first_and_the_last_validation():
@@ -188,7 +191,8 @@ def test_success_by_skill_at_the_first_and_the_last_validation():
 def test_outcomes_tell_lost_from_wrong():
     rows = [trajectory(1, "t", 1.0), trajectory(1, "t", 0.0), trajectory(1, "t", None)]
     rows += [trajectory(1, "t", 0.0, lost="x"), trajectory(1, "t", 1.0, set_aside="all_right")]
-    assert [outcome(row) for row in rows] == ["right", "wrong", "unjudged", "lost", "set aside"]
+    rows += [trajectory(1, "t", None) | {"reward": 0.5}]
+    assert [outcome(row) for row in rows] == ["right", "wrong", "unjudged", "lost", "set aside", "rewarded"]
 
 
 def test_a_cap_keeps_rows_of_the_whole_run():
@@ -243,7 +247,10 @@ def write_run(folder, kind, settings, rows, **facts):
 
 
 def heads(page):
-    return re.findall(r"<h2>(.*?)</h2>", page), re.findall(r"<figcaption>(.*?)<", page)
+    """Sections; and titles of figures, those last whose numbers are of one step and stand in a table."""
+    _, *once = re.search(r'<div id="once".*?</div>', page)[0].split("<tr><td>") if 'id="once"' in page else [""]
+    titles = [row.partition("<")[0] for row in once]
+    return re.findall(r"<h2>(.*?)</h2>", page), [*re.findall(r"<figcaption>(.*?)<", page), *filter(None, titles)]
 
 
 def test_metrics_of_other_commands_get_the_names_that_train_has():
@@ -499,9 +506,6 @@ def test_a_page_is_named_by_the_folder_of_its_run(run_dir):
     assert "<title>Run run</title>" in page and "<td>run id</td><td>abc</td>" in page
 
 
-EVALUATE = f"{program_command('agentgrpo')} evaluate --base-url http://127.0.0.1:8000/v1 --model mine"
-
-
 @pytest.mark.parametrize(
     ("settings", "flags"),
     [
@@ -514,6 +518,19 @@ EVALUATE = f"{program_command('agentgrpo')} evaluate --base-url http://127.0.0.1
             "--tasks b.json --protocol text --max-tokens 384",
         ),
         (
+            AGENT
+            | {
+                "agent.max_turns": 20,
+                "agent.statement_timeout_s": 9,
+                "agent.turn_timeout_s": 100,
+                "agent.rollout_timeout_s": 500,
+                "env.call_timeout_s": 60,
+            },
+            "--agent my_agent.py:agent --tasks tasks.jsonl --split held-out --max-turns 20 --statement-timeout-s 9.0 "
+            "--turn-timeout-s 100.0 --rollout-timeout-s 500.0 --call-timeout-s 60.0 --reward my_agent.py:reward "
+            "--reward my_agent.py:short=0.5",
+        ),
+        (
             AGENT,
             "--agent my_agent.py:agent --tasks tasks.jsonl --split held-out --reward my_agent.py:reward "
             "--reward my_agent.py:short=0.5",
@@ -522,7 +539,11 @@ EVALUATE = f"{program_command('agentgrpo')} evaluate --base-url http://127.0.0.1
     ],
 )
 def test_the_model_that_is_served_is_measured_on_the_runs_held_out_tasks(settings, flags):
-    assert evaluate_command(configured(settings), "mine") == f"{EVALUATE} {flags}"
+    given = evaluate_flags(configured(settings))
+    assert given == flags.split()
+    assert _parse(["--base-url", "http://h/v1", "--model", "mine", *given]).limits.max_turns == (
+        configured(settings).agent.max_turns
+    )
 
 
 @pytest.mark.parametrize(
@@ -530,19 +551,20 @@ def test_the_model_that_is_served_is_measured_on_the_runs_held_out_tasks(setting
     [
         {},
         {"data.train_file": "a.json", "data.held_out_fraction": 0.5},
+        {"data.train_file": "a.json", "data.skills": "[join]"},
         AGENT | {"rollout.reward": '{"judge": 1.0, "my_agent.py:short": 0.5}', "judge.url": "http://127.0.0.1:9/v1",
                  "judge.model": "m", "judge.rubric": "rubric.txt"},
     ],
 )  # fmt: skip
 def test_no_command_is_printed_where_evaluate_could_not_find_the_same_tasks(settings):
-    assert evaluate_command(configured(settings), "mine") is None
+    assert evaluate_flags(configured(settings)) is None
 
 
 def test_the_policy_is_served_in_the_dtype_in_which_the_run_sampled():
     vllm = program_command("vllm", "serve", "runs/a/huggingface")
     flags = "--served-model-name mine --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes"
     model = Path("runs/a/huggingface")
-    assert serve_command(model, "mine", {"device": "cpu", "precision": "bfloat16"}) == (
+    assert serve_command(model, "mine", cpu=True, dtype="bfloat16") == (
         f"VLLM_CPU_KVCACHE_SPACE=1 {vllm} {flags} --dtype bfloat16 --host 127.0.0.1 --enforce-eager"
     )
-    assert serve_command(model, "mine", {"device": "gpu"}) == f"{vllm} {flags} --host 127.0.0.1"
+    assert serve_command(model, "mine", cpu=False, dtype=None) == f"{vllm} {flags} --host 127.0.0.1"

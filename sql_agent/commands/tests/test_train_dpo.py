@@ -172,18 +172,19 @@ def test_a_run_on_mixed_forms_writes_an_adapter_its_log_and_its_record(base, tmp
 def test_what_comes_next_measures_held_out_success_and_goes_on_with_grpo():
     cfg = DpoConfig(model_path="m", dataset=Path("pairs.jsonl"), output_dir=Path("out"))
     serve = (
-        "--served-model-name dpo --enable-auto-tool-choice --tool-call-parser hermes --generation-config vllm "
-        "--host 127.0.0.1"
+        "--served-model-name dpo --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes "
+        "--dtype {dtype} --host 127.0.0.1"
     )
+    on_cpu = f"VLLM_CPU_KVCACHE_SPACE=1 {VLLM} serve out-merged {serve} --enforce-eager"
     measure = f"{AGENTGRPO} evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS"
-    assert next_commands(cfg, None, is_adapter=True) == [
+    assert next_commands(cfg, None, cpu=True, is_adapter=True) == [
         f"{AGENTGRPO} merge --adapter out --output out-merged",
-        f"{VLLM} serve out-merged {serve}",
+        on_cpu.format(dtype="float32"),
         measure,
         f"{AGENTGRPO} train --model out-merged --train-file TASKS",
     ]
-    assert next_commands(cfg, None, is_adapter=False) == [
-        f"{VLLM} serve out {serve}",
+    assert next_commands(cfg, None, cpu=False, is_adapter=False) == [
+        f"{VLLM} serve out {serve.format(dtype='bfloat16')}",
         measure,
         f"{AGENTGRPO} train --model out --train-file TASKS",
     ]

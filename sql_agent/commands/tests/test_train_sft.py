@@ -444,7 +444,9 @@ def test_the_next_training_takes_the_settings_that_the_pages_name_for_the_models
     last = next_commands(cfg, weights, is_adapter=False)[-1]
     assert last.endswith(f"train --model out --database s.sqlite --train-file q.json{flags}")
     pairs = DpoConfig(model_path="m", output_dir=Path("out"), dataset=Path("pairs.jsonl"))
-    assert after_dpo(pairs, weights, is_adapter=False)[-1].endswith(f"train --model out --train-file TASKS{flags}")
+    assert after_dpo(pairs, weights, cpu=True, is_adapter=False)[-1].endswith(
+        f"train --model out --train-file TASKS{flags}"
+    )
 
 
 @pytest.mark.slow

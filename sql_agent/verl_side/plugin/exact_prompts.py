@@ -24,7 +24,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from agentgrpo.chat.continuation import another_reply, continue_exactly
 from sql_agent.verl_side.plugin import model_server
@@ -111,7 +111,10 @@ def _wrap_chat_server(module: ModuleType) -> None:
             if isinstance(message, dict) and message.get("tool_calls") is not None:
                 message["tool_calls"] = list(message["tool_calls"])
         sent = copy.deepcopy(request.messages)
-        rendered = await render(self, request)
+        try:
+            rendered = await render(self, request)
+        except RecursionError:  # vLLM takes any other fault of arguments for the client's, and answers this one by 500
+            _refuse_nested_arguments()
         request.messages = sent
         known = memory.recall(request.messages, _scope(request))
         if known is None or not isinstance(rendered, tuple):
@@ -168,6 +171,13 @@ def _ends(server: Any) -> frozenset[int]:
     # tokenizer's EOS.
     more = server.model_config.try_get_generation_config().get("eos_token_id") or []
     return frozenset([server.renderer.tokenizer.eos_token_id, *([more] if isinstance(more, int) else more)])
+
+
+def _refuse_nested_arguments() -> NoReturn:
+    from vllm.exceptions import VLLMValidationError
+
+    # clients read these words as a call that the model wrote wrongly (`model_servers.refusals`)
+    raise VLLMValidationError("Failed to parse tool call arguments: brackets are nested too deep") from None
 
 
 def _check_length(ids: Sequence[int], max_model_len: int) -> None:
