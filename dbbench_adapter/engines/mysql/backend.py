@@ -142,7 +142,7 @@ class MysqlDatabase(Database):
             self._pool.make_catalogue()
         agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self._timeout_s)
         started = time.monotonic()
-        with self._pool.keeper.watching(agent, self._slot.name, self._timeout_s):
+        with self._pool.reaper.watching(agent, self._slot.name, self._timeout_s):
             result = self._answered(agent, sql, started + self._timeout_s)
         self._unmeasured_s += time.monotonic() - started if may_write(sql) else 0.0
         if self._unmeasured_s > _MEASURE_AFTER_S:
