@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make gpu-check: what works on this machine's GPU, in ten minutes after the installation, as one page to send back.
 #
-#   bash scripts/gpu_check.sh [arguments of agentgrpo gpu-check]     WHEELS=FOLDER
+#   bash scripts/gpu_check.sh [arguments of bench.gpu_check]     WHEELS=FOLDER
 #
 # Without .venv it installs requirements-gpu.txt first, with WHEELS from that folder alone: nothing is fetched. A folder
 # of wheels is made on a machine with a network and the same Python:
@@ -30,4 +30,4 @@ if [[ ! -x .venv/bin/agentgrpo ]]; then # what is installed last
     "$python" -m pip install --quiet --no-deps "${from[@]}" -r requirements-gpu.txt
     "$python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 fi
-exec "$python" -m agentgrpo gpu-check "$@"
+exec "$python" -m bench.gpu_check "$@"

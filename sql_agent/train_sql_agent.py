@@ -26,12 +26,14 @@ from pydantic import ValidationError
 from agentgrpo.checkpoints import step_of
 from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import in_words
-from agentgrpo.passwords import masked, revealed
+from agentgrpo.model_kinds import count_weights
+from agentgrpo.passwords import MASK, masked, revealed
+from agentgrpo.passwords import VARIABLE as PASSWORD
 from agentgrpo.run_folder import claim
 from agentgrpo.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
+from sql_agent.cluster.inspect_nodes import ClusterRequest, inspect_nodes
 from sql_agent.cluster.network import Network
-from sql_agent.cluster.preflight import look
 from sql_agent.environments.base import Taskset, make_taskset
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.names import TINY_POLICY
@@ -83,17 +85,35 @@ def run(
     train(cfg, environment, checkpoint, network, cpu=cpu, debug=debug)
 
 
-def look_at_nodes(cfg: TrainConfig) -> Network:
+def inspect_cluster(cfg: TrainConfig) -> Network:
     """Look at the cluster that the run joins; its model is made or fetched first, since every node is asked for it."""
     if cfg.cluster.ray_address is None:
         raise UsageError(
             f"cluster.nodes is {cfg.cluster.nodes}, and no Ray cluster is named that has so many; start one "
             "(doc/cluster.md) and give --ray-address HOST:PORT, or auto on one of its nodes"
         )
+    for name, address in (("env.database", cfg.env.database), ("rollout.backend", cfg.rollout.backend)):
+        if f":{MASK}@" in str(address) and PASSWORD not in os.environ:
+            raise UsageError(
+                f"{name}: the password in {address} stays in this process, and runners on other nodes need it; leave "
+                f"it out of the address and set {PASSWORD} in the environment"
+            )
     require(run_dir=cfg.run_dir)
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY).resolve()
-    return look(cfg.model_copy(update={"model": model}), {name: own["file"] for name, own in own_files(cfg).items()})
+    files = [Path(own["file"]) for own in own_files(cfg).values()]
+    files += [each.resolve() for each in (cfg.judge.rubric, cfg.env.database) if isinstance(each, Path)]
+    return inspect_nodes(
+        ClusterRequest(
+            cluster=cfg.cluster,
+            engine=cfg.engine,
+            n_runners=cfg.rollout.n_runners if os.environ.get("AGL_CURRENT_ROLE", "both") == "both" else 0,
+            weights=count_weights(model) or 0,
+            model=model,
+            files=tuple(files),
+            run_dir=cfg.run_dir,
+        )
+    )
 
 
 def servers_of(cfg: TrainConfig) -> dict[str, Any]:
@@ -119,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         grpo = cfg.algorithm == "grpo"
         several = cfg.cluster.ray_address is not None or cfg.cluster.nodes > 1
         joins = several and trains and grpo and not args.dry_run
-        network = look_at_nodes(cfg) if joins else Network(cfg.cluster.ray_address)
+        network = inspect_cluster(cfg) if joins else Network(cfg.cluster.ray_address)
         cpu = (
             planned_on_cpu(cfg.engine, cfg.cluster) if args.dry_run else use_cpu(cfg.engine, cfg.cluster, network.gpus)
         )

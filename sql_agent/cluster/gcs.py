@@ -118,7 +118,7 @@ def _refuses(address: str, port: int) -> bool:
         socket.create_connection((address, port), timeout=CONNECT_S).close()
     except ConnectionRefusedError:
         return True
-    except OSError:  # the scout on that node will say what is wrong
+    except OSError:  # the probe of that node will say what is wrong
         return False
     return False
 

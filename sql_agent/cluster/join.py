@@ -23,7 +23,7 @@ from sql_agent.cluster.network import Network, actor_on, keep_environment
 READY_S = 120.0
 
 
-class Keeper:
+class NodeActor:
     """Makes the run's folder for temporary files on a node, and lets a guard remove what the run leaves there.
 
     It ends with the run's driver, however that ends.
@@ -59,7 +59,7 @@ def join(network: Network, runtime_env: dict[str, Any]) -> list[Any]:
     for node in ray.nodes():
         # the command has a folder and a guard on its own node
         if node["Alive"] and node["NodeID"] in network.nodes and node["NodeID"] != here:
-            kept.append(actor_on(node["NodeID"], Keeper, run_id))
+            kept.append(actor_on(node["NodeID"], NodeActor, run_id))
     ray.get([each.node.remote() for each in kept[1:]], timeout=READY_S)
     return kept
 

@@ -38,8 +38,8 @@ class Network:
     """Ray's ids of the nodes that were looked at; the run uses no other."""
     gpus: int | None = None
     """GPUs that every node that trains has; None: as many as this machine, which is alone."""
-    cards: Sequence[tuple[int, int, str, str]] = ()
-    """The GPUs that the run may take on its nodes (`problems.cards_of`); empty: a CPU's run, or no driver says."""
+    gpus_of_nodes: Sequence[tuple[int, int, str]] = ()
+    """Bytes in all and free of the GPUs that the run may take, and their nodes; empty: on a CPU, or nobody knows."""
 
     @property
     def is_loopback(self) -> bool:

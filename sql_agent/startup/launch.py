@@ -45,9 +45,9 @@ def train(
         if role == "runner":
             cfg = checked(cfg, environment)
         else:
-            if network.is_loopback or network.cards:
+            if network.is_loopback or network.gpus_of_nodes:
                 # before verl's process takes what the estimate counts
-                require(memory_of=cfg, cards=cards_of(cpu=cpu, of_nodes=network.cards))
+                require(memory_of=cfg, cards=cards_of(cpu=cpu, of_nodes=network.gpus_of_nodes))
             driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
             cfg = checked(cfg, environment)  # verl's process imports meanwhile
             ray_dir = folder / "ray"

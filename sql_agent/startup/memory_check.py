@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from agentgrpo.checks import Finding, Problem
 from agentgrpo.machine import gpu_memory
 from agentgrpo.settings import merged, set_path
-from sql_agent.cluster.problems import SAMPLES, TRAINS
 from sql_agent.model_check import read_json
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.train import TrainConfig
@@ -38,8 +37,6 @@ class Card(NamedTuple):
     """In CUDA_VISIBLE_DEVICES."""
     where: str = ""
     """Said after its sizes: on which node of a cluster it is."""
-    does: str = ""
-    """TRAINS or SAMPLES, where these have GPUs of their own on a cluster; "": both, or nobody knows which."""
 
 
 def cards_here() -> list[Card]:
@@ -72,14 +69,10 @@ def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
         return Finding(f"{describe_need(cfg, need_of(cfg, shape, cpu=False), None)}; no GPU was looked at")
     taken = sorted(cards if cards[0].where else cards[: _gpus_here(cfg)], key=lambda each: each.free)
     found = describe_need(cfg, need_of(cfg, shape, cpu=False), taken[0].total)
-    # one sentence of each kind of GPU, about the fullest that does not fit
-    faults: dict[str, str] = {}
-    for card in taken:
-        if (fault := fault_of(cfg, shape, card)) is not None:
-            faults.setdefault(card.does, fault)
-    if not faults:
+    faults = (fault_of(cfg, shape, card) for card in taken)
+    if (fault := next(filter(None, faults), None)) is None:
         return Finding(f"{found}; {_gib(taken[0].free)} of {_gib(taken[0].total)} are free")
-    return Finding(found, (Problem("; ".join(faults.values()), _remedy(cfg, shape, taken, cards)),))
+    return Finding(found, (Problem(fault, _remedy(cfg, shape, taken, cards)),))
 
 
 def _remedy(cfg: TrainConfig, shape: ModelShape, taken: Sequence[Card], cards: Sequence[Card]) -> str:
@@ -127,20 +120,16 @@ def fault_of(cfg: TrainConfig, shape: ModelShape, card: Card) -> str | None:
     """What does not fit on the card; None if everything does."""
     need = need_of(cfg, shape, cpu=False)
     share = int(cfg.engine.gpu_memory_utilization * card.total)
-    each_gpu = f"each GPU that {card.does}" if card.does else "each GPU"
-    if card.does != TRAINS and share < need.sampler:
+    if share < need.sampler:
         return (
-            f"vLLM needs {_gib(need.sampler)} of {each_gpu}, and engine.gpu_memory_utilization="
+            f"vLLM needs {_gib(need.sampler)} of each GPU, and engine.gpu_memory_utilization="
             f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}{card.where}"
         )
-    sizes = phases(cfg, need, card.total)
-    if card.does:
-        sizes = {phase: size for phase, size in sizes.items() if (phase == "rollouts") == (card.does == SAMPLES)}
-    phase, most = max(sizes.items(), key=lambda item: item[1])
+    phase, most = max(phases(cfg, need, card.total).items(), key=lambda item: item[1])
     if most <= card.free:
         return None
     free = f"{_gib(card.free)} of {_gib(card.total)} are free{card.where}"
-    return f"the run needs {_gib(most)} of {each_gpu} in {phase}, and {free}"
+    return f"the run needs {_gib(most)} of each GPU in {phase}, and {free}"
 
 
 def settings_that_fit(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> list[str] | None:
@@ -207,15 +196,14 @@ def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
 
 def _with_share(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> TrainConfig:
     """vLLM's share of the cards as it is set where that fits, else the largest that does, in whole percent."""
-    serving = [card for card in cards if card.does != TRAINS]
-    if _all_fit(cfg, shape, serving):
+    if _all_fit(cfg, shape, cards):
         return cfg
     need = need_of(cfg, shape, cpu=False)
     beside = phases(cfg, need, 0)  # without a share
     shared = cfg.trainer.max_lag and not cfg.cluster.sampler_gpus
     taken = max(beside.values()) if shared else beside["rollouts"]
-    share = min(MOST_SHARE, *(floor(100 * (card.free - taken) / card.total) / 100 for card in serving))
-    if any(share * card.total < need.sampler for card in serving):
+    share = min(MOST_SHARE, *(floor(100 * (card.free - taken) / card.total) / 100 for card in cards))
+    if any(share * card.total < need.sampler for card in cards):
         return cfg
     return cfg.model_copy(update={"engine": cfg.engine.model_copy(update={"gpu_memory_utilization": share})})
 

@@ -255,14 +255,14 @@ def planned_on_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
     return engine.device != "gpu" and use_cpu(engine, cluster)
 
 
-def cards_of(*, cpu: bool, of_nodes: Sequence[tuple[int, int, str, str]] = ()) -> list[Card] | None:
+def cards_of(*, cpu: bool, of_nodes: Sequence[tuple[int, int, str]] = ()) -> list[Card] | None:
     """The GPUs of a run, as `check_run_memory` takes them.
 
     Args:
-        of_nodes: `Network.cards`, of a cluster.
+        of_nodes: `Network.gpus_of_nodes`.
     """
     if of_nodes:
-        return [Card(total, free, where=f" on {node}", does=role) for total, free, node, role in of_nodes]
+        return [Card(total, free, where=f" on {node}") for total, free, node in of_nodes]
     return None if cpu else cards_here() if count_gpus() else []
 
 

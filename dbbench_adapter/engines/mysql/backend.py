@@ -143,7 +143,7 @@ class MysqlDatabase(Database):
         agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self.statement_timeout_s)
         started = time.monotonic()
         try:
-            with self._pool.keeper.watching(agent, self._slot.name, self.statement_timeout_s):
+            with self._pool.reaper.watching(agent, self._slot.name, self.statement_timeout_s):
                 result = self._answered(agent, sql, started + self.statement_timeout_s)
         finally:
             took_s = time.monotonic() - started

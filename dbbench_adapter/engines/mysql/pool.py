@@ -5,7 +5,7 @@ administrator's. Between episodes the session is reset (COM_RESET_CONNECTION: va
 transactions), the database is dropped and made again (0.25 ms on MariaDB, faster than listing what it holds), and the
 user must be as it was made. A slot that fails any of this is never used again.
 
-Each name carries its owner, and the keeper's connection holds a lock in the owner's name (`GET_LOCK`). The next owner
+Each name carries its owner, and the reaper's connection holds a lock in the owner's name (`GET_LOCK`). The next owner
 that starts on the server removes names whose owner no longer holds its lock. The number 0 belongs to the catalogue: a
 database of views that replaces information_schema for agents. `allowed_sql` decides what an agent may send.
 """
@@ -88,7 +88,7 @@ class _Watched:
 
 
 @dataclass
-class Keeper:
+class ConnectionReaper:
     """Keeps the owner's lock, and ends statements that run too long or fill too much, on its own connection and thread.
 
     Args:
@@ -105,7 +105,7 @@ class Keeper:
 
     def start(self) -> None:
         self._connection = self._locked()
-        self._thread = threading.Thread(target=self._keep, name="mysql-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._reap, name="mysql-reaper", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Keeper:
             except (pymysql.Error, OSError):
                 self._connection = self._locked()
 
-    def _keep(self) -> None:
+    def _reap(self) -> None:
         next_ping = time.monotonic() + _PING_S
         while not self._stop.wait(_WATCH_S):
             with contextlib.suppress(pymysql.Error, OSError):  # the server is gone, but it may come back
@@ -181,13 +181,13 @@ class Pool:
         self._owner, self._numbers = secrets.token_hex(6), itertools.count(1)
         self._free: deque[Slot] = deque()
         self._all: list[Slot] = []
-        self.keeper = Keeper(self._connect_admin, self._owner, self.sizes_bytes)
+        self.reaper = ConnectionReaper(self._connect_admin, self._owner, self.sizes_bytes)
         self.catalogue = f"{PREFIX}{self._owner}_0"
         self._catalogue_lock, self._has_catalogue = threading.Lock(), False
 
     def open(self) -> None:
         with self.failures_named():
-            self.keeper.start()
+            self.reaper.start()
             slot = self._new_slot()
             self.is_mariadb = "mariadb" in slot.admin.get_server_info().lower()
             with slot.admin.cursor() as cursor:
@@ -209,7 +209,7 @@ class Pool:
             for name in (self.catalogue, *(slot.name for slot in slots)):
                 with contextlib.suppress(pymysql.Error):  # a call that ignores KILL holds it; the next start removes it
                     _remove(admin, name)
-        self.keeper.close()
+        self.reaper.close()
 
     def live_databases(self) -> int:
         with self.failures_named(), self._connect_admin() as admin:
@@ -267,7 +267,7 @@ class Pool:
         collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
             with self.failures_named():
-                self.keeper.hold()
+                self.reaper.hold()
                 try:
                     slot = self._free.pop()
                     stale = True

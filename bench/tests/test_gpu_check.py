@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sql_agent.commands import gpu_check
-from sql_agent.commands.gpu_check import main, metrics_of, stages_of
-from sql_agent.gpu_check.stages import Result, Stage, run, write_page
+from bench import gpu_check
+from bench.gpu_check import main, metrics_of, stages_of
+from bench.parts.gpu_stages import Result, Stage, run, write_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,7 +136,7 @@ def test_every_stage_passes_on_a_cpu(small_policy, tmp_path, request):
     if not request.config.getoption("--full"):
         pytest.skip("four whole runs, minutes: with --full")
     folder = tmp_path / "check"
-    command = [sys.executable, "-m", "agentgrpo", "gpu-check", "--device", "cpu", "--model", str(small_policy)]
+    command = [sys.executable, "-m", "bench.gpu_check", "--device", "cpu", "--model", str(small_policy)]
     done = subprocess.run([*command, "--run-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=1400)
     page = (folder / "gpu-check.md").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + page

@@ -1,4 +1,4 @@
-"""Looks at one part of the machine: `python -m sql_agent.gpu_check.probes imports|attention|vllm cpu|gpu MODEL`.
+"""Looks at one part of the machine: `python -m bench.parts.gpu_probes imports|attention|vllm cpu|gpu MODEL`.
 
 A probe is a process of its own, so that what it breaks, or holds of the GPU's memory, ends with it. Its last line is a
 JSON object with what it found.

@@ -1,4 +1,4 @@
-"""What works on this machine's GPU? `agentgrpo gpu-check [--model MODEL]`, about ten minutes.
+"""What works on this machine's GPU? `make gpu-check`, or `python -m bench.gpu_check --model MODEL`: about ten minutes.
 
 It imports the packages, tries attention and vLLM, trains two steps of a small model with a SIGKILL between them and one
 step with LoRA, compares the probabilities of sampler and trainer, and the memory with its estimate, and writes one
@@ -8,6 +8,11 @@ check itself.
 """
 
 from __future__ import annotations
+
+from agentgrpo.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
 
 import json
 import os
@@ -26,7 +31,7 @@ from agentgrpo.machine import count_gpus, git_commit
 from agentgrpo.outputs import named_path
 from agentgrpo.processes import wait_until_gone
 from agentgrpo.run_folder import METRICS, earlier_steps
-from sql_agent.gpu_check.stages import Stage, run, write_page
+from bench.parts.gpu_stages import Stage, run, write_page
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.load import load_config
 from sql_agent.startup.machine import available_memory_gib, check_installed, installed_versions
@@ -51,7 +56,7 @@ GONE_S = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="agentgrpo gpu-check", description="What works on this machine's GPU?")
+    parser = Parser(prog="python -m bench.gpu_check", description="What works on this machine's GPU?")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu tries the check itself")
     parser.add_argument("--model", type=named_path, default=TINY_POLICY, help="folder; default: the small policy")
     parser.add_argument("--run-dir", type=named_path, help="new folder for page, logs and runs")
@@ -80,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
     """The stages in order; limits are about twice what an H100, or two busy CPU cores, took."""
-    probe = [sys.executable, "-m", "sql_agent.gpu_check.probes"]
+    probe = [sys.executable, "-m", "bench.parts.gpu_probes"]
     arguments = [device, str(model)]
     every, lora = folder / "all-weights", folder / "lora"
     policy = [sys.executable, "-m", "agentgrpo", "tiny-policy", "--output", str(model)]
@@ -196,3 +201,7 @@ def machine_of(device: str) -> dict[str, str]:
             subprocess.run(names, capture_output=True, text=True, timeout=30).stdout.strip().replace("\n", "; ")
         )
     return found
+
+
+if __name__ == "__main__":
+    execute(main)
