@@ -36,7 +36,9 @@ _POWER_OF_TEN = re.compile(r"[eE][-+]?\d{1,3}", re.ASCII)
 # A longer text is not read as a number; no engine prints one.
 _MAX_DIGITS = 300
 # At most this many rows are paired by search, namely rows that differ only in the last digits of several numbers.
-_MAX_PAIRED = 1_000
+MAX_PAIRED = 1_000
+# Every float from here on is a whole number.
+_ALL_WHOLE = 2**53
 _CELLS = str | int | float | None
 # The value of a cell whose kind differs from that of the expected cell; it equals nothing.
 _NO_SUCH = object()
@@ -236,7 +238,7 @@ def same_content(found: Rows, expected: Rows) -> bool:
     """Whether two tables hold the same rows, except for the last digits of numbers that are not whole.
 
     Identical rows are paired first, then rows whose other cells are equal. One column of such numbers is paired in
-    sorted order; several columns are paired by search, up to `_MAX_PAIRED` rows.
+    sorted order; several columns are paired by search, up to `MAX_PAIRED` rows.
     """
     if found == expected:  # right changes mostly leave the reference's order too
         return True
@@ -248,7 +250,7 @@ def same_content(found: Rows, expected: Rows) -> bool:
         len(rows) == len(alike[1][key])
         and (
             all(map(_close, rows, alike[1][key]))
-            or (len(rows) <= _MAX_PAIRED and paired([[_closest(row, alike[1][key])] for row in rows]))
+            or (len(rows) <= MAX_PAIRED and paired([[_closest(row, alike[1][key])] for row in rows]))
         )
         for key, rows in alike[0].items()
     )
@@ -268,11 +270,22 @@ def _closest(found: Row, expected: Sequence[Row]) -> list[int]:
 
 
 def _close(found: Row, expected: Row) -> bool:
-    return all(map(_is_close, found, expected))
+    return all(map(nearly_equal, found, expected))
 
 
-def _is_close(found: Any, expected: Any) -> bool:
-    return math.isclose(found, expected, rel_tol=RELATIVE_TOLERANCE)
+def nearly_equal(found: Any, expected: Any, absolute: float = 0.0) -> bool:
+    """Whether two numbers are equal up to rounding, or exactly if both are whole.
+
+    A float tells a whole number below 2**53 from its neighbours, so another one is no rounding of it: 1234567890124.0
+    is not 1234567890123. Larger floats are all whole.
+    """
+    both_whole = isinstance(found, int) and isinstance(expected, int)
+    if both_whole or (abs(found) < _ALL_WHOLE > abs(expected) and found % 1 == 0 == expected % 1):
+        return found == expected
+    try:
+        return math.isclose(found, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _typed(row: Row) -> tuple[tuple[type, Cell], ...]:
@@ -326,11 +339,8 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
         return False
     if whole:
         return number == expected
-    absolute = 0.5001 * 10**-DECIMALS if round(expected, DECIMALS) == expected else 0.0  # the gold may be an average
-    try:
-        return math.isclose(number, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
-    except OverflowError:  # the integer is beyond all floats
-        return False
+    # the gold may be an average
+    return nearly_equal(number, expected, 0.5001 * 10**-DECIMALS if round(expected, DECIMALS) == expected else 0.0)
 
 
 def _read(given: Cell, *, whole: bool) -> Any:

@@ -116,6 +116,52 @@ def test_an_account_that_may_do_more_is_refused_with_what_to_type(grant, said):
     assert "*ABC" not in str(caught.value)
 
 
+@pytest.fixture
+def quoting_otherwise(shop_server):
+    # as a large host sets its servers up
+    ((modes, quotes),) = as_admin(shop_server, "SELECT @@GLOBAL.sql_mode, @@GLOBAL.sql_quote_show_create")
+    yield lambda setting: as_admin(shop_server, f"SET GLOBAL {setting}")
+    as_admin(shop_server, f"SET GLOBAL sql_mode = '{modes}'", f"SET GLOBAL sql_quote_show_create = {quotes}")
+
+
+@pytest.mark.parametrize("setting", ["sql_mode = 'ANSI'", "sql_quote_show_create = 0"])
+def test_an_account_that_may_only_read_is_taken_however_its_server_quotes_names(
+    shop_account, quoting_otherwise, setting
+):
+    quoting_otherwise(setting)
+    for grant in ("SELECT, SHOW VIEW ON my_shop.*", "SELECT (id, name) ON my_shop.customer"):
+        with closing(open_databases(shop_account(grant))) as databases:
+            databases.check()
+            session = databases.open("my_shop", statement_timeout_s=1.0)
+            assert session.run('SELECT COUNT(id) FROM `customer` WHERE name <> "x"').rows == ((3,),)
+
+
+def test_views_that_nobody_can_read_are_left_out_and_named(shop_server):
+    # a dump that was loaded into a server without the account that made its views
+    as_admin(
+        shop_server,
+        "CREATE DATABASE dumped",
+        "CREATE TABLE dumped.boat (id INT, twice INT AS (2 * id) STORED, more INT AS (id + 1))",
+        "INSERT INTO dumped.boat (id) VALUES (1)",
+        "CREATE TABLE dumped.gone (a INT)",
+        "CREATE VIEW dumped.dead AS SELECT a FROM dumped.gone",
+        "DROP TABLE dumped.gone",
+        "CREATE DEFINER = nobody@'%' VIEW dumped.orphan AS SELECT id FROM dumped.boat",
+        f"CREATE USER of_dump@'%' IDENTIFIED BY '{PASSWORD}'",
+        "GRANT SELECT, SHOW VIEW ON dumped.* TO of_dump@'%'",
+    )
+    address = f"mysql://of_dump:{WRITTEN}@127.0.0.1:{urlsplit(shop_server.url).port}/dumped"
+    with closing(open_databases(address)) as databases:
+        assert [(t.name, [c.samples for c in t.columns]) for t in databases.schema("dumped")] == [
+            ("boat", [("1",), ("2",), ("2",)])
+        ]
+        left_out = databases.unreadable("dumped")
+        assert {name: why.partition(":")[0] for name, why in left_out.items()} == {"dead": "1356", "orphan": "1045"}
+        assert "; left out: dead (1356: View 'dumped.dead' references invalid table(s)" in databases.summary()
+        assert databases.summary().endswith("; a view needs its tables and the account that made it)")
+    as_admin(shop_server, "DROP DATABASE dumped", "DROP USER of_dump@'%'")
+
+
 @pytest.mark.parametrize("grants", [
     ["ALL ON *.*"], ["SELECT, DELETE ON my_shop.*"], ["SELECT ON my_shop.*", "FILE ON *.*"],
     ["SELECT ON my_shop.*", "SELECT ON other.secret"], ["SELECT ON my_shop.*", "EXECUTE ON FUNCTION other.counted"],

@@ -13,7 +13,7 @@ import pytest
 
 from agentgrpo.checks import UsageError
 from dbbench_adapter.engines import Result
-from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
+from dbbench_adapter.engines.engine import Change, ColumnInfo, TableInfo
 from dbbench_adapter.engines.mysql import MYSQL
 from dbbench_adapter.engines.sqlite import SQLITE
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
@@ -26,7 +26,7 @@ from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_result, unfenced
-from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
+from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result, same_state
 from sql_agent.text_to_sql.load import kind_of, orders_rows, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
 from sql_agent.text_to_sql.schema import lengths, render
@@ -448,6 +448,46 @@ def test_rows_pair_whatever_order_their_last_digits_sort_them_into():
     given = tuple((1 / 3 + n % 5 * 1e-17, float(n), n / 7 * (1 + 1e-12)) for n in reversed(range(3_000)))
     assert same_result("strict", given, expected, "SELECT a, b, c")
     assert not same_result("strict", given, (*expected[:-1], expected[0]), "SELECT a, b, c")
+
+
+@pytest.mark.parametrize(("rows", "changed"), [
+    ([(1.5 + n * 1e-13,) for n in range(2_000)], (1.6,)),
+    ([(1.5 + n * 1e-13, 2.5 + (n * 7 % 2_000) * 1e-13) for n in range(2_000)], (1.5, 2.6)),
+    # a chain: each is close to some of the others alone, and its neighbours pair
+    ([(1 + n * 4e-10, 2.5 - n % 5 * 1e-13) for n in range(2_000)], (1.0, 2.6)),
+])  # fmt: skip
+def test_thousands_of_rows_that_differ_in_their_last_digits_are_compared_in_a_moment(rows, changed):
+    # 2,000 sums in another order took 13 s of CPU, in the loop that all rollouts share
+    given = [tuple(cell * (1 + 1e-13) for cell in row) for row in reversed(rows)]
+    started = time.thread_time()
+    assert same_result("strict", tuple(given), tuple(rows), "SELECT a, b")
+    assert not same_result("strict", (*given[1:], changed), tuple(rows), "SELECT a, b")
+    assert time.thread_time() - started < 1.0
+
+
+@pytest.mark.parametrize(("given", "expected", "same"), [
+    (1234567890124.0, 1234567890123, False),  # the next whole number, and no rounding of it
+    (1234567890124.0, 1234567890123.0, False),
+    (1234567890123.0, 1234567890123, True),
+    (1234567890123.0002, 1234567890123, True),
+    (2.0**53 + 2, 2.0**53, True),  # all such floats are whole, so their last digits are rounding
+    (2**53 + 1, 2.0**53, True),
+    (2**53 + 1, 2**53, False),
+    (10**400, 1e300, False),
+])  # fmt: skip
+def test_whole_numbers_are_compared_exactly_as_far_as_floats_tell_them_apart(given, expected, same):
+    assert same_result("strict", ((given, "a"),), ((expected, "a"),), "SELECT a, b") is same
+
+
+def test_another_whole_number_that_a_task_leaves_behind_is_another_state():
+    left = [{"t": Change((), ((amount, "a"),))} for amount in (1234567890123.0, 1234567890124.0, 1234567890123.0002)]
+    assert (same_state(left[1], left[0]), same_state(left[2], left[0])) == (False, True)
+
+
+def test_results_without_a_row_are_equal_whatever_their_columns():
+    # no cell shows which columns were meant, and a question without rows is not trained on
+    assert same_result("strict", (), (), "SELECT a, b FROM t WHERE 0")
+    assert not same_result("strict", ((1, 2),), ((1,),), "SELECT a")
 
 
 def test_tied_rows_are_free_to_change_places():

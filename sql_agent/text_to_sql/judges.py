@@ -2,23 +2,22 @@
 and what two tasks that change data have left behind.
 
 By our own rule NULL is only NULL, a text only the same text, and bytes only the same bytes. Numbers are equal whatever
-their type; two whole numbers exactly, others up to rounding. A number never equals a text.
+their type; two whole numbers exactly (`nearly_equal`), others up to rounding. A number never equals a text. Results
+without a row are equal whatever their columns: no cell shows which were meant, and no such question is trained on.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal, get_args
 
 from dbbench_adapter.datatypes import Row, Rows
 from dbbench_adapter.engines.engine import Change, Changes, Engine
 from dbbench_adapter.engines.sqlite import SQLITE
-from dbbench_adapter.judges.strict import paired, same_content
+from dbbench_adapter.judges.strict import MAX_PAIRED, RELATIVE_TOLERANCE, nearly_equal, paired, same_content
 from sql_agent.comparison import only_in
 from sql_agent.text_to_sql import spider
 from sql_agent.text_to_sql.load import orders_rows
@@ -115,7 +114,6 @@ def same_state(given: Changes, expected: Changes) -> bool:
     )
 
 
-RELATIVE_TOLERANCE = 1e-9
 # 0 equals a smaller number, which differences that cancel out leave behind.
 NEARLY_ZERO = 1e-12
 
@@ -138,47 +136,48 @@ def same_rows(given: Rows, expected: Rows, *, ranks: Sequence[int] | None = None
 
 
 def _same_bag(given: Rows, expected: Rows, decimals: int | None) -> bool:
-    # Rows that are equal to the last digit are paired first.
+    # Rows that are equal to the last digit are paired first, the others within those whose numbers could be equal.
+    if {len(row) for row in given} != {len(row) for row in expected}:
+        return False
     counts = Counter(given), Counter(expected)
-    left = _by_other_cells(counts[0] - counts[1]), _by_other_cells(counts[1] - counts[0])
-    return left[0].keys() == left[1].keys() and all(
-        len(rows) == len(left[1][key]) and paired(_fitting(rows, left[1][key], decimals))
-        for key, rows in left[0].items()
+    rows = [list((counts[k] - counts[1 - k]).elements()) for k in (0, 1)]
+    numbers = [_numbered(column, decimals) for column in zip(*rows[0], *rows[1], strict=True)]
+    ours, theirs = (_by_cells(side, numbers) for side in rows)
+    if {key: len(side) for key, side in ours.items()} != {key: len(side) for key, side in theirs.items()}:
+        return False
+    # in nearly all cases the sorted rows pair; a search is for numbers that are close to some of the others alone
+    pairs = [(sorted(side), sorted(theirs[key])) for key, side in ours.items()]
+    unsettled = [pair for pair in pairs if not all(_close(*each, decimals) for each in zip(*pair, strict=True))]
+    return sum(len(side) ** 2 for side, _ in unsettled) <= MAX_PAIRED**2 and all(
+        paired([[[place for place, row in enumerate(side) if _close(each, row, decimals)]] for each in mine])
+        for mine, side in unsettled
     )
 
 
-def _by_other_cells(rows: Counter[Row]) -> dict[Row, list[Any]]:
-    """The numbers of the rows, by their other cells; ... stands for a number."""
-    alike: dict[Any, list[Any]] = {}
-    for row in rows.elements():
-        key = tuple(... if isinstance(cell, int | float) else cell for cell in row)
-        alike.setdefault(key, []).append(tuple(cell for cell in row if isinstance(cell, int | float)))
+def _by_cells(rows: Iterable[Row], numbers: Sequence[dict[Any, int]]) -> dict[Row, list[Row]]:
+    alike: dict[Row, list[Row]] = {}
+    for row in rows:
+        key = tuple(of[cell] if isinstance(cell, int | float) else cell for of, cell in zip(numbers, row, strict=True))
+        alike.setdefault(key, []).append(row)
     return alike
 
 
-def _fitting(given: list[Any], expected: list[Any], decimals: int | None) -> list[list[list[int]]]:
-    # The places of the expected rows that each given row equals. They are looked up by the column with the most
-    # distinct values, so that thousands of rows take a second.
-    width = range(len(expected[0]))
-    pivot = max(width, key=lambda column: len({row[column] for row in expected}), default=None)
-    if pivot is None:
-        return [[list(range(len(expected)))] for _ in given]
-    ascending = sorted((row[pivot], place) for place, row in enumerate(expected))
-    keys = [key for key, _ in ascending]
-    found = []
-    for row in given:
-        reach = _reach(row[pivot], decimals)
-        near = ascending[bisect_left(keys, row[pivot] - reach) : bisect_right(keys, row[pivot] + reach)]
-        found.append([[place for _, place in near if _close(row, expected[place], decimals)]])
+def _numbered(cells: Iterable[Any], decimals: int | None) -> dict[Any, int]:
+    """A number for each number of a column, the same for all that could be equal, directly or through others."""
+    found: dict[Any, int] = {}
+    last = None
+    for cell in sorted({cell for cell in cells if isinstance(cell, int | float)}):
+        found[cell] = len(found) if last is None or _are_apart(last, cell, decimals) else found[last]
+        last = cell
     return found
 
 
-def _reach(number: int | float, decimals: int | None) -> int | float:
-    # Whole numbers may be beyond all floats.
+def _are_apart(less: Any, more: Any, decimals: int | None) -> bool:
     least = NEARLY_ZERO if decimals is None else 10**-decimals
-    if isinstance(number, int):
-        return abs(number) // 10**8 + 1
-    return 2 * RELATIVE_TOLERANCE * abs(number) + least if math.isfinite(number) else 0.0
+    try:
+        return more - less > 2 * RELATIVE_TOLERANCE * max(abs(less), abs(more)) + least
+    except OverflowError:  # a whole number beyond all floats
+        return True
 
 
 def _close(given: Row, expected: Row, decimals: int | None) -> bool:
@@ -186,13 +185,9 @@ def _close(given: Row, expected: Row, decimals: int | None) -> bool:
 
 
 def _same_number(given: Any, expected: Any, decimals: int | None) -> bool:
-    if given == expected or (isinstance(given, int) and isinstance(expected, int)):
+    if given == expected or not isinstance(expected, int | float):
         return given == expected
-    try:
-        if 0 in (given, expected) and abs(given - expected) < NEARLY_ZERO:
-            return True
-        rounded = decimals is not None and isinstance(expected, float) and round(expected, decimals) == expected
-        absolute = 0.5001 * 10 ** -(decimals or 0) if rounded else 0.0
-        return math.isclose(given, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
-    except OverflowError:  # a whole number beyond all floats
-        return False
+    if 0 in (given, expected) and abs(given - expected) < NEARLY_ZERO:
+        return True
+    rounded = decimals is not None and isinstance(expected, float) and round(expected, decimals) == expected
+    return nearly_equal(given, expected, 0.5001 * 10 ** -(decimals or 0) if rounded else 0.0)

@@ -15,6 +15,7 @@ from dbbench_adapter.engines.engine import (
     ColumnInfo,
     Databases,
     TableInfo,
+    said_unreadable,
     sample_values,
 )
 from dbbench_adapter.engines.mysql import MYSQL
@@ -57,31 +58,40 @@ class ServerDatabase(Databases):
             self._server = ReadOnlyServer(spec)
         except ValueError as error:
             raise DatabaseError(str(error)) from None
-        self._schema: tuple[TableInfo, ...] | None = None
+        self._read: tuple[tuple[TableInfo, ...], dict[str, str]] | None = None
 
     @property
     def ids(self) -> Sequence[str]:
         return [self._server.address.database]
 
     def schema(self, db_id: str) -> tuple[TableInfo, ...]:
-        if self._schema is None:
-            self._schema = read_server_schema(self._server)
-        return self._schema
+        return self._schema()[0]
+
+    def unreadable(self, db_id: str) -> dict[str, str]:
+        return self._schema()[1]
+
+    def _schema(self) -> tuple[tuple[TableInfo, ...], dict[str, str]]:
+        if self._read is None:
+            self._read = read_server_schema(self._server)
+        return self._read
 
     def open(self, db_id: str, *, statement_timeout_s: float) -> ServerSession:
         return ServerSession(self._server, statement_timeout_s)
 
     def summary(self) -> str:
-        tables = len(self.schema(self.ids[0]))
-        return f"{self._server.version()}, {tables} tables and views, an account that may only read"
+        tables, unreadable = self._schema()
+        left_out = f"; left out: {said_unreadable(unreadable)}" if unreadable else ""
+        return f"{self._server.version()}, {len(tables)} tables and views, an account that may only read{left_out}"
 
     def close(self) -> None:
         self._server.close()
 
 
-def read_server_schema(server: ReadOnlyServer) -> tuple[TableInfo, ...]:
+def read_server_schema(server: ReadOnlyServer) -> tuple[tuple[TableInfo, ...], dict[str, str]]:
     """Read the tables and views of the database, by name.
 
+    Returns:
+        Those that can be read, and why the others cannot, such as a view whose definer or table is gone.
     Raises:
         AccountError: the account may do more than read.
         BackendUnavailable: the server does not answer.
@@ -111,23 +121,21 @@ def read_server_schema(server: ReadOnlyServer) -> tuple[TableInfo, ...]:
             keys[table].append(column)
         elif other is not None:
             references[table].append((column, other, theirs))
-    tables = []
+    tables, unreadable = [], dict[str, str]()
     for name, kind in listed:
         is_view = kind != "BASE TABLE"
-        samples = {} if is_view else _samples(server, name, [column for column, _ in columns[name]])
-        infos = tuple(ColumnInfo(column, kind, samples.get(column, ())) for column, kind in columns[name])
-        if infos:  # a broken view has none
-            tables.append(TableInfo(name, infos, tuple(keys[name]), tuple(references[name]), is_view, quote="`"))
+        if (error := _answer(server, f"SELECT 1 FROM {quoted(name)} LIMIT 0").error) is not None:
+            unreadable[name] = f"{error}; a view needs its tables and the account that made it" if is_view else error
+            continue
+        found = None if is_view else _answer(server, f"SELECT * FROM {quoted(name)} LIMIT {SAMPLED_ROWS}")
+        samples = sample_values([column for column, _ in columns[name]], found.rows or () if found else ())
+        infos = tuple(ColumnInfo(column, kind, samples[column]) for column, kind in columns[name])
+        tables.append(TableInfo(name, infos, tuple(keys[name]), tuple(references[name]), is_view, quote="`"))
     if not tables:
-        raise DatabaseError(f"{server.address.shown} holds no table that the account may read")
-    return tuple(tables)
+        more = f": {said_unreadable(unreadable)}" if unreadable else ""
+        raise DatabaseError(f"{server.address.shown} holds no table that the account may read{more}")
+    return tuple(tables), unreadable
 
 
-def _samples(server: ReadOnlyServer, table: str, columns: list[str]) -> dict[str, tuple[str, ...]]:
-    found = server.run(
-        f"SELECT * FROM {quoted(table)} LIMIT {SAMPLED_ROWS}",
-        timeout_s=_SAMPLES_S,
-        max_rows=SAMPLED_ROWS,
-        max_chars=10_000_000,
-    )
-    return sample_values(columns, found.rows or ())
+def _answer(server: ReadOnlyServer, sql: str) -> Result:
+    return server.run(sql, timeout_s=_SAMPLES_S, max_rows=SAMPLED_ROWS, max_chars=10_000_000)

@@ -246,6 +246,8 @@ class ReadOnlyServer:
         if not self._checked:
             try:
                 with connection.cursor() as cursor:
+                    # otherwise the server may quote names in another way (ANSI_QUOTES), or not at all
+                    cursor.execute(f"SET SESSION sql_mode = '{MODES}', SESSION sql_quote_show_create = 1")
                     cursor.execute("SHOW GRANTS")
                     grants = [str(grant) for (grant,) in cursor.fetchall()]
                     cursor.execute("SELECT schema_name FROM information_schema.schemata")  # SHOW DATABASES may be off
