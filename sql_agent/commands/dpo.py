@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = read_flags(parser, DpoConfig, args)
     quiet_libraries()
     go_offline()
-    from sql_agent.dpo.run import train
+    from sql_agent.dpo.run import RECORD, train
 
-    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg)
+    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg, RECORD)
 
 
 def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":

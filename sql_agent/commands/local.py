@@ -97,8 +97,7 @@ def read(parser: Parser, config: type[Config], args: argparse.Namespace) -> tupl
 
 def start(cfg: Config, run: Callable[[], None]) -> None:
     """Check what a run needs, then `run` it; the command ends with one line if that fails."""
-    resume = f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"
-    with failures_in_words(resume, in_words_of(type(cfg))):
+    with failures_in_words(cfg.run_dir, "the same command with --resume", in_words_of(type(cfg))):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             require(policy=path)

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from agentgrpo.checkpoints import CHECKPOINTS
+from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST, how_to_go_on
 from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.hub import go_offline
@@ -63,10 +63,15 @@ def quiet_libraries() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # this is one process on one GPU
 
 
-def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], cfg: FineTuningConfig) -> int:
+def run_command(
+    prepare: Callable[[], Run], train: Callable[[Run], None], cfg: FineTuningConfig, sealed: str = MANIFEST
+) -> int:
     """Prepare and train, while no other run may write to the folder; return the exit status.
 
     What the user can correct is one line: any `ValueError` of `prepare`, and what `train` says in words.
+
+    Args:
+        sealed: the name of the signed record of the run's checkpoints.
     """
     output_dir = cfg.run_dir
     try:
@@ -83,7 +88,7 @@ def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], cfg: F
     except KeyboardInterrupt:
         if not (output_dir / CHECKPOINTS).is_dir():  # nothing was trained
             raise
-        resume = f"the same command with --resume goes on from the last checkpoint in {output_dir}"
-        print(f"\ninterrupted; {resume}", file=sys.stderr)
+        left = how_to_go_on(output_dir / CHECKPOINTS, "the same command with --resume", record=sealed)
+        print(f"\ninterrupted; {left}", file=sys.stderr)
         return 130
     return 0

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from agentgrpo.checkpoints import SaveClock
 from agentgrpo.checks import require
 from agentgrpo.commands import say
 from agentgrpo.durations import left
@@ -115,6 +116,7 @@ class Trainer:
         if progress.batches == 0:
             self._evaluate()
         self._began_at, self._began = time.perf_counter(), progress.batches
+        saves = SaveClock(preset.cfg.save_every)
         while progress.batches < preset.num_batches:
             self._batch()
             epoch, inside = divmod(progress.batches, preset.batches_per_epoch)
@@ -125,7 +127,7 @@ class Trainer:
                     self._say(f"adapter after epoch {epoch}: {path}")
             if self._due(preset.evaluate_every):
                 self._evaluate()
-            if not inside or self._due(preset.cfg.save_every):
+            if saves.is_due(progress.batches) or not inside or progress.batches == preset.num_batches:
                 self._save()
 
     def _due(self, every: int) -> bool:

@@ -44,8 +44,8 @@ class FineTuningConfig(PolicyConfig):
     context."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
-    save_every: int = also("save_steps", 100, ge=1)
-    """Updates between checkpoints; a run that is killed loses at most this many."""
+    save_every: int | None = also("save_steps", None, ge=1)
+    """Updates between checkpoints; a run that is killed loses what came after the last. None: five minutes."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order and every draw."""
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
-from agentgrpo.checkpoints import CHECKPOINTS, newest_whole
+from agentgrpo.checkpoints import CHECKPOINTS, how_to_go_on, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit, uses_bfloat16
@@ -283,14 +283,10 @@ def fit(
             save_whole(model, start.tokenizer, output, trained_on)
             write_record(output / record_name, record, steps)
     except OutputError as error:
-        raise UsageError(f"{error}; {what_is_left(output, start.sealed)}") from error
+        remove_torn(output / CHECKPOINTS, start.sealed)
+        left = how_to_go_on(output / CHECKPOINTS, "--resume", record=start.sealed)
+        raise UsageError(f"{error}; {left}") from error
     return steps
-
-
-def what_is_left(output: Path, sealed: str) -> str:
-    """Remove unfinished checkpoints, which fill the disk, and say from which one a resumed run continues."""
-    newest = remove_torn(output / CHECKPOINTS, sealed)
-    return f"with --resume it goes on from {newest}" if newest else "with --resume, since no checkpoint was whole yet"
 
 
 def save_whole(model: Any, tokenizer: PreTrainedTokenizerBase, output: Path, trained_on: TrainedOn) -> None:
