@@ -115,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         environment = make_taskset(cfg.environment)
         require(rewards=cfg, environment=environment)
         if trains:  # a runner gets its tasks from the store
+            require(files=cfg.data.expected(cfg.env.type))
             check_own_tasks(cfg, environment)
         grpo = cfg.algorithm == "grpo"
         several = cfg.cluster.ray_address is not None or cfg.cluster.nodes > 1

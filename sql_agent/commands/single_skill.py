@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.prepare:
             return prepare(cfg)
+        require(run_dir=run_dir)
         require(policy=cfg.language_model.model_path)
         require(scorer=cfg.task.reward_model, judge=cfg.task.llm_judge)
         load_libraries()
@@ -96,7 +97,7 @@ def run(cfg: ExperimentConfig, run_dir: Path, *, resumed: bool) -> None:
         folder.trained_on = trained_on(cfg, preset.held_out)
         with claim(run_dir):
             opening = [f"run: {run_dir}", *notes]
-            trainer = start_trainer(preset, environment, folder, resumed=resumed, opening=opening)
+            trainer = start_trainer(preset, environment, folder, opening)
             try:
                 trainer.train()
             finally:

@@ -278,9 +278,7 @@ def slot_of(number: int, task: Any, size: int, temperature: float | None, skill:
     return GroupSlot(number, draws=[rollouts])
 
 
-def start_trainer(
-    preset: Preset, environment: Environment, folder: RunFolder, *, resumed: bool, opening: Sequence[str] = ()
-) -> Trainer:
+def start_trainer(preset: Preset, environment: Environment, folder: RunFolder, opening: Sequence[str] = ()) -> Trainer:
     """Load the policy, begin the folder and, for a resumed run, restore everything from its checkpoint.
 
     Args:
@@ -303,7 +301,7 @@ def start_trainer(
     folder.begin(steps=preset.num_batches, device=policy.device.type)
     for line in opening:
         say(line)
-    state = folder.resume(policy, learner) if resumed else None
+    state = folder.resume(policy, learner) if folder.resumed else None
     progress = Progress.from_state(state or {})
     if state is not None:
         say(f"resumed after {preset.describe_done(progress)}")

@@ -13,6 +13,7 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.settings.groups import EnvironmentSettings, TaskFiles
 from sql_agent.settings.local import PolicyConfig, also, check_environment
 
+DATASETS = ("dbbench", "text2sql", "gsm8k")
 GENERATED = 512
 """Number of generated demonstrations if neither a file nor `num_tasks` says how many."""
 

@@ -555,7 +555,9 @@ def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
 def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     checkpoint_of(tmp_path, 5)
     (tmp_path / "config.yaml").write_text(dump_config(load_config(None, ["data.generate=64", "optim.learning_rate=1"])))
-    error = error_of(capsys, "--run-dir", str(tmp_path), "--train-file", "other.jsonl", "--model", str(tmp_path))
+    (tmp_path / "other.jsonl").touch()
+    others = ["--train-file", str(tmp_path / "other.jsonl"), "--model", str(tmp_path)]
+    error = error_of(capsys, "--run-dir", str(tmp_path), *others)
     assert "was trained with other settings (data, model;" in error
     url = ["--reward-model-url", "http://127.0.0.1:1"]
     assert "(reward_model;" in error_of(capsys, "--run-dir", str(tmp_path), "--set", "data.generate=64", *url)

@@ -78,7 +78,7 @@ def metrics(output: Path) -> list[dict]:
         (["--model_path", "gone/model"], "gone/model is no folder, and no model of that name is whole in the Hugging"),
         (["--dataset", "gone.jsonl"], "gone.jsonl: no such file; give dbbench, text2sql, gsm8k, or a JSONL"),
         (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
-        (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl: no such file; give an AgentBench .jsonl"),
+        (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl does not exist; name a file that is there"),
         (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
         (["--max-prompt-tokens", "64"], "--max-prompt-tokens belongs to --dataset gsm8k or --dataset dbbench or --env"),
         (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
