@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,30 @@ CHECKPOINTS = "checkpoints"
 NAME = re.compile(r"(?:global_step_|step_|checkpoint-)(\d+)")
 """How verl, local training and transformers name a checkpoint."""
 
+SAVE_S = 300.0
+"""Seconds of training between checkpoints where no number of steps is given; a checkpoint takes seconds itself."""
+
 Say = Callable[[str], None]
+
+
+class SaveClock:
+    """Tells after which steps a checkpoint is due.
+
+    Args:
+        every: steps between checkpoints; None: `SAVE_S` seconds of training, however long a step takes.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        self._every, self._last = every, time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        if self._every is not None:
+            return step % self._every == 0
+        now = time.monotonic()
+        if now - self._last < SAVE_S:
+            return False
+        self._last = now
+        return True
 
 
 class CheckpointError(ValueError):
@@ -37,6 +61,22 @@ def checkpoints(folder: Path) -> list[Path]:
     """Newest first; [] if there is no such folder."""
     found = [path for path in folder.glob("*") if NAME.fullmatch(path.name)]
     return sorted(found, key=step_of, reverse=True)
+
+
+def how_to_go_on(folder: Path, again: str, *, record: str = MANIFEST) -> str:
+    """What a run that was stopped has to go on with.
+
+    Args:
+        folder: of the checkpoints.
+        again: the start that goes on, such as "the same command with --resume".
+        record: see `newest_whole`.
+    """
+    newest = newest_finished(folder, record)
+    return f"{again} goes on from {newest}" if newest else f"there is no checkpoint yet, so {again} begins anew"
+
+
+def newest_finished(folder: Path, record: str = MANIFEST) -> Path | None:
+    return next((path for path in checkpoints(folder) if (path / record).is_file()), None)
 
 
 def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from agentgrpo.checks import Finding, Problem, UsageError
 from agentgrpo.commands import interruptible
 from agentgrpo.disk_errors import OutputError, disk_fault, failures_of_the_disk
+from agentgrpo.nearest import did_you_mean
 
 
 def named_path(text: str) -> Path:
@@ -47,11 +48,11 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
         ) from None
 
 
-def check_run_dir(run_dir: Path) -> None:
-    """Raises ValueError: it is a file, or nothing can be written there."""
-    if run_dir.exists() and not run_dir.is_dir():
-        raise UsageError(f"--run-dir {run_dir} is a file, expected a folder; name another --run-dir")
-    check_output(run_dir / "run.json", "--run-dir", overwrite=True)
+def check_files(files: Iterable[Path | None]) -> None:
+    """Raises UsageError: one of them is not there."""
+    for path in filter(None, files):
+        if not path.exists():
+            raise UsageError(f"{path} does not exist; name a file that is there{did_you_mean(path)}")
 
 
 @contextmanager

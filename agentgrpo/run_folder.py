@@ -21,10 +21,10 @@ from typing import Any
 
 import yaml
 
-from agentgrpo.checks import UsageError, require
+from agentgrpo.checks import UsageError
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
-from agentgrpo.outputs import failures_of_the_disk, written
+from agentgrpo.outputs import check_output, failures_of_the_disk, written
 from agentgrpo.passwords import masked
 from agentgrpo.printed_commands import agentgrpo_command, remedy_of
 from agentgrpo.signed import user_key
@@ -68,9 +68,7 @@ def claim(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(
-                f"another run is writing to {run_dir}; wait for its end or give another --run-dir"
-            ) from None
+            raise _taken(run_dir) from None
         _held.add(lock)
         if run_id := last_run_id(run_dir):
             wait_until_gone(run_id, LINGER_S + 5.0, forks=True)
@@ -85,6 +83,19 @@ def claim(run_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def _taken(run_dir: Path) -> UsageError:
+    return UsageError(f"another run is writing to {run_dir}; wait for its end or give another --run-dir")
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Raises ValueError: it is a file, nothing can be written there, or another run is writing there."""
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir {run_dir} is a file, expected a folder; name another --run-dir")
+    check_output(run_dir / START, "--run-dir", overwrite=True)
+    if is_running(run_dir):
+        raise _taken(run_dir)
+
+
 def is_empty(run_dir: Path) -> bool:
     """The lock of a start that was refused does not count."""
     return set(os.listdir(run_dir)) <= {LOCK}
@@ -96,10 +107,9 @@ def check_begun(run_dir: Path, *, kind: str, resume: bool, begun: bool) -> None:
     Args:
         kind: the command, as `agentgrpo --help` names it.
     Raises:
-        ValueError: it is not so, the folder cannot be written, or this user has no key to sign checkpoints with.
+        ValueError: it is not so, or this user has no key to sign checkpoints with.
     """
     user_key()  # is made, or raises, before anything starts
-    require(run_dir=run_dir)
     if resume and not begun:
         raise UsageError(
             f"{run_dir} holds no run to go on with; start it without --resume, in another folder if an earlier version "

@@ -106,15 +106,11 @@ class TrainerLog(RunLog, TrainerCallback):
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-def remove_torn(folder: Path, record: str) -> Path | None:
-    """Remove unfinished checkpoints, which have no record and fill the disk; return the newest finished one."""
-    finished = []
+def remove_torn(folder: Path, record: str) -> None:
+    """Remove unfinished checkpoints, which have no record and fill the disk."""
     for checkpoint in checkpoints(folder):
-        if (checkpoint / record).is_file():
-            finished.append(checkpoint)
-        else:
+        if not (checkpoint / record).is_file():
             remove(checkpoint)
-    return finished[0] if finished else None
 
 
 def check_same_run(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

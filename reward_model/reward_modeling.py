@@ -31,6 +31,7 @@ if __name__ == "__main__":
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelError, go_offline
@@ -49,19 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import yaml
 
-    from reward_model.arguments import parse
+    from agentgrpo.checkpoints import how_to_go_on
+    from reward_model.arguments import OUTPUT, parse
+    from reward_model.datatypes import RECORD
     from reward_model.preferences import PreferenceFileError
     from reward_model.training import train
 
     ours = (ModelError, NotOursError, PreferenceFileError, UsageError)
+    output = Path(OUTPUT)
     try:
-        train(*parse(arguments))
+        parsed = parse(arguments)
+        output = Path(parsed[1].output_dir or OUTPUT)
+        train(*parsed)
     except (*ours, yaml.YAMLError) as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
-            print("\nstopped; the same command continues from the newest whole checkpoint", file=sys.stderr)
+            print(f"\nstopped; {how_to_go_on(output, 'the same command', record=RECORD)}", file=sys.stderr)
         return 130
     return 0

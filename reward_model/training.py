@@ -19,7 +19,7 @@ from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
-from agentgrpo.checkpoints import checkpoints, newest_whole
+from agentgrpo.checkpoints import checkpoints, how_to_go_on, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.json_text import parse_json
@@ -127,7 +127,9 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             save_whole(trainer, output, record)
     except OutputError as error:
-        raise UsageError(f"{error}; {describe_rest(output)}") from error
+        remove_torn(output, RECORD)
+        left = how_to_go_on(output, "the same command", record=RECORD)
+        raise UsageError(f"{error}; {left}") from error
     say(f"reward model: {output}")
 
 
@@ -229,12 +231,6 @@ def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
         publish(Path(scratch), output)
     if trainer.is_world_process_zero():
         write_record(output / RECORD, record, trainer.state.global_step)
-
-
-def describe_rest(output: Path) -> str:
-    # Unfinished checkpoints of a failed run are removed first.
-    newest = remove_torn(output, RECORD)
-    return f"the run will continue from {newest}" if newest else "no checkpoint was whole yet"
 
 
 def checkpoint_to_resume(

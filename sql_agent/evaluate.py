@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from agentgrpo.checks import require
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import written
 from agentgrpo.processes import ends_in_order
@@ -39,11 +40,9 @@ from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, Taskset, make_taskset
 from sql_agent.model_servers.calls_as_text import CallsAsText
-from sql_agent.model_servers.deadline_client import DeadlineClient, listed_models, lists_all, served_as
-from sql_agent.model_servers.refusals import words_of
-from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
+from sql_agent.model_servers.deadline_client import DeadlineClient
+from sql_agent.model_servers.endpoint import check_endpoint
 from sql_agent.own_agents.tasks import AgentTasks
-from sql_agent.play.served import run_rollout, size_thread_pool
 from sql_agent.prompts.fit import fit_tasks
 from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
@@ -65,8 +64,6 @@ REMEDIES = {
     "held-out": "Name other tasks with --tasks; or measure on every row all the same, --split all",
 }
 """What to do where a model has learnt tasks to measure it on, by the value of --split."""
-NO_SUCH_ADDRESS = (404, 405, 501)
-"""Statuses of a server that does not list its models."""
 ALL = "all"
 """The row of all tasks; no kind has the name."""
 REWARD_TIMEOUT_S = 30.0
@@ -99,6 +96,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")
     console = Console()
+    api_key = os.environ.get("OPENAI_API_KEY", "-")
+    try:
+        require(files=DataConfig(train_file=args.tasks).expected(args.env_type), place=args.database)
+    except ValueError as failure:
+        raise SystemExit(str(failure)) from failure
+    folder = check_endpoint(args.base_url, args.model, api_key)
     environment = _environment(args)
     functions = _functions(
         args
@@ -110,8 +113,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row `all` weighs the types as in this "
             "draw, not as in the file"
         )
-    api_key = os.environ.get("OPENAI_API_KEY", "-")
-    folder = check_endpoint(args.base_url, args.model, api_key)
     if folder is not None and args.split not in LEARNT_TOO:
         try:
             notes = check_not_learnt(folder, environment, tasks, REMEDIES[args.split])
@@ -213,6 +214,8 @@ def _player(
     stack: ExitStack,
 ) -> Callable[[Any], Awaitable[RolloutRecord]]:
     """Return a function that plays one task; the resources that it needs stay open as long as `stack`."""
+    from sql_agent.play.served import run_rollout  # imports openai-agents, which takes seconds
+
     if isinstance(environment, Environment):
         return functools.partial(
             run_rollout,
@@ -242,6 +245,8 @@ async def each(
     concurrency: int,
 ) -> None:
     """Play every task, `concurrency` of them at a time, and pass each record to `done` when its rollout ends."""
+    from sql_agent.play.served import size_thread_pool
+
     size_thread_pool(concurrency)
     waiting = iter(tasks)
 
@@ -252,60 +257,6 @@ async def each(
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(tasks))):
             group.create_task(work())
-
-
-def check_endpoint(
-    base_url: str, model: str, api_key: str, flags: tuple[str, str] = ("--base-url", "--model")
-) -> Path | None:
-    """Stop before the first rollout if no server answers or it does not serve the model.
-
-    Args:
-        flags: the flags that give the address and the name.
-    Returns:
-        The folder of the model, where the server names it (vLLM does, as `root`) and it is on this machine.
-    Raises:
-        SystemExit: the endpoint cannot be used; the message says what to do.
-    """
-    url = base_url.rstrip("/")
-    try:
-        with DeadlineClient(api_key) as client:
-            answer = client.get(f"{url}/models", timeout_s=10.0)
-            listed = {} if answer.status_code in NO_SUCH_ADDRESS else _listed(answer.raise_for_status())
-            name = served_as(model, listed)
-            if name is None and not lists_all(listed):
-                _ask_once(url, model, client)
-                return None
-    except (httpx.HTTPError, httpx.InvalidURL, ReplyError) as failure:
-        raise SystemExit(
-            f"no model server at {url}/models: {failure}; start one, or give its address up to /v1 with {flags[0]}"
-        ) from failure
-    if name is None:
-        raise SystemExit(
-            f"{base_url} does not serve {model!r}; it serves {', '.join(listed)}: name one with {flags[1]}"
-        )
-    root = listed[name].get("root")
-    return Path(root) if isinstance(root, str) and Path(root).is_dir() else None
-
-
-def _listed(answer: httpx.Response) -> dict[str, Any]:
-    try:
-        return listed_models(answer.json())
-    except ValueError:
-        return {}
-
-
-def _ask_once(url: str, model: str, client: DeadlineClient) -> None:
-    """Ask for a short reply, where a server does not list all its models.
-
-    Raises:
-        httpx.HTTPError, ReplyError: there is no reply.
-    """
-    asked = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
-    answer = client.post(f"{url}/chat/completions", asked, timeout_s=60.0)
-    if answer.status_code != 200:
-        what = f"it does not list {model!r}, and {url}/chat/completions answers {answer.status_code}"
-        raise ReplyError(f"{what}: {words_of(answer.content)[:SHOWN_CHARS]}")
-    read_reply(answer.content)
 
 
 def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> Summary:

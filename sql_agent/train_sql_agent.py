@@ -53,14 +53,9 @@ from sql_agent.startup.preflight import (
     with_ray,
     with_store,
 )
-from sql_agent.startup.resume import go_on_from, own_files
+from sql_agent.startup.resume import after_a_stop, go_on_from, own_files
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.verl_side.config import Files, compose, to_verl, validate
-
-STOPPED = {
-    "grpo": "the same command goes on from the newest checkpoint, if there is one yet",
-    "apo": "candidates.json in the run directory has what was found; the same command begins anew",
-}
 
 
 def run(
@@ -122,9 +117,14 @@ def servers_of(cfg: TrainConfig) -> dict[str, Any]:
     return {"store": cfg.store, "scorer": cfg.reward_model} | ({"judge": cfg.judge, "episodes": cfg} if plays else {})
 
 
+def left_of(begun: TrainConfig | None) -> list[str]:
+    return [after_a_stop(begun.run_dir, begun.trainer.resume, begun.algorithm)] if begun else []
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING)
+    begun: TrainConfig | None = None
     try:
         require(variables=os.environ)
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
@@ -135,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
         environment = make_taskset(cfg.environment)
         require(rewards=cfg, environment=environment)
         if trains:  # a runner gets its tasks from the store
+            require(files=cfg.data.expected(cfg.env.type))
             check_own_tasks(cfg, environment)
         grpo = cfg.algorithm == "grpo"
         several = cfg.cluster.ray_address is not None or cfg.cluster.nodes > 1
@@ -163,6 +164,7 @@ def main(argv: list[str] | None = None) -> int:
             require(run_dir=cfg.run_dir, **({"on_cpu": cpu} if grpo else {}))
         with claim(cfg.run_dir) if trains else nullcontext():
             checkpoint = go_on_from(cfg, cpu=cpu) if trains and grpo else None
+            begun = cfg if trains else None
             run(cfg, environment, checkpoint, network, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for words in describe_faults(error, TrainConfig):
@@ -172,10 +174,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
     except (TrainingFailedError, OSError) as error:  # e.g. the store is gone, or the disk is full
-        print(f"error: {masked(in_words(error))}", file=sys.stderr)
+        print("\n".join([f"error: {masked(in_words(error))}", *left_of(begun)]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"stopped; {STOPPED[args.algorithm or 'grpo']}", file=sys.stderr)
+        print("; ".join(["stopped", *left_of(begun)]), file=sys.stderr)
         return 130
     return 0
 

@@ -52,6 +52,12 @@ def open_databases(place: Path | str) -> Databases:
     return _engine_at(place).open_databases(place)
 
 
+def check_place(place: Path | str | None) -> None:
+    """Raises DatabaseError: see `open_databases`."""
+    if place is not None:
+        open_databases(place).close()
+
+
 def known_places() -> str:
     return _one_of(engine.places for engine in ENGINES)
 

@@ -1,7 +1,9 @@
 """Every command ends in one line, also by Ctrl-C in the middle of its imports, and leaves nothing half written."""
 
 import ast
+import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from agentgrpo import main
 from agentgrpo.commands import execute, interruptible, starting
+from agentgrpo.run_folder import claim
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agentgrpo", "bench", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
@@ -37,6 +40,66 @@ def commands() -> list[str]:
 MODULES = commands()
 """Modules that can be started by their own name."""
 COMMANDS = [*(f"agentgrpo {name}" for name in main.COMMANDS), *MODULES]
+
+
+REFUSALS = """
+import json, sys
+from importlib import import_module
+from agentgrpo.main import COMMANDS
+
+for name, *argv in json.load(sys.stdin):
+    try:
+        import_module(COMMANDS[name][0]).main(argv)
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+heavy = {"torch", "transformers", "agents", "agentlightning", "verl", "vllm", "ray", "datasets"}
+print(sorted(heavy & sys.modules.keys()))
+"""
+"""Runs the commands of its input one after another, and prints which large libraries they have imported."""
+
+
+def test_what_takes_no_library_is_refused_before_one_is_imported(tmp_path):
+    """A missing file was found after ten seconds of imports, a server that is not there after every reference."""
+    database = sqlite3.connect(tmp_path / "shop.sqlite")
+    database.execute("CREATE TABLE product (name TEXT, price INT)")
+    database.close()
+    rows, used, full = tmp_path / "rows.json", tmp_path / "used", tmp_path / "full"
+    rows.write_text('[{"question": "What does a lamp cost?", "query": "SELECT price FROM product"}]')
+    full.mkdir()
+    (full / "notes").touch()
+    here = {"--database": tmp_path / "shop.sqlite", "--train-file": rows}
+    model = {"--model": ROOT / "pyproject.toml", "--run-dir": tmp_path / "run"}
+    server = {"--base-url": "http://127.0.0.1:1/v1", "--model": "m", "--database": tmp_path / "shop.sqlite"}
+    refused: list[tuple[str, dict, str]] = [
+        ("evaluate", {**server, "--tasks": rows}, "no model server at http://127.0.0.1:1/v1/models"),
+        ("evaluate", {**server, "--tasks": "gone.json"}, "gone.json does not exist"),
+        ("dpo", {**model, "--dataset": "gone.jsonl"}, "gone.jsonl does not exist"),
+        ("dpo", {**model, "--dataset": rows, "--run-dir": full}, "full is not empty"),
+        ("sft", {**model, "--dataset": "gone.jsonl"}, "gone.jsonl: no such file; give dbbench"),
+        ("gsm8k", {**model, "--dataset": "gone.jsonl"}, "gone.jsonl: no such file, and no other source"),
+        ("greedy-grpo", {**model, "--train-file": "gone.jsonl"}, "gone.jsonl does not exist"),
+        ("train", {**model, **here, "--train-file": "gone.json"}, "gone.json does not exist"),
+    ]
+    for name in ("sft", "local"):
+        refused += [
+            (name, {**model, **here, "--database": "gone.sqlite"}, "gone.sqlite does not exist"),
+            (name, {**model, **here, "--train-file": "gone.json"}, "gone.json does not exist"),
+            (name, {**model, **here, "--run-dir": used, "--resume": None}, "another run is writing to"),
+            (name, {**model, **here, "--run-dir": full}, "full is not empty"),
+            (name, {**model, **here}, "pyproject.toml"),
+        ]
+    lines = [
+        [name, *(str(word) for pair in flags.items() for word in pair if word is not None)]
+        for name, flags, _ in refused
+    ]
+    with claim(used):
+        done = subprocess.run(
+            [sys.executable, "-c", REFUSALS], input=json.dumps(lines), capture_output=True, text=True, cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if line.strip("0123456789")]
+    assert [words for (*_, words), line in zip(refused, said, strict=True) if words not in line] == []
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_commands_are_found():

@@ -170,7 +170,7 @@ def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path):
     command = ("-m", "agentgrpo", "sft", "--model_path", base, "--dataset", rows, "--output_dir", output, "--device",
                "cpu", "--max_length", 256, "--num_epochs", 1, "--save_steps", 1)  # fmt: skip
     done = run(*command, file_bytes=30_000)
-    says(done, "make room on its disk, then start the same command again; with --resume, since no checkpoint was whole")
+    says(done, "make room on its disk, then start the same command again; there is no checkpoint yet, so --resume")
     left = [name for name in tree(output) if name not in OF_THE_START]
     assert left == []
     assert not [path for path in output.rglob("*") if path.name.endswith(".part") or path.name.startswith(".saving")]
@@ -187,7 +187,7 @@ def test_reward_training_on_a_full_disk_leaves_nothing_torn(base, tmp_path):
     command = ("reward_model/reward_modeling.py", "--dataset_name", pairs, "--model_name_or_path", base, "--output_dir",
                output, "--max_length", 64, "--num_train_epochs", 1, "--use_cpu", "--held_out_fraction", 0)  # fmt: skip
     done = run(*command, file_bytes=30_000)
-    says(done, "make room on its disk, then start the same command again; no checkpoint was whole yet")
+    says(done, "make room on its disk, then start the same command again; there is no checkpoint yet, so the same")
     assert [name for name in tree(output) if name not in OF_THE_START] == []
     assert reward_modeling.main([*map(str, command[1:])]) == 0
     assert (output / "reward_model.json").is_file()

@@ -35,7 +35,7 @@ def check_search(cfg: TrainConfig, environment: Taskset) -> Path | None:
         says what to do.
     """
     from sql_agent.apo.lit_agent import POLICY_KEY
-    from sql_agent.evaluate import check_endpoint
+    from sql_agent.model_servers.endpoint import check_endpoint
 
     environment.with_instructions(environment.instructions)
     served = check_endpoint(str(cfg.base_url), str(cfg.model), os.environ.get(POLICY_KEY) or "-")

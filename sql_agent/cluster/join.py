@@ -70,7 +70,7 @@ CONNECT_S = 3.0
 SILENT_S = 30.0
 """A head that answers nobody for so long is gone; Ray's own calls end the process after 60 s, without a word."""
 UNUSED = "this run leaves it unused, since it looks at nodes before it starts; the next command uses it"
-GO_ON = "give the same command again: it goes on from the newest checkpoint"
+GO_ON = "give the same command again"
 
 
 def connect(place: tuple[str, int]) -> None:

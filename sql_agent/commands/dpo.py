@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentgrpo.hub import go_offline
-from sql_agent.commands.sft import quiet_libraries, run_command
+from sql_agent.commands.sft import Work, quiet_libraries, require_model, run_command
 from sql_agent.settings.flags import read_flags, training_parser
 from sql_agent.settings.tuning import DpoConfig
 
 if TYPE_CHECKING:
+    from reward_model.datatypes import Preference
     from sql_agent.dpo.run import Run
 
 
@@ -31,22 +32,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = read_flags(parser, DpoConfig, args)
     quiet_libraries()
     go_offline()
-    from sql_agent.dpo.run import train
 
-    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg)
+    def load() -> "Work[Run]":
+        rows, held_out = read_pairs(cfg)
+        require_model(cfg)  # the default is made in a minute, so after the data are read
+        from sql_agent.dpo.run import prepare, train
+
+        return lambda: prepare(cfg, rows, held_out, resume=args.resume), train
+
+    return run_command(load, cfg, "dpo.json", "dpo.json", resume=args.resume)
 
 
-def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
-    """Read the pairs and check everything.
+def read_pairs(cfg: DpoConfig) -> "tuple[Sequence[Preference], Sequence[Preference]]":
+    """Pairs to train on, and held-out ones.
 
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
     from reward_model.datatypes import prompt_key
     from reward_model.preferences import read_any_form, split_by_prompt
-    from sql_agent.dpo.run import prepare
     from sql_agent.settings.groups import SPLIT_SEED
-    from sql_agent.tiny_policy.make import make_if_default
 
     rows, changes = read_any_form(cfg.dataset)
     if cfg.val_file:
@@ -59,5 +64,4 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
         rows, held_out = split_by_prompt(rows, cfg.held_out_fraction, seed=SPLIT_SEED)
     for name, count in sorted(changes.items()):
         print(f"changed: {name}: {count}")
-    make_if_default(cfg.model_path)  # takes a minute, so after the data are read
-    return prepare(cfg, rows, held_out, resume=resume)
+    return rows, held_out

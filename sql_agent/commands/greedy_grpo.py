@@ -17,6 +17,7 @@ from sql_agent.settings.local import GreedyGrpoConfig
 
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment, Split
+    from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import Chosen
 
 PRESETS = {"rllm": {"protocol": "lab", "judge": "lab", "max_turns": 3}}
@@ -40,15 +41,15 @@ def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, boo
 
 def main(argv: Sequence[str] | None = None) -> None:
     cfg, resumed = parse_args(argv)
-    start(cfg, lambda: run(cfg, resumed=resumed))
+    start(cfg, lambda folder: run(cfg, folder), "greedy-grpo", resumed=resumed, free=("eval_tasks", "eval_every"))
 
 
-def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
+def run(cfg: GreedyGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import GreedyGrpo
 
-    trainer = train(cfg, GreedyGrpo, choose, "greedy-grpo", resumed=resumed, free=("eval_tasks", "eval_every"))
+    trainer = train(cfg, GreedyGrpo, choose, folder)
     say(f"greedy accuracy while training: {trainer.progress.accuracy}")
-    say(f"adapter: {trainer.folder.finish(trainer.policy)}")
+    say(f"adapter: {folder.finish(trainer.policy)}")
 
 
 def choose(cfg: GreedyGrpoConfig, environment: "Environment") -> "Chosen":

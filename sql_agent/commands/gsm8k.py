@@ -22,6 +22,7 @@ from sql_agent.settings.local import Gsm8kGrpoConfig
 
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment
+    from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import Chosen
 
 
@@ -30,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg, resumed = read(parser, Gsm8kGrpoConfig, parser.parse_args(argv))
     if cfg.source == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
-    start(cfg, lambda: run(cfg, resumed=resumed))
+    start(cfg, lambda folder: run(cfg, folder), "gsm8k", resumed=resumed)
 
 
-def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
+def run(cfg: Gsm8kGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import Preset
 
-    train(cfg, Preset, choose, "gsm8k", resumed=resumed)
+    train(cfg, Preset, choose, folder)
     model = cfg.run_dir / f"epoch_{cfg.num_epochs}"
     say(f"next: {agentgrpo_command('interactive', '--model', model)}")
 

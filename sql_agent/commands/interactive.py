@@ -89,6 +89,7 @@ def _check_there(model: Path) -> None:
 def run(cfg: InteractiveConfig) -> None:
     if cfg.tasks == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
+    require(place=cfg.database if cfg.env == "text2sql" else None)
     make_if_default(cfg.model.model_path)
     require(policy=cfg.model.model_path)
     load_libraries()

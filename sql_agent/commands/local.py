@@ -11,6 +11,7 @@ doc/local_rl.md explains it.
 """
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -29,6 +30,7 @@ from sql_agent.tiny_policy.make import make_if_default
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment
     from sql_agent.local.presets import Preset
+    from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import Chosen
     from sql_agent.local.trainer import Trainer
 
@@ -37,7 +39,7 @@ Config = TypeVar("Config", LocalGrpoConfig, Gsm8kGrpoConfig, GreedyGrpoConfig)
 
 def main(argv: Sequence[str] | None = None) -> None:
     cfg, resumed = parse(argv)
-    start(cfg, lambda: run(cfg, resumed=resumed))
+    start(cfg, lambda folder: run(cfg, folder), "local", resumed=resumed)
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
@@ -46,10 +48,10 @@ def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
     return read(parser, LocalGrpoConfig, parser.parse_args(argv))
 
 
-def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
+def run(cfg: LocalGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import Preset
 
-    train(cfg, Preset, choose, "local", resumed=resumed)
+    train(cfg, Preset, choose, folder)
     say(f"next: {next_command(cfg)}")
 
 
@@ -95,53 +97,62 @@ def read(parser: Parser, config: type[Config], args: argparse.Namespace) -> tupl
     return read_flags(parser, config, args), args.resume
 
 
-def start(cfg: Config, run: Callable[[], None]) -> None:
-    """Check what a run needs, then `run` it; the command ends with one line if that fails."""
-    resume = f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"
-    with failures_in_words(resume, in_words_of(type(cfg))):
+def start(
+    cfg: Config, run: "Callable[[RunFolder], None]", kind: str, *, resumed: bool, free: Iterable[str] = ()
+) -> None:
+    """Check what a run needs, then `run` it; the command ends with one line if that fails.
+
+    Args:
+        kind: the command, as `agentgrpo --help` names it.
+        free: see `RunFolder`.
+    """
+    with failures_in_words(cfg.run_dir, "the same command with --resume", in_words_of(type(cfg))):
+        require(run_dir=cfg.run_dir, files=cfg.data.expected(cfg.environment.type), place=cfg.environment.database)
+        if cfg.environment.type == "gsm8k":
+            require(problems=str(cfg.data.train_file or "generated"))
+        folder = begun(cfg, kind, resumed=resumed, free=free)
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             require(policy=path)
         require(scorer=cfg.reward_model, judge=cfg.llm_judge)
         load_libraries()
         with ends_in_order():
-            run()
+            run(folder)
+
+
+def begun(cfg: Config, kind: str, *, resumed: bool, free: Iterable[str]) -> "RunFolder":
+    from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.tasks import own_files
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a user's file may import torch, which reads it then
+    used = own_files(cfg, cfg.environment.type, cfg.run_dir)
+    return RunFolder(cfg.run_dir, cfg, resumed=resumed, kind=kind, free=free, own_files=used)
 
 
 def train(
     cfg: Config,
     preset: "type[Preset]",
     choose: "Callable[[Config, Environment], Chosen]",
-    kind: str,
-    *,
-    resumed: bool,
-    free: Iterable[str] = (),
+    folder: "RunFolder",
 ) -> "Trainer":
-    """Train from the first batch to the last, in the run's folder.
+    """Train from the first batch to the last.
 
     Args:
         choose: chooses the tasks.
-        kind: the command, as `agentgrpo --help` names it.
-        free: see `RunFolder`.
     """
     from agentgrpo.run_folder import claim
-    from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import entered, own_files
+    from sql_agent.local.tasks import entered
     from sql_agent.local.trainer import start_trainer
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
     settings, model = cfg.environment, cfg.model.model_path
-    used = own_files(cfg, settings.type, cfg.run_dir)
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, kind=kind, free=free, own_files=used)
     with entered(settings) as environment, claim(cfg.run_dir):
         tasks = choose(cfg, environment)
         notes = check_not_learnt(model, environment, tasks.measured, SAME_SPLIT)
-        command = f"agentgrpo {kind}"
+        command = f"agentgrpo {folder.kind}"
         folder.trained_on = trained_by(command, model, environment, settings, cfg.data, tasks.train, tasks.held_out)
         opening = [*tasks.described, *notes]
-        trainer = start_trainer(
-            preset(cfg, tasks.train, tasks.measured), environment, folder, resumed=resumed, opening=opening
-        )
+        trainer = start_trainer(preset(cfg, tasks.train, tasks.measured), environment, folder, opening)
         trainer.train()
     return trainer
 

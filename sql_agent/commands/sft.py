@@ -21,16 +21,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from agentgrpo.checkpoints import CHECKPOINTS
+from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST, how_to_go_on
 from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.hub import go_offline
+from agentgrpo.nearest import did_you_mean
 from agentgrpo.processes import ends_in_order
-from agentgrpo.run_folder import claim
+from agentgrpo.run_folder import check_begun, claim
 from sql_agent.settings.flags import in_words_of, read_flags, training_parser
-from sql_agent.settings.tuning import FineTuningConfig, SftConfig
+from sql_agent.settings.tuning import DATASETS, FineTuningConfig, SftConfig
+
+if TYPE_CHECKING:
+    from sql_agent.sft.run import Run
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:
@@ -44,14 +49,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     if cfg.dataset != "gsm8k":
         go_offline()
-    from sql_agent.sft.run import prepare, train
+
+    def load() -> Work[Run]:
+        require(files=cfg.expected(cfg.environment.type) if cfg.source != "file" else (), place=cfg.database)
+        if cfg.source == "file":
+            check_messages(Path(cfg.data_name))
+        if cfg.source == "gsm8k":
+            require(problems=cfg.data_name.removeprefix("gsm8k:"))
+        require_model(cfg)
+        from sql_agent.sft.run import prepare, train
+
+        return lambda: prepare(cfg, resume=resume), train
+
+    return run_command(load, cfg, "sft.json", MANIFEST, resume=resume)
+
+
+def check_messages(path: Path) -> None:
+    """Raises UsageError: there is no such file, nor other data of that name."""
+    if not path.is_file():
+        meant = did_you_mean(str(path), DATASETS) or did_you_mean(path)
+        raise UsageError(f"--dataset {path}: no such file; give {', '.join(DATASETS)}, or a JSONL of messages{meant}")
+
+
+AnyRun = TypeVar("AnyRun")
+Work = tuple[Callable[[], AnyRun], Callable[[AnyRun], None]]
+"""`prepare`, and `train`, which takes what it returned."""
+
+
+def require_model(cfg: FineTuningConfig) -> None:
+    """Check the model, which is made first if it is the default."""
     from sql_agent.tiny_policy.make import make_if_default
 
     make_if_default(cfg.model_path)
-    return run_command(lambda: prepare(cfg, resume=resume), train, cfg)
-
-
-Run = TypeVar("Run")
+    require(policy=cfg.model_path)
 
 
 def quiet_libraries() -> None:
@@ -63,14 +93,31 @@ def quiet_libraries() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # this is one process on one GPU
 
 
-def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], cfg: FineTuningConfig) -> int:
+def run_command(
+    load: Callable[[], Work[AnyRun]],
+    cfg: FineTuningConfig,
+    record: str,
+    sealed: str,
+    *,
+    resume: bool,
+) -> int:
     """Prepare and train, while no other run may write to the folder; return the exit status.
 
-    What the user can correct is one line: any `ValueError` of `prepare`, and what `train` says in words.
+    What the user can correct is one line: any `ValueError` until `train` begins, and what `train` says in words.
+
+    Args:
+        load: checks what takes no library, then imports them.
+        record: the name of the run's record file.
+        sealed: the name of the signed record of its checkpoints.
     """
     output_dir = cfg.run_dir
     try:
-        require(run_dir=output_dir)
+        try:
+            require(run_dir=output_dir)
+            check_folder(output_dir, record, sealed, resume=resume)
+            prepare, train = load()
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         with ends_in_order(), claim(output_dir):
             try:
                 run = prepare()
@@ -83,7 +130,19 @@ def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], cfg: F
     except KeyboardInterrupt:
         if not (output_dir / CHECKPOINTS).is_dir():  # nothing was trained
             raise
-        resume = f"the same command with --resume goes on from the last checkpoint in {output_dir}"
-        print(f"\ninterrupted; {resume}", file=sys.stderr)
+        left = how_to_go_on(output_dir / CHECKPOINTS, "the same command with --resume", record=sealed)
+        print(f"\ninterrupted; {left}", file=sys.stderr)
         return 130
     return 0
+
+
+def check_folder(output: Path, record: str, sealed: str, *, resume: bool) -> None:
+    """
+    Raises:
+        ValueError: the folder holds something that would be overwritten, or nothing to resume; or this user has no key
+            to sign checkpoints with.
+    """
+    if (output / record).is_file():
+        raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
+    earlier = sealed != record and any((output / CHECKPOINTS).glob(f"*/{record}"))  # a version with other checkpoints
+    check_begun(output, kind=Path(record).stem, resume=resume, begun=(output / CHECKPOINTS).is_dir() and not earlier)

@@ -21,6 +21,7 @@ import yaml
 
 from agentgrpo.checks import Finding, Problem, UsageError, examine, require, show
 from agentgrpo.commands import say
+from agentgrpo.disk_errors import in_words
 from agentgrpo.flags import Parser
 from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import shipped_settings
@@ -59,22 +60,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         "if a run cannot start",
     )
     args = parser.parse_args(argv)
-    with failures_in_words("--resume RUN_DIR goes on from the run's last checkpoint", said_here):
+    try:
         cfg = load_experiment(args.config, args.overrides)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {said_here(in_words(error))}") from error
+    run_dir = args.resume or new_run_dir(cfg)
+    with failures_in_words(run_dir, f"the same command with --resume {run_dir}", said_here):
         if args.dry_run:
             print(yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False), end="")
             return 0
         if args.prepare:
             return prepare(cfg)
+        require(run_dir=run_dir)
         require(policy=cfg.language_model.model_path)
         require(scorer=cfg.task.reward_model, judge=cfg.task.llm_judge)
         load_libraries()
         with ends_in_order():
-            run(cfg, args.resume)
+            run(cfg, run_dir, resumed=args.resume is not None)
     return 0
 
 
-def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
+def run(cfg: ExperimentConfig, run_dir: Path, *, resumed: bool) -> None:
     from agentgrpo.run_folder import claim
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.single_skill import OTHER_TASKS, SingleSkill, trained_on
@@ -84,15 +90,14 @@ def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
 
     with entered(cfg.trained().environment, backend_setting="task.backend") as environment:
         cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
-        run_dir, again = resumed or new_run_dir(cfg), resumed is not None
         used = own_files(cfg.task, "dbbench", run_dir)
-        folder = RunFolder(run_dir, cfg, resumed=again, kind="single-skill", own_files=used)
+        folder = RunFolder(run_dir, cfg, resumed=resumed, kind="single-skill", own_files=used)
         preset = SingleSkill(cfg)
         notes = check_not_learnt(cfg.language_model.model_path, environment, preset.held_out, OTHER_TASKS)
         folder.trained_on = trained_on(cfg, preset.held_out)
         with claim(run_dir):
             opening = [f"run: {run_dir}", *notes]
-            trainer = start_trainer(preset, environment, folder, resumed=again, opening=opening)
+            trainer = start_trainer(preset, environment, folder, opening)
             try:
                 trainer.train()
             finally:

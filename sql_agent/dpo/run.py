@@ -56,7 +56,7 @@ def prepare(
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
-    start = check_start(cfg, RECORD, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
+    start = check_start(cfg, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
     names = (str(cfg.dataset), str(cfg.val_file or f"the held-out part of {cfg.dataset}"))
     pairs, measured = (
         encode_pairs(start.tokenizer, part, name, max_length=start.max_length)

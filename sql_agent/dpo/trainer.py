@@ -24,6 +24,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from agentgrpo.chat.messages import Message
 from agentgrpo.chat.replies import Encoded, encode_conversation
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
+from agentgrpo.checkpoints import SaveClock
 from agentgrpo.checks import UsageError
 from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.pair_training import PairLog, PairMicroBatches
@@ -128,8 +129,7 @@ def training_arguments(cfg: DpoConfig, model: Any) -> dict[str, Any]:
         "gradient_accumulation_steps": cfg.gradient_accumulation_steps,
         "learning_rate": cfg.learning_rate,
         "seed": cfg.seed,
-        "save_strategy": "steps",
-        "save_steps": cfg.save_every,
+        "save_strategy": "no",  # `DpoLog` tells when one is due
         "save_total_limit": KEPT,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
@@ -177,7 +177,7 @@ def make_trainer(
         eval_dataset=as_dataset(held_out) if held_out else None,
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),
-        callbacks=[DpoLog(cfg.run_dir, record, cfg.model_dump(mode="json"))],
+        callbacks=[DpoLog(cfg, record)],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -251,3 +251,10 @@ LINE = (
 class DpoLog(PairLog):
     kind, record_name = "dpo", RECORD
     loss, names, line = "dpo/loss", RENAMED, LINE
+
+    def __init__(self, cfg: DpoConfig, record: dict[str, Any]) -> None:
+        super().__init__(cfg.run_dir, record, cfg.model_dump(mode="json"))
+        self._saves = SaveClock(cfg.save_every)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_save = self._saves.is_due(state.global_step) or state.global_step == state.max_steps

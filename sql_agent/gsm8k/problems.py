@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
+from agentgrpo.checks import UsageError
 from agentgrpo.nearest import did_you_mean
 from sql_agent.environments.rows import read_rows, short
 from sql_agent.gsm8k.calculator import calculate
@@ -126,6 +127,7 @@ def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: ra
 HUB_NAME = "openai/gsm8k"
 # Number of problems that the generator makes if no limit is given.
 GENERATED = 1_000
+SOURCES = ("gsm8k", "generated")
 _OTHERS = "give a .jsonl or .parquet file of rows with question and answer, or `generated` for made-up problems"
 
 _NUMBER = (
@@ -163,12 +165,22 @@ def load_problems(
     return problems[:limit]
 
 
+def check_source(source: str) -> None:
+    """Raises UsageError: there is no such file, nor another source of that name."""
+    if source not in SOURCES:
+        _check_file(Path(source))
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        meant = did_you_mean(str(path), SOURCES) or did_you_mean(path)
+        others = f"no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}"
+        raise UsageError(f"{path}: {others}{meant}")
+
+
 def read_problems(path: Path) -> list[Problem]:
     """Raises ValueError: the file cannot be read, has no row, or a row is no problem."""
-    if not path.is_file():
-        meant = did_you_mean(str(path), ["gsm8k", "generated"]) or did_you_mean(path)
-        others = f"no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}"
-        raise ValueError(f"{path}: {others}{meant}")
+    _check_file(path)
     problems = []
     for placed in read_rows(path, "gsm8k"):
         try:

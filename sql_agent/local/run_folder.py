@@ -15,10 +15,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from pydantic import BaseModel
 
 from agentgrpo import run_folder, signed
@@ -27,9 +25,11 @@ from agentgrpo.checks import UsageError
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import append_line, failures_of_the_disk, sync, written
 from agentgrpo.settings import merged, read_settings
-from sql_agent.local.learner import Learner
-from sql_agent.local.policy import LocalPolicy
 from sql_agent.trained_on import TrainedOn, write_trained_on
+
+if TYPE_CHECKING:
+    from sql_agent.local.learner import Learner
+    from sql_agent.local.policy import LocalPolicy
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ def save_checkpoint(folder: Path, step: int, policy: LocalPolicy, learner: Learn
     Args:
         state: the loop's state as JSON values.
     """
+    import torch
+
     target = folder / f"step_{step:06d}"
     with written(target) as unfinished:
         unfinished.mkdir()
@@ -75,6 +77,8 @@ def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner) -> dict[str,
     Raises:
         ValueError: the adapter's shape differs from this run's.
     """
+    import torch
+
     policy.load(checkpoint)
     training = torch.load(checkpoint / "training.pt", weights_only=False, map_location="cpu")
     learner.load_state(training["learner"])
@@ -83,6 +87,9 @@ def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner) -> dict[str,
 
 
 def _random_state() -> dict[str, Any]:
+    import numpy as np
+    import torch
+
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -94,6 +101,9 @@ def _random_state() -> dict[str, Any]:
 
 
 def _set_random_state(state: dict[str, Any]) -> None:
+    import numpy as np
+    import torch
+
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
@@ -143,7 +153,7 @@ class RunFolder:
         )
         self.resume_flag = f"--resume {path}" if kind == "single-skill" else "--resume"
         """The flag that resumes this run."""
-        self._settings, self._kind, self._resumed = path / run_folder.SETTINGS, kind, resumed
+        self._settings, self.kind, self.resumed = path / run_folder.SETTINGS, kind, resumed
         self.trained_on = TrainedOn()
         """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
@@ -172,8 +182,8 @@ class RunFolder:
         with failures_of_the_disk(self.path):
             for file in (self.metrics, self.trajectories):
                 file.parent.mkdir(parents=True, exist_ok=True)
-        start = run_folder.start_of(self._kind, **facts)
-        run_folder.begin(self.path, self._config, start, resumed=self._resumed)
+        start = run_folder.start_of(self.kind, **facts)
+        run_folder.begin(self.path, self._config, start, resumed=self.resumed)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         _append(self.metrics, {**metrics, "at": time.time()})

@@ -10,11 +10,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgrpo.checkpoints import CHECKPOINTS, how_to_go_on
 from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import INTERRUPTED
 from agentgrpo.disk_errors import in_words
+from agentgrpo.run_folder import SETTINGS
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.memory import Workload, choose_pass, give_back_freed_memory
 from sql_agent.local.model_files import check_fit, whole_model
@@ -31,11 +34,11 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def failures_in_words(resume: str, spelt: Callable[[str], str] = str) -> Iterator[None]:
+def failures_in_words(run_dir: Path, again: str, spelt: Callable[[str], str] = str) -> Iterator[None]:
     """End the command with one line if it fails in a known way, and with status 130 if it is interrupted.
 
     Args:
-        resume: how to resume; it is printed if work would be lost.
+        again: the start that goes on with the run in `run_dir`; it is printed if the run had begun.
         spelt: rewrites a message in this command's names of settings (`in_words_of`).
     """
     try:
@@ -43,10 +46,14 @@ def failures_in_words(resume: str, spelt: Callable[[str], str] = str) -> Iterato
     except (ValueError, OSError, DivergedError, StopError) as error:
         raise SystemExit(f"error: {spelt(in_words(error))}") from error
     except RuntimeError as error:
-        raise SystemExit(f"error: {spelt(out_of_memory(error))}; {resume}") from error
+        raise SystemExit(f"error: {'; '.join([spelt(out_of_memory(error)), *_go_on(run_dir, again)])}") from error
     except KeyboardInterrupt:
-        print(f"\ninterrupted; {resume}", file=sys.stderr)
+        print("\n" + "; ".join(["interrupted", *_go_on(run_dir, again)]), file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
+
+
+def _go_on(run_dir: Path, again: str) -> list[str]:
+    return [how_to_go_on(run_dir / CHECKPOINTS, again)] if (run_dir / SETTINGS).is_file() else []
 
 
 def load_libraries() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from agentgrpo.checkpoints import SaveClock
 from agentgrpo.checks import require
 from agentgrpo.commands import say
 from agentgrpo.durations import left
@@ -115,6 +116,7 @@ class Trainer:
         if progress.batches == 0:
             self._evaluate()
         self._began_at, self._began = time.perf_counter(), progress.batches
+        saves = SaveClock(preset.cfg.save_every)
         while progress.batches < preset.num_batches:
             self._batch()
             epoch, inside = divmod(progress.batches, preset.batches_per_epoch)
@@ -125,7 +127,7 @@ class Trainer:
                     self._say(f"adapter after epoch {epoch}: {path}")
             if self._due(preset.evaluate_every):
                 self._evaluate()
-            if not inside or self._due(preset.cfg.save_every):
+            if saves.is_due(progress.batches) or not inside or progress.batches == preset.num_batches:
                 self._save()
 
     def _due(self, every: int) -> bool:
@@ -276,9 +278,7 @@ def slot_of(number: int, task: Any, size: int, temperature: float | None, skill:
     return GroupSlot(number, draws=[rollouts])
 
 
-def start_trainer(
-    preset: Preset, environment: Environment, folder: RunFolder, *, resumed: bool, opening: Sequence[str] = ()
-) -> Trainer:
+def start_trainer(preset: Preset, environment: Environment, folder: RunFolder, opening: Sequence[str] = ()) -> Trainer:
     """Load the policy, begin the folder and, for a resumed run, restore everything from its checkpoint.
 
     Args:
@@ -301,7 +301,7 @@ def start_trainer(
     folder.begin(steps=preset.num_batches, device=policy.device.type)
     for line in opening:
         say(line)
-    state = folder.resume(policy, learner) if resumed else None
+    state = folder.resume(policy, learner) if folder.resumed else None
     progress = Progress.from_state(state or {})
     if state is not None:
         say(f"resumed after {preset.describe_done(progress)}")

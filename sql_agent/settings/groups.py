@@ -16,7 +16,7 @@ from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings, VerlKey
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.names import check_name
+from sql_agent.names import ENVIRONMENTS, check_name
 
 
 def address(secret: str) -> AfterValidator:
@@ -118,6 +118,11 @@ class TaskFiles(Settings):
     def files(self) -> dict[str, Any]:
         """What says which tasks of which files are trained on."""
         return {name: getattr(self, name) for name in TaskFiles.model_fields}
+
+    def expected(self, environment: str) -> list[Path | None]:
+        """The files that have to be there; gsm8k knows other sources too, and so may a class of the user's."""
+        known = environment in ENVIRONMENTS and environment != "gsm8k"
+        return [self.train_file, self.val_file] if known else []
 
 
 class DataConfig(TaskFiles):

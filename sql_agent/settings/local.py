@@ -294,8 +294,9 @@ class LocalConfig(SamplingConfig, RewardSettings):
     """Held-out tasks that are played before training and after it; 0: none."""
     eval_every: int | None = Field(default=None, ge=0)
     """Batches between evaluations on held-out tasks; 0: none in between. None: one after each epoch."""
-    save_every: int = Field(default=10, ge=1)
-    """Batches between checkpoints; a run that is killed loses at most this many."""
+    save_every: int | None = Field(default=None, ge=1)
+    """Batches between checkpoints, which follow each epoch too; a run that is killed loses what came after the last.
+    None: five minutes."""
     run_dir: Path = Path("outputs/local")
     """Folder of the run."""
     adapter: AdapterConfig = AdapterConfig()
@@ -369,8 +370,6 @@ class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
     """Tasks between further evaluations; 0: none in between."""
     run_dir: Path = also("save_dir", Path("outputs/dbbench_greedy_grpo"))
     """Folder of the run."""
-    save_every: int = Field(default=20, ge=1)
-    """Tasks between checkpoints; a run that is killed loses at most this many."""
 
     @field_validator("skills", mode="before")
     @classmethod

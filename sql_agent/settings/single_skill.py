@@ -116,8 +116,8 @@ class ReinforceConfig(OptimConfig):
 class TrainingCallbackConfig(Settings):
     """Checkpoints, evaluation and length of a run, which may change when it is resumed."""
 
-    save_every: int = Field(default=20, ge=1)
-    """Updates between checkpoints; a run that is killed loses at most this many."""
+    save_every: int | None = Field(default=None, ge=1)
+    """Updates between checkpoints; a run that is killed loses what came after the last. None: five minutes."""
     evaluate_every: int = Field(default=0, ge=0)
     """Updates between greedy evaluations on held-out tasks, which also run before the first update and after the last;
     0: none at all."""

@@ -13,6 +13,7 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.settings.groups import EnvironmentSettings, TaskFiles
 from sql_agent.settings.local import PolicyConfig, also, check_environment
 
+DATASETS = ("dbbench", "text2sql", "gsm8k")
 GENERATED = 512
 """Number of generated demonstrations if neither a file nor `num_tasks` says how many."""
 
@@ -44,8 +45,8 @@ class FineTuningConfig(PolicyConfig):
     context."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
-    save_every: int = also("save_steps", 100, ge=1)
-    """Updates between checkpoints; a run that is killed loses at most this many."""
+    save_every: int | None = also("save_steps", None, ge=1)
+    """Updates between checkpoints; a run that is killed loses what came after the last. None: five minutes."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order and every draw."""
 

@@ -41,7 +41,6 @@ from agentgrpo.chat.replies import Encoded, encode_conversation, is_imitated
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
 from agentgrpo.column_names import TOOLS, unread_part
 from agentgrpo.file_kinds import RowFileError
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.row_files import read_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import BackendUnavailable
@@ -58,7 +57,6 @@ class DataError(ValueError):
     """There is nothing to train on, or a row cannot be used; the message has file, line and what to do."""
 
 
-DATASETS = ("dbbench", "text2sql", "gsm8k")
 """Names of data that are no file."""
 
 
@@ -180,11 +178,8 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
     Args:
         limit: number of rows to take, from the top.
     Raises:
-        DataError: there is no such file or no row, or a row cannot be used; the message names its line.
+        DataError: there is no row, or a row cannot be used; the message names its line.
     """
-    if not path.is_file():
-        meant = did_you_mean(str(path), DATASETS) or did_you_mean(path)
-        raise DataError(f"--dataset {path}: no such file; give {', '.join(DATASETS)}, or a JSONL of messages{meant}")
     found = Demonstrations()
     labels: frozenset[str] | None = None
     try:

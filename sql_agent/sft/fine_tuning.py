@@ -20,13 +20,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
-from agentgrpo.checkpoints import CHECKPOINTS, newest_whole
+from agentgrpo.checkpoints import CHECKPOINTS, how_to_go_on, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import git_commit, uses_bfloat16
 from agentgrpo.model_kinds import count_adapter_weights, count_weights
 from agentgrpo.outputs import DiskNeed, OutputError, failures_of_the_disk
-from agentgrpo.run_folder import check_begun
 from agentgrpo.training_run import (
     check_same_run,
     publish,
@@ -87,11 +86,10 @@ class Start:
 # What is checked ------------------------------------------------------------------------------------------------------
 
 
-def check_start(cfg: FineTuningConfig, record: str, sealed: str, *, dropout: float, resume: bool, say: Say) -> Start:
-    """Check output folder, device, model and tokenizer. No weights are read, and nothing is written.
+def check_start(cfg: FineTuningConfig, sealed: str, *, dropout: float, resume: bool, say: Say) -> Start:
+    """Check device, model and tokenizer. No weights are read, and nothing is written.
 
     Args:
-        record: the name of the run's record file.
         sealed: the name of the signed record of its checkpoints.
         dropout: dropout on a new adapter's input.
     Raises:
@@ -99,9 +97,9 @@ def check_start(cfg: FineTuningConfig, record: str, sealed: str, *, dropout: flo
     """
     disable_dataset_bars()
     disable_progress_bar()
-    checkpoint = checkpoint_to_resume(cfg.run_dir, record, sealed, resume, say)
+    checkpoint = checkpoint_to_resume(cfg.run_dir, sealed, say) if resume else None
     device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
-    require(device=device, load_in_4bit=False, has_gpu=torch.cuda.is_available(), policy=cfg.model_path)
+    require(device=device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
     model = model_folder(cfg.model_path)
     base = model_folder(base_name(model), fetch=False) if is_adapter(model) else model
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
@@ -150,19 +148,12 @@ def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) 
         tokenizer.eos_token = token
 
 
-def checkpoint_to_resume(output: Path, record: str, sealed: str, resume: bool, say: Say) -> Path | None:
-    """The newest whole checkpoint; None for a new start.
+def checkpoint_to_resume(output: Path, sealed: str, say: Say) -> Path | None:
+    """The newest whole checkpoint; None to begin anew.
 
     Raises:
-        ValueError: the folder holds something that would be overwritten, nothing to resume, or another user's files; or
-            it cannot be written.
+        NotOursError: another user wrote the checkpoint.
     """
-    if (output / record).is_file():
-        raise UsageError(f"{output} holds a finished model ({record}); name another --run-dir")
-    earlier = sealed != record and any((output / CHECKPOINTS).glob(f"*/{record}"))  # a version with other checkpoints
-    check_begun(output, kind=Path(record).stem, resume=resume, begun=(output / CHECKPOINTS).is_dir() and not earlier)
-    if not resume:
-        return None
     newest = newest_whole(output / CHECKPOINTS, say, run_dir=output, record=sealed)
     if newest is None:
         say(f"no whole checkpoint in {output}: starting anew")
@@ -283,14 +274,10 @@ def fit(
             save_whole(model, start.tokenizer, output, trained_on)
             write_record(output / record_name, record, steps)
     except OutputError as error:
-        raise UsageError(f"{error}; {what_is_left(output, start.sealed)}") from error
+        remove_torn(output / CHECKPOINTS, start.sealed)
+        left = how_to_go_on(output / CHECKPOINTS, "--resume", record=start.sealed)
+        raise UsageError(f"{error}; {left}") from error
     return steps
-
-
-def what_is_left(output: Path, sealed: str) -> str:
-    """Remove unfinished checkpoints, which fill the disk, and say from which one a resumed run continues."""
-    newest = remove_torn(output / CHECKPOINTS, sealed)
-    return f"with --resume it goes on from {newest}" if newest else "with --resume, since no checkpoint was whole yet"
 
 
 def save_whole(model: Any, tokenizer: PreTrainedTokenizerBase, output: Path, trained_on: TrainedOn) -> None:

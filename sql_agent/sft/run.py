@@ -76,7 +76,7 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
-    start = check_start(cfg, RECORD, MANIFEST, dropout=cfg.lora_dropout, resume=resume, say=say)
+    start = check_start(cfg, MANIFEST, dropout=cfg.lora_dropout, resume=resume, say=say)
     if "learning_rate" not in cfg.model_fields_set:
         lora, weights = not start.trains_all_weights, count_weights(start.base)
         if hint := learning_rate_hint(cfg.learning_rate, weights, method="sft", lora=lora):

@@ -17,7 +17,7 @@ from transformers import set_seed
 from transformers.trainer_utils import align_special_tokens
 
 from agentgrpo.chat.replies import Encoded
-from agentgrpo.checkpoints import CHECKPOINTS
+from agentgrpo.checkpoints import CHECKPOINTS, SaveClock
 from agentgrpo.micro_batches import return_freed_memory
 from agentgrpo.training_run import RunLog, check_finite
 from sql_agent.credit.losses import LossStats
@@ -109,6 +109,7 @@ def train_epochs(
     steps = cfg.num_epochs * per_epoch
     tokens = resume(checkpoint, policy, learner)["tokens"] if checkpoint else 0
     log.begin(learner.steps, steps, policy.device.type)
+    saves = SaveClock(cfg.save_every)
     for step in range(learner.steps + 1, steps + 1):
         epoch, place = divmod(step - 1, per_epoch)
         if place == 0:  # as torch's DataLoader: dropout is the one that a seed gave with TRL's trainer
@@ -121,7 +122,7 @@ def train_epochs(
         metrics |= {"data/tokens": tokens, "data/epoch": epoch + done / batches}
         metrics["time/step_s"] = log.seconds_per_step(step)
         log.log(step, metrics, metrics_line(metrics))
-        if step % cfg.save_every == 0 or step == steps:
+        if saves.is_due(step) or step == steps:
             save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, {"tokens": tokens, "record": record})
     return steps
 

@@ -32,7 +32,7 @@ MAIN_JOB = {
     "trajectories": "trajectories/",
     "logs": "the runners' logs",
     "look": "The logs are in the run directory.",
-    "again": "then this run again: it goes on from its newest checkpoint",
+    "again": "then start the same command again",
 }
 """What the messages below call settings and files; another trainer replaces what is called otherwise there."""
 

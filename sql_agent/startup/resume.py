@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentgrpo.checkpoints import MANIFEST, checkpoints, step_of
+from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST, checkpoints, how_to_go_on, newest_finished, step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
 from agentgrpo.json_text import parse_json
@@ -156,11 +156,21 @@ def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
     user_key()  # is made, or raises, before anything starts
     if cfg.trainer.resume == "never":
         return None
-    checkpoint = newest_whole(cfg.run_dir / "checkpoints", print)
+    checkpoint = newest_whole(cfg.run_dir / CHECKPOINTS, print)
     if checkpoint is not None:
         check_resume(cfg, checkpoint, cpu=cpu)
         print(f"going on from {checkpoint}")
     return checkpoint
+
+
+def after_a_stop(run_dir: Path, resume: str, algorithm: str) -> str:
+    """What the same command does with what a run that was stopped has left."""
+    newest, found = newest_finished(run_dir / CHECKPOINTS), run_dir / "candidates.json"
+    if algorithm == "apo":
+        return "the same command begins anew" + (f"; {found} has what was found" if found.is_file() else "")
+    if resume == "auto":
+        return how_to_go_on(run_dir / CHECKPOINTS, "the same command")
+    return "the same command begins anew" + (f"; with --resume auto it goes on from {newest}" if newest else "")
 
 
 def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:

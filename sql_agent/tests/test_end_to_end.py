@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(fi
         run.wait(lambda: "step 2/50" in run.said())
         run.process.send_signal(signal.SIGTERM)  # the signal of batch schedulers
         assert run.process.wait(60) == 130, run.said()
-    assert "stopped; the same command goes on from the newest checkpoint" in run.said()
+    assert f"stopped; the same command goes on from {run.dir / 'checkpoints' / 'global_step_2'}" in run.said()
     torn = run.dir / "checkpoints" / "global_step_2"
     assert f"checkpoint {torn} is skipped: manifest.json is missing" in run.said()
     assert f"going on from {run.dir / 'checkpoints' / 'global_step_1'}" in run.said()

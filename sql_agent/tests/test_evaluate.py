@@ -321,9 +321,10 @@ def test_the_oracle_reaches_the_ceiling_of_dbbench(evaluate, backend, judge, mis
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    pytest.param({"--tasks": "missing.jsonl"}, "missing.jsonl: no such file", id="missing_file"),
+    pytest.param({"--tasks": "missing.jsonl"}, "missing.jsonl does not exist", id="missing_file"),
     pytest.param({"--tasks": "{bad}"}, "line 2.*kind", id="bad_row"),
     pytest.param({"--base-url": "http://127.0.0.1:9/v1"}, "no model server at .*:9/v1/models", id="no_server"),
+    pytest.param({"--base-url": "http://127.0.0.1:9/v1", "--tasks": "{bad}"}, "no model server", id="server_first"),
     pytest.param({"--base-url": "{url}/v1"}, "no model server at .*404", id="wrong_path"),
     pytest.param({"--model": "gpt"}, "does not serve 'gpt'; it serves oracle", id="model_not_served"),
     pytest.param({"--env": "{url}.py:Guess"}, "--env: .*No such file", id="no_environment"),

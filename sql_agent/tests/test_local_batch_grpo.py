@@ -5,6 +5,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,6 +213,17 @@ def test_a_batch_that_loses_too_much_stops_the_run_with_the_reason_and_its_traje
         run(tmp_path, monkeypatch, world, max_lost_fraction=0.5)
     kept = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
     assert [row["lost"] for row in kept] == ["db_unavailable"] * 4
+
+
+def test_without_a_number_of_batches_checkpoints_come_by_time(tmp_path, monkeypatch):
+    """Batches of 9 minutes were lost ten at a time."""
+    clock = iter(range(0, 2000, 200))  # a batch takes 200 s
+    monkeypatch.setattr("agentgrpo.checkpoints.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    world = World()
+    run(tmp_path, monkeypatch, world, num_epochs=2)
+    saved = [int(event.split()[1]) for event in world.events if event.startswith("checkpoint")]
+    # batches end 200, 400, ... s after the start: 400 s since the last one at 2 and 4; epochs end with 3 and 6
+    assert saved == [2, 3, 4, 6]
 
 
 @pytest.mark.parametrize(("save_every", "saved"), [(10, ["checkpoint 1"]), (1, ["checkpoint 1"])])

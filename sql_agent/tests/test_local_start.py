@@ -97,16 +97,27 @@ def test_names_in_a_list_are_separated_by_commas():
     assert cfg.skills == ("select", "delete")
 
 
-def test_a_commands_failures_end_in_one_line(capsys):
+def test_a_commands_failures_end_in_one_line(tmp_path, capsys):
     def fails(error):
-        with pytest.raises(SystemExit) as caught, failures_in_words("go on with --resume"):
+        with pytest.raises(SystemExit) as caught, failures_in_words(tmp_path, "the same command with --resume"):
             raise error
         return caught.value.code
 
     assert fails(ValueError("--top_p: too large")) == "error: --top_p: too large"
     assert fails(UnjudgedError("nobody judges")) == "error: nobody judges"
     assert fails(KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "\ninterrupted; go on with --resume\n"
+    (tmp_path / "config.yaml").touch()  # the run has begun
+    assert fails(KeyboardInterrupt()) == 130
+    checkpoint = tmp_path / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    (tmp_path / "checkpoints" / "step_000003").mkdir()  # was not finished
+    assert fails(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err.split("\n\n") == [
+        "\ninterrupted",
+        "interrupted; there is no checkpoint yet, so the same command with --resume begins anew",
+        f"interrupted; the same command with --resume goes on from {checkpoint}\n",
+    ]
     full = fails(OSError(errno.ENOSPC, "No space left on device", "out/config.json"))
     assert full == (
         "error: out/config.json could not be written: No space left on device; make room on its disk, then start the "
@@ -114,19 +125,19 @@ def test_a_commands_failures_end_in_one_line(capsys):
     )
     words = fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
     assert words.startswith("error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); add --gradient-ch")
-    assert words.endswith("; go on with --resume")
-    with pytest.raises(RuntimeError, match="a fault of ours"), failures_in_words(""):
+    assert words.endswith(f"; the same command with --resume goes on from {checkpoint}")
+    with pytest.raises(RuntimeError, match="a fault of ours"), failures_in_words(tmp_path, ""):
         raise RuntimeError("a fault of ours")
 
 
-def test_a_batch_schedulers_sigterm_ends_a_command_as_ctrl_c_does_also_where_sigint_is_ignored():
+def test_a_batch_schedulers_sigterm_ends_a_command_as_ctrl_c_does_also_where_sigint_is_ignored(tmp_path):
     before = signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # so does a script's shell for what it puts into the background
     try:
         with (
             pytest.raises(SystemExit, match="130"),
-            failures_in_words("go on with --resume"),
+            failures_in_words(tmp_path, ""),
             ends_in_order(),
         ):
             os.kill(os.getpid(), signal.SIGTERM)

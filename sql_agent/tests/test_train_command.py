@@ -31,12 +31,16 @@ from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.settings.main_job import StoreConfig
+from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import use_cpu
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main
+
+APO = ["--algorithm", "apo", "--model", "m", "--base-url", "http://127.0.0.1:1/v1"]
+APO += ["--apo-base-url", "http://127.0.0.1:1/v1", "--apo-model", "m"]
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +79,36 @@ def error_of(capsys, *arguments):
 )
 def test_what_cannot_work_is_refused(capsys, tmp_path, arguments, words):
     assert words in error_of(capsys, "--run-dir", str(tmp_path), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "checkpoint", "left"),
+    [
+        ([], False, "there is no checkpoint yet, so the same command begins anew"),
+        ([], True, "the same command goes on from RUN/checkpoints/global_step_1"),
+        (["--ci-fast"], False, "the same command begins anew"),
+        (["--ci"], True, "the same command begins anew; with --resume auto it goes on from RUN/checkpoints/global_"),
+        (APO, True, "the same command begins anew"),
+    ],
+)
+@pytest.mark.parametrize(
+    "end", [KeyboardInterrupt(), TrainingFailedError("no runner is left")], ids=["ctrl_c", "fault"]
+)
+def test_a_run_that_ends_early_says_what_the_same_command_does(
+    capsys, tmp_path, monkeypatch, flags, checkpoint, left, end
+):
+    """`--ci-fast` promised to go on, and set its whole checkpoint aside."""
+
+    def ends(cfg, *_args, **_kwargs):
+        if checkpoint:
+            (cfg.run_dir / "checkpoints" / "global_step_1").mkdir(parents=True)
+            (cfg.run_dir / "checkpoints" / "global_step_1" / "manifest.json").touch()
+        raise end
+
+    monkeypatch.setattr("sql_agent.train_sql_agent.run", ends)
+    status, line = (130, "stopped; ") if isinstance(end, KeyboardInterrupt) else (1, "error: no runner is left\n")
+    assert main(["--run-dir", str(tmp_path), *flags]) == status
+    assert line + left.replace("RUN", str(tmp_path)) in capsys.readouterr().err
 
 
 def test_one_set_takes_several_settings_and_may_be_repeated():
@@ -527,7 +561,9 @@ def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
 def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     checkpoint_of(tmp_path, 5)
     (tmp_path / "config.yaml").write_text(dump_config(load_config(None, ["data.generate=64", "optim.learning_rate=1"])))
-    error = error_of(capsys, "--run-dir", str(tmp_path), "--train-file", "other.jsonl", "--model", str(tmp_path))
+    (tmp_path / "other.jsonl").touch()
+    others = ["--train-file", str(tmp_path / "other.jsonl"), "--model", str(tmp_path)]
+    error = error_of(capsys, "--run-dir", str(tmp_path), *others)
     assert "was trained with other settings (data, model;" in error
     url = ["--reward-model-url", "http://127.0.0.1:1"]
     assert "(reward_model;" in error_of(capsys, "--run-dir", str(tmp_path), "--set", "data.generate=64", *url)

@@ -237,7 +237,7 @@ class CheckpointKeeper:
         full = "its disk is full" if free < 2**20 else f"its disk has {free / 2**20:,.0f} MiB left"
         return CheckpointError(
             f"{checkpoint} could not be written, {full} ({last_line(error)}); earlier checkpoints are untouched: make "
-            "room and start the same command again, it goes on from the newest"
+            "room and start the same command again"
         )
 
 

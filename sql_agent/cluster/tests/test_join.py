@@ -8,12 +8,9 @@ from sql_agent.cluster.join import NodeWatch
 HEAD, SECOND = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
 LOST = (
     "node host2 (10.0.0.2) has left the cluster, and the run cannot go on without it; bring it back, and give the same "
-    "command again: it goes on from the newest checkpoint"
+    "command again"
 )
-HEADLESS = (
-    "Ray's head at 10.0.0.1:6379 is gone; start Ray anew on every node, and give the same command again: it goes on "
-    "from the newest checkpoint"
-)
+HEADLESS = "Ray's head at 10.0.0.1:6379 is gone; start Ray anew on every node, and give the same command again"
 
 
 class FakeRay:

@@ -23,7 +23,7 @@ from sql_agent.commands import greedy_grpo
 from sql_agent.commands.dpo import main
 from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
 from sql_agent.dpo.run import next_commands
-from sql_agent.dpo.trainer import RECORD
+from sql_agent.dpo.trainer import RECORD, PairDpoTrainer
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.data import dbbench_demonstrations
@@ -167,6 +167,30 @@ def test_a_run_on_mixed_forms_writes_an_adapter_its_log_and_its_record(base, tmp
     assert any(weight.abs().max() > 0 for key, weight in adapter.items() if "lora_B" in key)
     assert main(command(base, rows, output)) == 1
     assert f"{output} holds a finished model (dpo.json); name another --run-dir" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("save_s", "left"),
+    [
+        (300.0, "there is no checkpoint yet, so the same command with --resume begins anew"),
+        (0.0, "the same command with --resume goes on from OUT/checkpoints/checkpoint-1"),
+    ],
+)
+def test_an_interrupted_run_says_what_it_has(base, pairs, tmp_path, capsys, monkeypatch, save_s, left):
+    step = PairDpoTrainer.training_step
+
+    def interrupted(self, *args, **kwargs):
+        if self.state.global_step == 1:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr("agentgrpo.checkpoints.SAVE_S", save_s)
+    with monkeypatch.context() as patch:
+        patch.setattr(PairDpoTrainer, "training_step", interrupted)
+        assert main(command(base, pairs, tmp_path / "out")) == 130
+    assert f"interrupted; {left.replace('OUT', str(tmp_path / 'out'))}\n" in capsys.readouterr().err
+    assert main(command(base, pairs, tmp_path / "out", "--resume")) == 0
+    assert [row["train_step"] for row in metrics(tmp_path / "out") if "dpo/loss" in row] == [1, 2, 3]
 
 
 def test_what_comes_next_measures_held_out_success_and_goes_on_with_grpo():

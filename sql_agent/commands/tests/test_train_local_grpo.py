@@ -116,25 +116,17 @@ def test_what_does_not_fit_is_said_before_the_weights_are_read(random_policy_fol
     assert not (shop / "run").exists()
 
 
-def test_a_run_is_resumed_with_the_environment_file_it_began_with(shop, monkeypatch):
-    class StartedError(Exception):
-        pass
-
-    def started(*_, **__):
-        raise StartedError
-
-    monkeypatch.setattr("sql_agent.local.tasks.entered", started)  # it follows the check of the folder
+def test_a_run_is_resumed_with_the_environment_file_it_began_with(shop):
     mine = shop / "mine.py"
     mine.write_text(MINE)
     cfg = LocalGrpoConfig(model=ModelConfig(model_path="x"), env=f"{mine}:Silent", run_dir=shop / "run")
     other, same = (f"mine.py with sha256 {hashlib.sha256(text.encode()).hexdigest()}" for text in ("other", MINE))
     RunFolder(cfg.run_dir, cfg, resumed=False, own_files={"env": other}).begin()
     with pytest.raises(UsageError, match=rf"started with own_files\.env = {other}, now it is {same}"):
-        train_local_grpo.run(cfg, resumed=True)
+        train_local_grpo.begun(cfg, "local", resumed=True, free=())
     saved = cfg.run_dir / "config.yaml"
     saved.write_text(saved.read_text().replace(other.split()[-1], same.split()[-1]))
-    with pytest.raises(StartedError):
-        train_local_grpo.run(cfg, resumed=True)
+    assert train_local_grpo.begun(cfg, "local", resumed=True, free=()).resumed
 
 
 FLAKY = '''

@@ -78,7 +78,7 @@ def metrics(output: Path) -> list[dict]:
         (["--model_path", "gone/model"], "gone/model is no folder, and no model of that name is whole in the Hugging"),
         (["--dataset", "gone.jsonl"], "gone.jsonl: no such file; give dbbench, text2sql, gsm8k, or a JSONL"),
         (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
-        (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl: no such file; give an AgentBench .jsonl"),
+        (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl does not exist; name a file that is there"),
         (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
         (["--max-prompt-tokens", "64"], "--max-prompt-tokens belongs to --dataset gsm8k or --dataset dbbench or --env"),
         (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
@@ -588,6 +588,39 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, row
     (killed / RECORD).unlink()  # as if it had been killed just before its last file
     assert main([*again, "--resume"]) == 0
     assert torch.equal(load_file(killed / "adapter_model.safetensors")[next(iter(ours))], ours[next(iter(ours))])
+
+
+@pytest.mark.parametrize(
+    ("save_s", "left"),
+    [
+        (300.0, "there is no checkpoint yet, so the same command with --resume begins anew"),
+        (0.0, "the same command with --resume goes on from OUT/checkpoints/step_000002"),
+    ],
+)
+def test_an_interrupted_run_says_what_it_has_and_ends_as_the_unbroken_one(
+    base, rows, tmp_path, capsys, monkeypatch, one_thread, save_s, left
+):
+    """A run of 18 updates, whose checkpoints came after every 100, was told to go on from the last."""
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    flags = ("--num_epochs", 2, "--learning_rate", 1e-2)
+    assert main(command(base, rows, unbroken, *flags)) == 0
+    update = CrossEntropy.update
+
+    def interrupted(self, *args):
+        if self.steps == 2:
+            raise KeyboardInterrupt
+        return update(self, *args)
+
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(CrossEntropy, "update", interrupted)
+        patch.setattr("agentgrpo.checkpoints.SAVE_S", save_s)
+        assert main(command(base, rows, broken, *flags)) == 130
+    assert f"interrupted; {left.replace('OUT', str(broken))}\n" in capsys.readouterr().err
+    assert main(command(base, rows, broken, *flags, "--resume")) == 0
+    assert comparable(broken) == comparable(unbroken)
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (broken, unbroken))
+    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
 
 
 @pytest.mark.slow

@@ -54,9 +54,8 @@ def _look_at_answer(module: ModuleType) -> None:
         if self.node_rank == 0 and not await self.engine.reset_prefix_cache(reset_connector=True):
             raise StaleCacheError(
                 "vLLM could not empty its prefix cache after a weight sync, since calls are in flight: the next "
-                "rollouts would be sampled on keys and values of the old weights. Give the same command again to go on "
-                "from the newest checkpoint; if it stops here again, report logs/driver.log: "
-                "sql_agent/verl_side/servers.py has left a call in flight"
+                "rollouts would be sampled on keys and values of the old weights. Give the same command again; if it "
+                "stops here again, report logs/driver.log: sql_agent/verl_side/servers.py has left a call in flight"
             )
         await upstream(self)
 
