@@ -4,7 +4,7 @@
     agentgrpo tasks export --input FILE... --format agl --output train.jsonl
 
 The gold is only in fields that no model reads: `extra_info.task` of a verl row, and the input of an agent-lightning
-rollout. `dbbench_adapter.rllm.env` writes rLLM's rows.
+rollout. `examples/rllm` writes rLLM's rows.
 """
 
 from __future__ import annotations

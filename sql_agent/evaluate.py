@@ -125,7 +125,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         try:
             environment.check_episodes()
-            environment.prepare(console.print)
             stack.enter_context(environment)
         except (BackendUnavailable, ValueError) as failure:
             raise SystemExit(f"{_flag(args.env_type)}: {failure}") from failure

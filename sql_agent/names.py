@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
-from agentgrpo.machine import HOME
+from agentgrpo.machine import HOME, IS_CLONE, ROOT
 from agentgrpo.nearest import did_you_mean
 
 # The small policy, which commands take, and make first, if no model is named.
@@ -20,10 +20,11 @@ TINY_POLICY = HOME / "models" / "tiny-sql"
 # Environments by the config's `env.type`, each written as a user's own; a class is imported when one is made.
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
-    "medical": "sql_agent.medical.environment:Medical",
     "gsm8k": "sql_agent.gsm8k.environment:Gsm8k",
     "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
     "agent": "sql_agent.own_agents.tasks:AgentTasks",
+    # an example, under the name that predecessors' users type
+    "medical": f"{ROOT}/examples/medical/medical.py:Medical",
 }
 
 # The entry-point group in which an installed package names its environments.
@@ -57,8 +58,13 @@ def check_name(name: str) -> None:
     """Check that `name` names an environment; `FILE.py:NAME` and `module:NAME` are only looked up when it is made.
 
     Raises:
-        ValueError: it names no environment.
+        ValueError: it names no environment, or one that an installed wheel lacks.
     """
+    if name == "medical" and not IS_CLONE:
+        raise ValueError(
+            "environment medical is an example of the repository, which an installed package lacks; copy its folder "
+            "examples/medical and name the class there, medical.py:Medical"
+        )
     if name in ENVIRONMENTS or ":" in name or installed(name) is not None:
         return
     forms = f"FILE.py:NAME, module:NAME, or an entry point of an installed package (group {ENTRY_POINTS})"

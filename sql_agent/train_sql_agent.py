@@ -71,7 +71,6 @@ def run(
     give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)
     revealed(cfg.rollout.backend)  # raises if its password is missing; runners would only notice later
     require(environment=environment, **servers_of(cfg))
-    environment.prepare(print)
     if cfg.algorithm == "apo":
         optimise(cfg, environment, check_search(cfg, environment), debug=debug)
         return

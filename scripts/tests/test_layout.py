@@ -52,14 +52,6 @@ CALLED_BY_FRAMEWORKS = {
         "profiler_start", "profiler_stop", "ray_resource_name", "ray_resource_options", "ray_noset_envvars",
         "is_ipc_supported", "cudart",
     },
-    "rLLM": {
-        "chat_completions",
-        "compute_final_reward",
-        "get_current_state",
-        "is_multithread_safe",
-        "update_from_env",
-        "update_from_model",
-    },
 }  # fmt: skip
 """Methods and classes that only a library calls, by library."""
 DECORATED = ["@model_validator*", "@field_validator*", "@app.*", "@*.get", "@*.post"]

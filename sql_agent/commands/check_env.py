@@ -37,7 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = EnvironmentSettings(args.environment, call_timeout_s=args.call_timeout_s)
         environment = make_environment(settings)
         environment.check_episodes()
-        environment.prepare(console.print)
         found = _tasks(environment, args.tasks)
     except ValueError as error:
         console.print(f"error: {escape(str(error))}")

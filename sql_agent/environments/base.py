@@ -10,7 +10,7 @@ import hashlib
 import json
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -173,18 +173,6 @@ class Taskset(ABC):
         other = copy.copy(self)
         other.instructions = text.strip()
         return other
-
-    @property
-    def prepared(self) -> bool:
-        """Whether everything that `prepare` makes exists."""
-        return True
-
-    def prepare(self, say: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to make
-        """Make files that this machine can make by itself; called before anything else.
-
-        Raises:
-            ValueError: something is missing; the message says how to get it.
-        """
 
     def check_episodes(self) -> None:  # noqa: B027  most need nothing
         """Check that episodes can be opened on this machine; called before anything that takes long.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.commands import say
 from agentgrpo.hub import model_folder
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.environments.base import Environment, Split, make_environment
@@ -40,7 +39,7 @@ class Chosen:
 
 @contextmanager
 def entered(settings: EnvironmentSettings, *, backend_setting: str = "--backend") -> Iterator[Environment]:
-    """Make, check and enter the environment that `settings` name, and make the files that it can make by itself.
+    """Make, check and enter the environment that `settings` name.
 
     Args:
         backend_setting: the name of the setting that names the database, for error messages.
@@ -50,7 +49,6 @@ def entered(settings: EnvironmentSettings, *, backend_setting: str = "--backend"
     try:
         environment = make_environment(settings)
         environment.check_episodes()
-        environment.prepare(say)
         with environment:
             yield environment
     except BackendUnavailable as error:

@@ -70,7 +70,7 @@ class AgentConfig(Settings):
     """Text file that replaces what the first prompt says about how to act (dbbench, text2sql); it has to name the tools
     or, with `text` and `lab`, the forms of a reply. None: the environment's own."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), medical 8, gsm8k
+    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), gsm8k
     10."""
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
@@ -150,7 +150,7 @@ class DataConfig(TaskFiles):
 
 class EnvConfig(Settings):
     type: Annotated[str, FlagName("env")] = "dbbench"
-    """What the policy is trained on: dbbench, text2sql, medical or gsm8k; an environment of your own, FILE.py:NAME,
+    """What the policy is trained on: dbbench, text2sql or gsm8k; an environment of your own, FILE.py:NAME,
     module:NAME or an installed package's entry point (`doc/own_environment.md`); or agent, which `agent` implies."""
     agent: Annotated[str | None, FlagName("agent", "FILE.py:NAME")] = None
     """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself, whatever
@@ -158,8 +158,7 @@ class EnvConfig(Settings):
     agent-lightning's, which says its own (`doc/own_agent.md`)."""
     database: Annotated[DatabaseSpec | None, FlagName("database")] = None
     """Your own database, for text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or
-    mysql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`. For medical its
-    SQLite file (None: invented entries, made on this machine in data/medical)."""
+    mysql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`."""
     call_timeout_s: float = Field(default=30.0, gt=0)
     """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
     longer loses its rollout."""
@@ -172,10 +171,8 @@ class EnvConfig(Settings):
                 "env.agent and env.type=agent belong together, and --agent FILE.py:NAME sets both; leave --env out, or "
                 "--agent"
             )
-        if self.database is not None and self.type not in ("medical", "text2sql"):
-            raise ValueError(
-                f"env.database belongs to env.type=text2sql or medical, this run's is {self.type}; leave it out"
-            )
+        if self.database is not None and self.type != "text2sql":
+            raise ValueError(f"env.database belongs to env.type=text2sql, this run's is {self.type}; leave it out")
         return self
 
 

@@ -181,7 +181,7 @@ class EnvironmentFlags(DbBenchConfig):
     """The flags that name an environment."""
 
     env: str | None = None
-    """The environment: dbbench, text2sql, medical or gsm8k; or your own, FILE.py:NAME, module:NAME or an
+    """The environment: dbbench, text2sql or gsm8k; or your own, FILE.py:NAME, module:NAME or an
     installed package's entry point. None: text2sql if there is a database, else dbbench."""
     database: DatabaseSpec | None = None
     """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.

@@ -97,8 +97,6 @@ def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[s
 
     A model that is not on this machine is not fetched for it; the length stays unknown then.
     """
-    if not environment.prepared:
-        return cfg, ["tasks and prompts: not known before the run has made its database"]
     if cfg.model is None or not (cfg.model / "tokenizer.json").is_file():
         absent = cfg.model not in (None, TINY_POLICY) and not cfg.model.is_dir()
         fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""

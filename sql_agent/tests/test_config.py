@@ -146,7 +146,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["reward_model.scale=0"], "greater than 0"),
         (
             ["env.database=own.db"],
-            "env.database belongs to env.type=text2sql or medical, this run's is dbbench; leave it out",
+            "env.database belongs to env.type=text2sql, this run's is dbbench; leave it out",
         ),
         (["env.type=a:B", "env.call_timeout_s=301"], "a call has to end before its rollout does: lower the first"),
         (["reward_model.url=localhost:8008"], r"reward_model.url\n.*expected http://HOST:PORT"),

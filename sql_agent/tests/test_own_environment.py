@@ -551,5 +551,5 @@ def test_a_sqlite_connection_of_the_class_would_refuse_another_thread():
 
 def test_a_class_of_the_interface_itself_is_taken_as_it_is(own, tmp_path):
     (tmp_path / "rows.jsonl").touch()
-    name = f"{Path(__file__).parents[2]}/sql_agent/medical/environment.py:Medical"
-    assert make_environment(EnvironmentSettings(name)).tools[0]["function"]["name"] == "query_database_by_sql"
+    name = f"{Path(__file__).parents[2]}/sql_agent/environments/dbbench.py:DbBench"
+    assert make_environment(EnvironmentSettings(name)).tools[0]["function"]["name"] == "execute_sql"

@@ -23,7 +23,6 @@ from reward_model.pairs_from_rollouts import read_rollouts
 from reward_model.preferences import read_any_form, read_preferences
 from sql_agent.environments.rows import read_rows as read_environment_rows
 from sql_agent.gsm8k.problems import read_problems
-from sql_agent.medical.datatypes import read_questions as read_medical_questions
 from sql_agent.sft.data import read_messages
 from sql_agent.text_to_sql.load import read_questions
 
@@ -181,7 +180,6 @@ REFUSED = {
 }
 ALL_READERS = {
     **{name: read for name, (read, _) in READERS.items()},
-    "medical": lambda path, _: read_medical_questions(path),
     "converted pairs": lambda path, _: read_preferences(path),
     "rollouts": lambda path, _: of_folder(path),
 }

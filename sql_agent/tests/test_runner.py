@@ -25,8 +25,6 @@ from sql_agent.lightning.heartbeats import TRAINER_WORKER
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.spans import outcome_text, read_turns
 from sql_agent.lightning.store import PatientStore
-from sql_agent.medical.datatypes import Question
-from sql_agent.medical.words import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.settings.load import load_config
 from sql_agent.source import scoring
@@ -418,11 +416,11 @@ def test_only_a_rollout_that_asked_in_vain_says_for_how_long_the_scorer_is_down(
 
 
 async def test_without_a_judge_the_score_is_the_reward_and_nothing_is_played_again(store_url, tmp_path):
-    make_database(tmp_path / "m.db", n_drugs=2, n_diseases=2)
-    question = Question("q-0", "What is it?", answer="5ecret")
+    (tmp_path / "mine.py").write_text("class Mine:\n    def reset(self, **row):\n        pass\n")
+    question = RowTask("q-0", "Mine", {"prompt": "What is it?", "answer": "5ecret"})
     answer = oracle.recite([{"role": "assistant", "content": "Thunder."}])
     with oracle.serve(oracle.app(answer)) as base_url, serve_scores(lambda _: 1.0) as url:
-        settings = ["env.type=medical", f"env.database={tmp_path}/m.db", f"reward_model.url={url}"]
+        settings = [f"env.type={tmp_path}/mine.py:Mine", f"reward_model.url={url}"]
         async with running(store_url, load_config(None, settings)) as (_, store):
             ((rollout, spans),) = await play(store, base_url, [question])
             attempts = await store.query_attempts(rollout.rollout_id)

@@ -66,11 +66,6 @@ def test_only_the_strict_judge_compares_results_of_a_server(shop_address, judge)
         make_environment(settings)
 
 
-def test_an_environment_that_reads_a_file_refuses_a_server():
-    with pytest.raises(ValueError, match=r"env.type=medical reads a SQLite file; got mysql://me:\*\*\*@host/d"):
-        make_environment(EnvironmentSettings("medical", database=named_database(f"mysql://me:{WRITTEN}@host/d")))
-
-
 # prompts --------------------------------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ from sql_agent.startup import preflight
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.preflight import use_cpu
 from sql_agent.startup.resume import check_resume
-from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
+from sql_agent.tests.conftest import checkpoint_of, start_store, wait_for
 from sql_agent.train_sql_agent import main
 
 APO = ["--algorithm", "apo", "--model", "m", "--base-url", "http://127.0.0.1:1/v1"]
@@ -537,12 +537,6 @@ def test_an_environment_without_a_judge_needs_a_reward_model(capsys, tmp_path):
     error = error_of(capsys, "--run-dir", str(tmp_path), "--env", "medical", "--dry-run")
     assert "nobody can tell right from wrong in environment medical: the reward is a reward model's score" in error
     assert "--reward-model-url http://" in error
-
-
-def test_a_medical_database_that_is_not_there_is_named_with_the_command_that_makes_one(capsys, tmp_path):
-    with serve_scores(lambda _: 0.0) as url:
-        flags = ["--env", "medical", "--reward-model-url", url, "--set", f"env.database={tmp_path}/none.db"]
-        assert "agentgrpo tasks medical --output" in error_of(capsys, "--run-dir", str(tmp_path), *flags)
 
 
 def test_a_busy_port_for_the_store_is_named(capsys, tmp_path):

@@ -69,7 +69,7 @@ def refusal(*arguments: object) -> str:
         (["--env", "dbbnch"], "unknown environment 'dbbnch'; known: "),
         (
             ["--env", "gsm8k", "--database", "a.sqlite"],
-            "--database belongs to --env text2sql or medical, this run's is gsm8k; leave it out",
+            "--database belongs to --env text2sql, this run's is gsm8k; leave it out",
         ),
         (["--env", "gsm8k", "--judge", "bird"], "--judge belongs to --env dbbench or text2sql, this one is gsm8k"),
         (["--database", "a.sqlite", "--protocol", "text"], "--protocol belongs to --env dbbench, this one is text2sql"),

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.datatypes import Gold
-from dbbench_adapter.rllm.env import rllm_rows
-from dbbench_adapter.tests.rllm_tasks import ILLEGAL, LOOK, RIGHT, SELECT, WRONG
+from examples.tests.rllm_tasks import ILLEGAL, LOOK, RIGHT, SELECT, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = "[('Plum', 5), ('Pear', 4), ('Fig', 2)]"
@@ -29,7 +28,7 @@ ENDS = {
 def episode(replies, name="-", **fields):
     """A task of its own, by which the policy knows what to say."""
     task = replace(SELECT, id=name, question=f"Which fruit costs less than 5? ({name})", **fields)
-    return {"row": rllm_rows([task])[0], "replies": replies}
+    return {"task": task.to_dict(), "replies": replies}
 
 
 def group(*episodes, mode="Token", env=None, **engine):
@@ -62,12 +61,12 @@ def played(tmp_path_factory):
         [
             sys.executable,
             "-m",
-            "dbbench_adapter.tests.rllm_engine",
+            "examples.tests.rllm_engine",
             tmp_path_factory.mktemp("tokenizer") / "qwen-bytes",
         ],
         input=json.dumps(list(GROUPS.values())),
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": source},
+        env=os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{ROOT / 'examples' / 'rllm'}"},
         capture_output=True,
         text=True,
         timeout=240,

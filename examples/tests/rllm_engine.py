@@ -1,8 +1,8 @@
 """Plays scripted replies through rLLM's own engine: JSON on standard input, one result per group of episodes out.
 
-    PYTHONPATH=SOURCE python -m dbbench_adapter.tests.rllm_engine FOLDER <groups.json
+    PYTHONPATH=SOURCE:examples/rllm python -m examples.tests.rllm_engine FOLDER <groups.json
 
-A program of its own, since agent and environment choose their base classes when they are imported. The policy is an
+The policy is an
 HTTP server that answers `/v1/completions` with the next scripted reply, cut at `max_tokens`; a token is a byte.
 """
 
@@ -13,13 +13,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
+from dbbench_bridge import DBBenchAgent, DBBenchEnv
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
-from dbbench_adapter.rllm.agent import DBBenchAgent
-from dbbench_adapter.rllm.env import DBBenchEnv
-from dbbench_adapter.rllm.interfaces import require_rllm
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -69,9 +66,9 @@ class Policy(BaseHTTPRequestHandler):
 
 async def play(group, engine):
     """Play the episodes of a group at once; returns what the engine returns, in their order, or its error."""
-    envs = [DBBenchEnv.from_dict({**episode["row"], **group.get("env", {})}) for episode in group["episodes"]]
+    envs = [DBBenchEnv.from_dict({**episode["task"], **group.get("env", {})}) for episode in group["episodes"]]
     engine.update_envs_and_agents(envs, [DBBenchAgent() for _ in envs])
-    Policy.replies = {episode["row"]["question"]: episode["replies"] for episode in group["episodes"]}
+    Policy.replies = {episode["task"]["question"]: episode["replies"] for episode in group["episodes"]}
     try:
         return [result async for result in engine.trajectory_generator(mode=group["mode"])]
     except Exception as error:
@@ -93,7 +90,6 @@ def readable(result, tokenizer):
 
 
 def main():
-    require_rllm()
     from rllm.engine.agent_execution_engine import AsyncAgentExecutionEngine
 
     tokenizer = byte_tokenizer(sys.argv[1])

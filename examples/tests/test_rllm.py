@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,19 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentgrpo.printed_commands import agentgrpo_command, remedy_of
+from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.engines import BackendUnavailable
-from dbbench_adapter.rllm import env as env_module
-from dbbench_adapter.rllm.agent import DBBenchAgent
-from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError, reward_of, rllm_rows, task_of
-from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
-from dbbench_adapter.rllm.train_dbbench_rllm import register_tasks, unjudged_reason
 from dbbench_adapter.tasks.load import write_tasks
-from dbbench_adapter.tests.rllm_loop import play
-from dbbench_adapter.tests.rllm_tasks import ILLEGAL, LOOK, RIGHT, SELECT, TABLE, UPDATE, WRONG, answer, operate
+from examples.tests.rllm_loop import play
+from examples.tests.rllm_tasks import ILLEGAL, LOOK, RIGHT, SELECT, TABLE, UPDATE, WRONG, answer, operate
 
 ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = Path(__file__).parent / "rllm_stand_in"  # rLLM as far as its interfaces go; an installed one comes first
+sys.path += [str(STAND_IN), str(ROOT / "examples" / "rllm")]
+import dbbench_bridge  # noqa: E402
+from dbbench_bridge import DBBenchAgent, DBBenchEnv, UnjudgedError, reward_of, rllm_rows, task_of  # noqa: E402
+from train_dbbench_rllm import unjudged_reason  # noqa: E402
 
 
 def run(task, replies, **settings):
@@ -36,7 +35,7 @@ def run(task, replies, **settings):
 
 
 def live_databases():
-    return env_module._shared("sqlite").live_databases()
+    return dbbench_bridge._shared("sqlite").live_databases()
 
 
 # rewards ------------------------------------------------------------------------------------------------------------
@@ -261,89 +260,19 @@ def test_a_row_that_is_none_is_refused(fields, words):
         DBBenchEnv.from_dict({**rllm_rows([SELECT])[0], **fields})
 
 
-# with and without rLLM ----------------------------------------------------------------------------------------------
+# training -----------------------------------------------------------------------------------------------------------
 
-MODULES = {
-    "agents/agent.py": """
-        from dbbench_adapter.rllm.interfaces import Action, Step, Trajectory
-        class BaseAgent:
-            @property
-            def trajectory(self):
-                return Trajectory()
-            def get_current_state(self):
-                return self.trajectory.steps[-1] if self.trajectory.steps else None
-    """,
-    "environments/base/base_env.py": """
-        class BaseEnv:
-            idx = None
-    """,
-    "data/dataset.py": """
-        import pandas, pathlib
-        class Dataset:
-            def __init__(self, path):
-                self.path = path
-            def get_verl_data_path(self):
-                return str(self.path)
-        class DatasetRegistry:
-            @classmethod
-            def register_dataset(cls, name, data, split="default"):
-                pandas.DataFrame(data).to_parquet(f"{name}-{split}.parquet")
-                prompt, reward = [{"role": "user", "content": "placeholder"}], {"style": "rule", "ground_truth": None}
-                rows = [{"prompt": prompt, "reward_model": reward, "extra_info": row} for row in data]
-                path = pathlib.Path(f"{name}-{split}_verl.parquet").absolute()
-                pandas.DataFrame(rows).to_parquet(path)
-                return Dataset(path)
-    """,
-    "trainer/agent_trainer.py": """
-        import pandas
-        from rllm.agents.agent import BaseAgent
-        from rllm.environments.base.base_env import BaseEnv
-        class AgentTrainer:
-            def __init__(self, agent_class, env_class, agent_args, env_args, config, train_dataset, val_dataset):
-                assert issubclass(agent_class, BaseAgent) and issubclass(env_class, BaseEnv)
-                self.made = (agent_class, env_class, agent_args, env_args)
-                self.train_dataset, self.val_dataset, self.config = train_dataset, val_dataset, config
-            def train(self):
-                agent_class, env_class, agent_args, env_args = self.made
-                for dataset in (self.train_dataset, self.val_dataset):
-                    for row in pandas.read_parquet(dataset.get_verl_data_path())["extra_info"]:
-                        env, agent = env_class.from_dict({**row, **env_args}), agent_class(**agent_args)
-                        print("trains on", env.task.id, env.judge, self.config.data.train_batch_size)
-    """,
-}
+TRAIN = ROOT / "examples" / "rllm" / "train_dbbench_rllm.py"
 
 
 @pytest.fixture
 def rllm(tmp_path):
-    """An installed rLLM as far as its interfaces go; modules can be left out or replaced."""
-
-    def command(*arguments, modules=MODULES):
-        for name, text in modules.items():
-            file = tmp_path / "site" / "rllm" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            for folder in [file.parent, *file.parent.parents]:
-                if folder == tmp_path / "site":
-                    break
-                (folder / "__init__.py").touch()
-            file.write_text(textwrap.dedent(text))
-        config = tmp_path / "site" / "rllm" / "trainer" / "config"
-        config.mkdir(parents=True, exist_ok=True)
-        (config / "__init__.py").touch()
-        (config / "agent_ppo_trainer.yaml").write_text("data: {train_batch_size: 8}\nrllm: {agent: {max_steps: 20}}\n")
-        environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    def command(*arguments, site=STAND_IN):
+        environment = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+        streams = {"capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run([sys.executable, TRAIN, *arguments], cwd=tmp_path, env=environment, **streams)
 
     return command
-
-
-TRAIN = ("-m", "dbbench_adapter.rllm.train_dbbench_rllm")
 
 
 @pytest.mark.slow
@@ -351,60 +280,39 @@ def test_the_trainer_gets_real_subclasses_and_both_sets_of_tasks(tmp_path, rllm)
     write_tasks(tmp_path / "train.jsonl", [WITHOUT_GOLD, SELECT, ELSEWHERE])
     write_tasks(tmp_path / "val.jsonl", [UPDATE])
     files = [f"+dbbench.train_file={tmp_path / 'train.jsonl'}", f"+dbbench.val_file={tmp_path / 'val.jsonl'}"]
-    run = rllm(*TRAIN, *files, "+dbbench.max_rounds=2", "data.train_batch_size=16")
+    run = rllm(*files, "+dbbench.max_rounds=2", "data.train_batch_size=16")
     assert run.returncode == 0, run.stderr
     lost = "2 of 3 tasks of split 'train' are left out, since nobody can judge them: no_gold 1, reference_failed 1"
     (warning, *trained) = run.stdout.splitlines()
     assert warning.endswith(lost)
     assert trained == ["trains on select strict 16", "trains on update strict 16"]
-    early = rllm(*TRAIN, *files, "+dbbench.protocol=text", "rllm.agent.max_steps=3")
+    early = rllm(*files, "+dbbench.protocol=text", "rllm.agent.max_steps=3")
     assert early.returncode != 0
     assert "max_rounds=3 of protocol text may take 4 replies; set rllm.agent.max_steps=4 or more" in early.stderr
-    filtered = rllm(*TRAIN, *files, "+rllm.agent.overlong_filter=true")
+    filtered = rllm(*files, "+rllm.agent.overlong_filter=true")
     assert filtered.returncode != 0
     assert "rllm.agent.overlong_filter=true pays trajectories that were cut 0" in filtered.stderr
     val = f"+dbbench.val_file={tmp_path / 'none.jsonl'}"
     write_tasks(tmp_path / "none.jsonl", [WITHOUT_GOLD])
-    nothing = rllm(*TRAIN, files[0], val)
+    nothing = rllm(files[0], val)
     assert nothing.returncode != 0
     assert "none of the 1 tasks of split 'validation' can be judged (no_gold 1)" in nothing.stderr
-    bare = rllm(*TRAIN)
+    bare = rllm()
     assert bare.returncode != 0
     assert "train_file" in bare.stderr
-    misspelt = rllm(*TRAIN, *files, "+dbbench.juge=lab")
+    misspelt = rllm(*files, "+dbbench.juge=lab")
     assert misspelt.returncode != 0
     assert "juge" in misspelt.stderr
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        pytest.param({}, id="none"),
-        pytest.param({"agents/agent.py": MODULES["agents/agent.py"]}, id="one_without_environments"),
-    ],
-)
-def test_without_the_rllm_we_stand_on_training_says_what_to_install(rllm, modules):
-    run = rllm(*TRAIN, modules=modules)
+@pytest.mark.parametrize(("there", "lacks"), [
+    pytest.param([], "No module named 'rllm'", id="none"),
+    pytest.param(["agents/agent.py"], "No module named 'rllm.environments'", id="one_without_environments"),
+])  # fmt: skip
+def test_without_the_rllm_we_stand_on_training_says_what_to_install(rllm, tmp_path, there, lacks):
+    for name in there:
+        (tmp_path / "site" / "rllm" / name).parent.mkdir(parents=True)
+        (tmp_path / "site" / "rllm" / name).write_bytes((STAND_IN / "rllm" / name).read_bytes())
+    run = rllm(site=tmp_path / "site")
     assert run.returncode == 1
-    assert "error: this needs rLLM 0.2.1.post1" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
-def test_an_rllm_that_is_broken_is_not_taken_for_none(rllm, tmp_path, monkeypatch):
-    broken = {"agents/agent.py": "import a_package_that_is_missing"}
-    run = rllm(*TRAIN, modules=broken)
-    monkeypatch.chdir(tmp_path)  # where the command ran: what it prints names the interpreter from there
-    name = "a_package_that_is_missing"
-    assert run.stderr == f"error: the package {name} is not installed; {remedy_of(name)}\n"
-
-
-def test_without_rllm_agent_and_environment_work_and_only_the_registry_is_missing():
-    assert issubclass(DBBenchAgent, BaseAgent)
-    assert issubclass(DBBenchEnv, BaseEnv)
-    env = DBBenchEnv(SELECT)
-    env.idx = 3
-    assert env.idx == 3
-    if BaseEnv.__module__.startswith("rllm."):
-        pytest.skip("rLLM is installed")
-    with pytest.raises(RllmMissingError, match=r"pip install 'rllm @ git\+https://github\.com/rllm-org/rllm@v0"):
-        register_tasks("dbbench", [SELECT], "train")
+    assert run.stderr.startswith(f"error: {lacks}; this needs rLLM 0.2.1.post1, in an environment of its own: pip ")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.machine import free_port
-from sql_agent.medical.words import make_database
 from sql_agent.tests.conftest import train_small_policy, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -52,12 +51,14 @@ def scorer(small_policy, tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(scorer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    database = folder / "medical.db"
-    make_database(database, n_drugs=40, n_diseases=20)
-    before = database.read_bytes()
-    flags = ["--env", "medical", "--reward-model-url", scorer]
-    run = train_small_policy(folder / "run", *flags, settings=[*SETTINGS, f"env.database={database}"])
-    run.untouched = database.read_bytes() == before
+    command = ["-m", "agentgrpo", "tasks", "medical", "--output", folder / "medical.db", "--questions", folder]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    before = (folder / "medical.db").read_bytes()
+    files = ["--train-file", str(folder / "train.jsonl"), "--val-file", str(folder / "held_out.jsonl")]
+    run = train_small_policy(
+        folder / "run", "--env", "medical", "--reward-model-url", scorer, *files, settings=SETTINGS
+    )
+    run.untouched = (folder / "medical.db").read_bytes() == before
     return run
 
 

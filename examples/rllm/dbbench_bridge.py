@@ -1,8 +1,8 @@
-"""Plays one DB-Bench task as an environment of rLLM: one reply per step, and a reward when the episode ends.
+"""DB-Bench as an agent and an environment of rLLM 0.2.1.post1: one reply per step, and a reward when the episode ends.
 
-The protocol reads the replies (`Action: Operation`, `Action: Answer`); there are three rounds by default. The
-function-calling protocol is left out, since rLLM's engine passes only the reply's text. rLLM has no reward for an
-episode that could not be judged: such a step raises, and the engine plays the episode again, three times at most.
+rLLM's engine calls the model and passes the reply's text alone, so the protocols are those that write their actions as
+text (`lab`, `text`). rLLM has no reward for an episode that could not be judged: such a step raises, and the engine
+plays the episode again, three times at most.
 """
 
 from __future__ import annotations
@@ -14,31 +14,57 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
+from rllm.agents.agent import Action, BaseAgent, Step, Trajectory  # pyright: ignore[reportMissingImports]
+from rllm.environments.base.base_env import BaseEnv  # pyright: ignore[reportMissingImports]
+
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend, open_backend
-from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, open_episode
-from dbbench_adapter.rllm.interfaces import BaseEnv
+from sql_agent.rewards import REWARDS
 
+# 1 for a right end, -1 for a wrong one, -0.8 out of rounds, -0.2 for a reply that the protocol cannot read.
+PAID = REWARDS["rllm"]
 MAX_ROUNDS = 3
 # `env_args` may have these names.
-SETTINGS = ("backend", "protocol", "judge", "max_rounds", "statement_timeout_s")
-# The reward of each end of an episode; earlier steps get 0. A reply is illegal if the protocol cannot read it.
-CORRECT, WRONG, OUT_OF_ROUNDS, ILLEGAL = 1.0, -1.0, -0.8, -0.2
+SETTINGS = ("backend", "protocol", "judge", "max_rounds")
 Observation = list[dict[str, str]]
 
 
-def reward_of(verdict: float, status: str) -> float:
-    """The reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
+class DBBenchAgent(BaseAgent):
+    """Keeps the conversation; its action is the model's reply. It knows neither SQL nor the protocol: the first prompt
+    and every answer come from the environment as messages."""
 
-    A right end gets `CORRECT` whatever the status is, since `lab` judges the state alone. AgentBench writes the
-    statuses with blanks, LifelongAgentBench with underscores.
-    """
-    failed = {"task_limit_reached": OUT_OF_ROUNDS, "agent_validation_failed": ILLEGAL}
-    wrong = failed.get(status.replace(" ", "_"), WRONG)
-    return (1.0 - verdict) * wrong + verdict * CORRECT
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._messages: Observation = []
+        self._trajectory = Trajectory()
+        self._observation: Any = None
+
+    @property
+    def chat_completions(self) -> Observation:
+        return self._messages
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self._trajectory
+
+    def update_from_env(
+        self, observation: Observation, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """The engine itself writes reward, done and info into the current step."""
+        self._messages = self._messages + observation
+        self._observation = observation
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self._messages = [*self._messages, {"role": "assistant", "content": response}]
+        said, seen = list(self._messages), self._observation
+        step = Step(chat_completions=said, observation=seen, action=response, model_response=response)
+        self._trajectory.steps.append(step)
+        return Action(response)
 
 
 class UnjudgedError(RuntimeError):
@@ -54,10 +80,8 @@ class DBBenchEnv(BaseEnv):
 
     Args:
         backend: a spec for `open_backend`; environments of one process share the backend.
-        protocol: `lab` or `text`.
         judge: a name of `JUDGES`.
-        max_rounds: the number of replies that the model may give.
-        statement_timeout_s: limit of one statement (`Backend.open`).
+        max_rounds: with `lab` a round is a reply, with `text` a statement, after which one more reply may answer.
     Raises:
         ValueError: the protocol is another one.
     """
@@ -70,18 +94,15 @@ class DBBenchEnv(BaseEnv):
         protocol: Literal["lab", "text"] = "lab",
         judge: JudgeName = "strict",
         max_rounds: int = MAX_ROUNDS,
-        statement_timeout_s: float = STATEMENT_TIMEOUT_S,
     ) -> None:
         if protocol not in ("lab", "text"):
             raise ValueError(f"protocol {protocol!r}, expected lab or text: rLLM's engine passes texts, not tool calls")
         self.task = task
         self.protocol: Literal["lab", "text"] = protocol
         self.judge: JudgeName = judge
-        self._open = lambda: open_episode(
-            task, _shared(backend), protocol, max_rounds=max_rounds, statement_timeout_s=statement_timeout_s
-        )
+        self._open = lambda: open_episode(task, _shared(backend), protocol, max_rounds=max_rounds)
         self._episode: DatabaseEpisode | None = None
-        self._final_reward: float | None = OUT_OF_ROUNDS
+        self._final_reward: float | None = PAID.out_of_limits
         self._lock = threading.RLock()
 
     def reset(self) -> tuple[Observation, dict[str, Any]]:
@@ -92,7 +113,7 @@ class DBBenchEnv(BaseEnv):
         """
         with self._lock:
             self.close()
-            self._final_reward = OUT_OF_ROUNDS
+            self._final_reward = PAID.out_of_limits
             self._episode = self._open()
             return PROTOCOLS[self.protocol].messages(self.task), {"task_id": self.task.id}
 
@@ -135,7 +156,7 @@ class DBBenchEnv(BaseEnv):
 
         Without this method the engine would pay 0, more than a wrong answer gets, where the tokens of a trajectory
         exceed `max_response_length`. It does not say why it stopped: an episode that it ended itself, by tokens, steps
-        or `trajectory_timeout`, gets `OUT_OF_ROUNDS`, and one that its last reply ended keeps its own reward.
+        or `trajectory_timeout`, is out of rounds, and one that its last reply ended keeps its own reward.
 
         Raises:
             RuntimeError: the last step failed after the engine had given it up, so nobody knows the reward.
@@ -153,10 +174,8 @@ class DBBenchEnv(BaseEnv):
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> DBBenchEnv:
-        """Make the environment of a row.
+        """Make the environment of a row of `rllm_rows`, merged with `env_args`.
 
-        Args:
-            info: a row of `dbbench_adapter.rllm.env.rllm_rows`, merged with `env_args`.
         Raises:
             ValueError: a field is missing, unknown or of another form.
         """
@@ -166,6 +185,17 @@ class DBBenchEnv(BaseEnv):
     @staticmethod
     def is_multithread_safe() -> bool:
         return True
+
+
+def reward_of(verdict: float, status: str) -> float:
+    """The reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
+
+    A right end is paid whatever the status is, since `lab` judges the state alone. AgentBench writes the statuses with
+    blanks, LifelongAgentBench with underscores.
+    """
+    failed = {"task_limit_reached": PAID.out_of_limits, "agent_validation_failed": PAID.malformed}
+    wrong = failed.get(status.replace(" ", "_"), PAID.incorrect)
+    return (1.0 - verdict) * wrong + verdict * PAID.correct
 
 
 def _info(episode: DatabaseEpisode, reason: str) -> dict[str, Any]:
@@ -186,10 +216,8 @@ def _shared(spec: str) -> Backend:
         return _backends[spec]
 
 
-# Rows of rLLM's data sets ---------------------------------------------------------------------------------------------
-
-
-# A row holds these fields of `Task.to_dict()` as JSON text, since lists of mixed types do not fit parquet.
+# A row of rLLM's data sets holds these fields of `Task.to_dict()` as JSON text, since lists of mixed types do not fit
+# parquet.
 _NESTED = ("tables", "gold", "skills")
 
 

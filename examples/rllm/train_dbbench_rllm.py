@@ -1,25 +1,17 @@
 """Train on DB-Bench with rLLM's `AgentTrainer` over verl.
 
-    python -m dbbench_adapter.rllm.train_dbbench_rllm +dbbench.train_file=$PWD/train.jsonl \\
+    python examples/rllm/train_dbbench_rllm.py +dbbench.train_file=$PWD/train.jsonl \\
         +dbbench.val_file=$PWD/validation.jsonl actor_rollout_ref.model.path=MODEL data.train_batch_size=32 ...
 
 `+dbbench.NAME=VALUE` are the fields of `Settings`; everything else goes to rLLM's `agent_ppo_trainer` config and so to
 verl. It needs rLLM 0.2.1.post1 and a GPU. Tests drive agent and environment with rLLM's own engine; a whole training by
 this command, which needs a GPU and rLLM's pins of verl and vLLM, was not run.
-
-A task that nobody can judge has no reward in rLLM: its episode raises, and after three tries ends the whole step. So
-such tasks are left out when they are registered, before training. rLLM's registry stores the others as parquet for
-itself and for verl.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":
-    from agentgrpo.commands import run_module
-
-    run_module("dbbench_adapter.rllm.train_dbbench_rllm")
-
 import logging
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,26 +19,32 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentgrpo.commands import failed
+try:
+    import hydra
+    from dbbench_bridge import MAX_ROUNDS, PAID, DBBenchAgent, DBBenchEnv, UnjudgedError, rllm_rows
+    from omegaconf import OmegaConf
+    from rllm.data.dataset import DatasetRegistry  # pyright: ignore[reportMissingImports]
+    from rllm.trainer.agent_trainer import AgentTrainer  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"error: {error}; this needs rLLM 0.2.1.post1, in an environment of its own: "
+        "pip install 'rllm @ git+https://github.com/rllm-org/rllm@v0.2.1.post1' (it is on no package index, and newer "
+        "ones have no agents and environments)"
+    )
+
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS
-from dbbench_adapter.rllm.agent import DBBenchAgent
-from dbbench_adapter.rllm.env import MAX_ROUNDS, OUT_OF_ROUNDS, DBBenchEnv, UnjudgedError, rllm_rows
-from dbbench_adapter.rllm.interfaces import RLLM_VERSION, RllmMissingError, require_rllm
 from dbbench_adapter.tasks.load import load_tasks
 
 logger = logging.getLogger(__name__)
 
-DATASET = "dbbench"
 # A reply that ends an episode of either protocol with an answer, so that it is judged.
 _ANYTHING = "I answer.\nAction: Answer\nFinal Answer: -"
 
 
 class Settings(BaseModel):
-    # Everything else in the command line goes to rLLM's own config.
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     train_file: Path
@@ -57,15 +55,10 @@ class Settings(BaseModel):
     protocol: Literal["lab", "text"] = "lab"
     judge: JudgeName = "strict"
     max_rounds: int = Field(MAX_ROUNDS, ge=1)
-    """Rounds per episode. With `lab` a round is a reply, with `text` a statement, after which one more reply may
-    answer; rLLM's rllm.agent.max_steps must not be lower than the number of replies."""
 
     @property
     def max_replies(self) -> int:
         return PROTOCOLS[self.protocol].max_replies(self.max_rounds)
-
-    def env_args(self) -> dict[str, Any]:
-        return self.model_dump(include={"backend", "protocol", "judge", "max_rounds"})
 
 
 def train(config: Any) -> None:
@@ -78,9 +71,6 @@ def train(config: Any) -> None:
             not ask for their final reward, or no task of a file can be judged.
         TaskFileError: a task file cannot be read.
     """
-    from omegaconf import OmegaConf
-    from rllm.trainer.agent_trainer import AgentTrainer  # pyright: ignore[reportMissingImports]
-
     group = config.get("dbbench")
     settings = Settings.model_validate({} if group is None else OmegaConf.to_container(group, resolve=True))
     if config.rllm.agent.max_steps < settings.max_replies:
@@ -92,37 +82,33 @@ def train(config: Any) -> None:
     if config.rllm.agent.get("overlong_filter", False):
         raise ValueError(
             "rllm.agent.overlong_filter=true pays trajectories that were cut 0, more than a wrong answer gets, and "
-            f"rLLM {RLLM_VERSION} trains them all the same; leave it false, then they get {OUT_OF_ROUNDS}"
+            f"rLLM trains them all the same; leave it false, then they get {PAID.out_of_limits}"
         )
-    env_args = settings.env_args()
+    env_args = settings.model_dump(exclude={"train_file", "val_file"})
     AgentTrainer(
         agent_class=DBBenchAgent,
         env_class=DBBenchEnv,
         agent_args={},
         env_args=env_args,
         config=config,
-        train_dataset=register_tasks(DATASET, load_tasks(settings.train_file), "train", **env_args),
-        val_dataset=register_tasks(DATASET, load_tasks(settings.val_file), "validation", **env_args),
+        train_dataset=register_tasks(load_tasks(settings.train_file), "train", **env_args),
+        val_dataset=register_tasks(load_tasks(settings.val_file), "validation", **env_args),
     ).train()
 
 
-def register_tasks(name: str, tasks: Sequence[Task], split: str, **env_args: Any) -> Any:
-    """Add the tasks that can be judged to rLLM's registry; they replace those that it has under this name and split.
+def register_tasks(tasks: Sequence[Task], split: str, **env_args: Any) -> Any:
+    """Add the tasks that can be judged to rLLM's registry, as its data set `dbbench`; a warning counts the others.
 
-    A warning of this module's logger says how many were left out and why.
+    A task that nobody can judge has no reward in rLLM: its episode raises, and after three tries ends the whole step.
 
     Args:
         env_args: the settings that `DBBenchEnv` will be made with.
     Returns:
         The `rllm.data.Dataset`; its `get_verl_data_path()` is the parquet file that verl reads.
     Raises:
-        RllmMissingError: see `require_rllm`.
         ValueError: none of the tasks can be judged, or there are none.
         BackendUnavailable: the database server is gone.
     """
-    require_rllm()
-    from rllm.data.dataset import DatasetRegistry  # pyright: ignore[reportMissingImports]
-
     reasons = [unjudged_reason(task, **env_args) for task in tasks]
     judged = [task for task, reason in zip(tasks, reasons, strict=True) if reason is None]
     counts = Counter(reason for reason in reasons if reason is not None)
@@ -135,12 +121,9 @@ def register_tasks(name: str, tasks: Sequence[Task], split: str, **env_args: Any
     if lost:
         logger.warning(
             "%d of %d tasks of split %r are left out, since nobody can judge them: %s",
-            len(tasks) - len(judged),
-            len(tasks),
-            split,
-            lost,
+            *(len(tasks) - len(judged), len(tasks), split, lost),
         )
-    return DatasetRegistry.register_dataset(name, rllm_rows(judged), split)
+    return DatasetRegistry.register_dataset("dbbench", rllm_rows(judged), split)
 
 
 def unjudged_reason(task: Task, **env_args: Any) -> str | None:
@@ -158,12 +141,5 @@ def unjudged_reason(task: Task, **env_args: Any) -> str | None:
     return None if status == "completed" else status
 
 
-def main() -> int:
-    try:
-        require_rllm()
-    except RllmMissingError as error:
-        return failed(error)
-    import hydra
-
+if __name__ == "__main__":
     hydra.main(config_path="pkg://rllm.trainer.config", config_name="agent_ppo_trainer", version_base=None)(train)()
-    return 0

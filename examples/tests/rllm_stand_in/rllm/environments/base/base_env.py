@@ -1,0 +1,2 @@
+class BaseEnv:
+    idx = None
