@@ -712,7 +712,7 @@ def test_a_question_with_an_answer_needs_no_reference(environment):
 
 def test_a_reference_that_failed_once_is_tried_again(environment, monkeypatch):
     found = [Result(error="the statement takes too much memory"), Result((("Ann",),), ("name",))]
-    monkeypatch.setattr(environment, "_run", lambda *_: found.pop(0))
+    monkeypatch.setattr(environment, "_run_timed", lambda *_: (found.pop(0), 0.0))
     assert [environment.expected(NAMES) for _ in range(3)] == [None, (("Ann",),), (("Ann",),)]
 
 
