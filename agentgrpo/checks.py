@@ -69,7 +69,7 @@ CHECKS = (
     Check("packages", ("installed",), "0.1 s", f"{_MACHINE}:check_installed"),
     Check("CPU", ("architecture", "cpu_flags", "cores"), _NO_TIME, f"{_MACHINE}:check_cpu"),
     Check("memory", ("memory_gib",), _NO_TIME, f"{_MACHINE}:check_memory"),
-    Check("memory", ("memory_of", "cards"), _NO_TIME, "sql_agent.startup.memory_check:check_run_memory"),
+    Check("memory", ("memory_of", "gpus"), _NO_TIME, "sql_agent.startup.memory_check:check_run_memory"),
     Check("store port", ("port", "port_asked"), "2 s at most", f"{_MACHINE}:check_port"),
     Check("databases", ("mariadbd", "mariadb_install_db"), _NO_TIME, f"{_MACHINE}:check_databases"),
     Check("run folder", ("run_dir",), _NO_TIME, "agentgrpo.run_folder:check_run_dir"),

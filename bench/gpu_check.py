@@ -35,8 +35,8 @@ from bench.parts.gpu_stages import Stage, run, write_page
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.load import load_config
 from sql_agent.startup.machine import available_memory_gib, check_installed, installed_versions
-from sql_agent.startup.memory_check import Card, cards_here, check_run_memory
-from sql_agent.startup.preflight import cards_of
+from sql_agent.startup.memory_check import Gpu, check_run_memory, gpus_here
+from sql_agent.startup.preflight import gpus_of
 from sql_agent.verl_side.config import worker_environment
 
 # A policy that solves nothing would have groups without spread, so nothing is played again, and entropy is trained.
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True)
     page, results, used = folder / "gpu-check.md", [], _used if args.device == "gpu" else None
     stages = stages_of(args.device, args.model, folder)
-    machine, cards = machine_of(args.device), cards_of(cpu=args.device == "cpu")  # a stage may hang the driver
+    machine, gpus = machine_of(args.device), gpus_of(cpu=args.device == "cpu")  # a stage may hang the driver
     title = f"{time.strftime('%Y-%m-%d')}, commit {git_commit()}, --device {args.device}, model {args.model.name}"
     for stage in stages:
         print(f"{stage.name} (at most {stage.limit_s:.0f} s) ...", flush=True)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"  {results[-1].state} after {results[-1].seconds:.0f} s {results[-1].why}", flush=True)
         if stage.kill_at is not None:
             _wait_for_the_killed(folder / "all-weights")
-        steps, estimates = steps_of(folder), estimates_of(args.model, cards)
+        steps, estimates = steps_of(folder), estimates_of(args.model, gpus)
         page.write_text(write_page(f"GPU check, {title}", machine, results, steps, estimates, len(stages)))
     print(f"the page: {page}")
     return int(any(result.state != "ok" for result in results))
@@ -165,7 +165,7 @@ def _resumed(output: str, run_dir: Path) -> dict[str, Any]:
 
 
 def _used() -> int | None:
-    return max((card.total - card.free for card in cards_here()), default=None)
+    return max((gpu.total - gpu.free for gpu in gpus_here()), default=None)
 
 
 def steps_of(folder: Path) -> dict[str, dict[str, float]]:
@@ -177,11 +177,11 @@ def steps_of(folder: Path) -> dict[str, dict[str, float]]:
     }
 
 
-def estimates_of(model: Path, cards: Sequence[Card] | None) -> str:
+def estimates_of(model: Path, gpus: Sequence[Gpu] | None) -> str:
     estimates = []
     for name, more in (("all weights", []), ("LoRA", ["lora.rank=16"])):
         cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
-        estimates.append(f"- {name}: {check_run_memory(cfg, cards).found}")
+        estimates.append(f"- {name}: {check_run_memory(cfg, gpus).found}")
     return "\n".join(estimates)
 
 

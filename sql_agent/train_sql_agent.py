@@ -44,9 +44,9 @@ from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
 from sql_agent.startup.plan import describe_plan, planned
 from sql_agent.startup.preflight import (
-    cards_of,
     check_own_tasks,
     find_model,
+    gpus_of,
     planned_on_cpu,
     use_cpu,
     with_model_here,
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
             composed = compose(overrides)
             if not cpu:
                 validate(composed)
-            plan = "\n".join([*tasks, *describe_plan(chosen, cards=cards_of(cpu=cpu))])
+            plan = "\n".join([*tasks, *describe_plan(chosen, gpus=gpus_of(cpu=cpu))])
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
         if trains:  # runners need neither verl nor vLLM

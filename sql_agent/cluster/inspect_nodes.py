@@ -248,10 +248,10 @@ def _listed(resources: Mapping[Node, tuple[float, float]]) -> str:
     return ", ".join(f"{node} has {gpus:g} GPUs and {cpus:g} CPUs" for node, (gpus, cpus) in resources.items())
 
 
-def gpus_of(facts: Mapping[Node, NodeFacts], n_gpus: int) -> list[tuple[int, int, str]]:
+def emptiest_gpus(facts: Mapping[Node, NodeFacts], n_gpus: int) -> list[tuple[int, int, str]]:
     """Bytes in all and free of the emptiest GPUs of each node that may train, and the node."""
-    emptiest = {node: sorted(facts[node].gpu_bytes, key=lambda size: -size[1])[:n_gpus] for node in able(facts, n_gpus)}
-    return [(total, free, str(node)) for node, sizes in emptiest.items() for total, free in sizes]
+    sizes_of = {node: sorted(facts[node].gpu_bytes, key=lambda size: -size[1])[:n_gpus] for node in able(facts, n_gpus)}
+    return [(total, free, str(node)) for node, sizes in sizes_of.items() for total, free in sizes]
 
 
 # The processes --------------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def _inspect(request: ClusterRequest, events: Events) -> dict[str, Any]:
     events.emit({"say": f"{len(nodes)} nodes of the Ray cluster at {address}: {time.monotonic() - began:.1f} s"})
     network = {"ray_address": address, "host": home.address, "interface": cluster.interface, "gpus": gpus}
     # servers with GPUs of their own may get any node's, so nothing says what has to fit where
-    known = gpus_of(facts, engine.n_gpus) if gpus and not cluster.sampler_gpus else []
+    known = emptiest_gpus(facts, engine.n_gpus) if gpus and not cluster.sampler_gpus else []
     return network | {"nodes": [node.id for node in nodes], "gpus_of_nodes": known}
 
 

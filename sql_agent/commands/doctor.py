@@ -100,7 +100,7 @@ def look_at_memory(model: Path, config: Path | None, overrides: list[str]) -> li
     """What memory a run with these settings takes, on the GPUs if there are any, else on the CPU."""
     from agentgrpo.hub import model_folder
     from sql_agent.settings.load import load_config
-    from sql_agent.startup.preflight import cards_of, use_cpu
+    from sql_agent.startup.preflight import gpus_of, use_cpu
 
     try:
         cfg = load_config(config, overrides)
@@ -109,4 +109,4 @@ def look_at_memory(model: Path, config: Path | None, overrides: list[str]) -> li
         what, _, remedy = str(error).partition("; ")
         return [("settings", Finding(" ".join(overrides), (Problem(what, remedy or "doc/training.md has them"),)))]
     cfg = cfg.model_copy(update={"model": model_folder(model, fetch=False)})
-    return examine(memory_of=cfg, cards=cards_of(cpu=cpu))
+    return examine(memory_of=cfg, gpus=gpus_of(cpu=cpu))

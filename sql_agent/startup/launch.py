@@ -21,7 +21,7 @@ from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.plan import check_disk, choose_tasks, describe_learning_rate, with_prompts
-from sql_agent.startup.preflight import cards_of, protocol_of, require_model
+from sql_agent.startup.preflight import gpus_of, protocol_of, require_model
 from sql_agent.startup.resume import archive_files, own_files, refuse_other_tasks
 from sql_agent.trained_on import write_trained_on
 from sql_agent.verl_side.checkpoints import point_verl_at
@@ -47,7 +47,7 @@ def train(
         else:
             if network.is_loopback or network.gpus_of_nodes:
                 # before verl's process takes what the estimate counts
-                require(memory_of=cfg, cards=cards_of(cpu=cpu, of_nodes=network.gpus_of_nodes))
+                require(memory_of=cfg, gpus=gpus_of(cpu=cpu, of_nodes=network.gpus_of_nodes))
             driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
             cfg = checked(cfg, environment)  # verl's process imports meanwhile
             ray_dir = folder / "ray"

@@ -23,12 +23,12 @@ from sql_agent.startup.run_memory import BUCKET, GIB, OFFLOAD, cpu_need, describ
 MOST_GPUS = 64
 """More of them are not proposed."""
 MOST_SHARE = 0.9
-"""vLLM's own default; the rest of a card is for what it does not count."""
+"""vLLM's own default; the rest of a GPU is for what it does not count."""
 Changes = list[tuple[str, Any]]
 """Settings and their new values."""
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """Bytes of a GPU."""
 
     total: int
@@ -39,7 +39,7 @@ class Card(NamedTuple):
     """Said after its sizes: on which node of a cluster it is."""
 
 
-def cards_here() -> list[Card]:
+def gpus_here() -> list[Gpu]:
     """The GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process, in its order.
 
     Empty where the driver does not answer.
@@ -47,48 +47,48 @@ def cards_here() -> list[Card]:
     listed, visible = gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [index for index, _ in listed] if visible is None else re.findall(r"[^\s,]+", visible)
     return [
-        Card(total, free, index)
+        Gpu(total, free, index)
         for name in names
         for (index, uuid), (total, free) in listed.items()
         if name == index or uuid.startswith(name)
     ]
 
 
-def check_run_memory(cfg: TrainConfig, cards: Sequence[Card] | None) -> Finding:
+def check_run_memory(cfg: TrainConfig, gpus: Sequence[Gpu] | None) -> Finding:
     """
     Args:
-        cards: the GPUs that can be used, of a cluster those that the run may take; empty: none was looked at (a dry run
+        gpus: the GPUs that can be used, of a cluster those that the run may take; empty: none was looked at (a dry run
             elsewhere); None: the run is on a CPU.
     """
     shape = shape_here(cfg)
     if isinstance(shape, str):
         return Finding(f"not estimated ({shape}), a trained weight takes 16 bytes with its gradient and moments")
-    if cards is None:
+    if gpus is None:
         return _check_cpu(cfg, cpu_need(cfg, shape), round(available_memory_gib() * GIB))
-    if not cards:
+    if not gpus:
         return Finding(f"{describe_need(cfg, need_of(cfg, shape, cpu=False), None)}; no GPU was looked at")
-    taken = sorted(cards if cards[0].where else cards[: _gpus_here(cfg)], key=lambda each: each.free)
+    taken = sorted(gpus if gpus[0].where else gpus[: _n_gpus(cfg)], key=lambda each: each.free)
     found = describe_need(cfg, need_of(cfg, shape, cpu=False), taken[0].total)
-    faults = (fault_of(cfg, shape, card) for card in taken)
+    faults = (fault_of(cfg, shape, gpu) for gpu in taken)
     if (fault := next(filter(None, faults), None)) is None:
         return Finding(f"{found}; {_gib(taken[0].free)} of {_gib(taken[0].total)} are free")
-    return Finding(found, (Problem(fault, _remedy(cfg, shape, taken, cards)),))
+    return Finding(found, (Problem(fault, _remedy(cfg, shape, taken, gpus)),))
 
 
-def _remedy(cfg: TrainConfig, shape: ModelShape, taken: Sequence[Card], cards: Sequence[Card]) -> str:
+def _remedy(cfg: TrainConfig, shape: ModelShape, taken: Sequence[Gpu], gpus: Sequence[Gpu]) -> str:
     apart = bool(taken[0].where)  # on other machines, where this one's variables do not count
-    others = [each.name for each in cards if fault_of(cfg, shape, each) is None][: _gpus_here(cfg)]
-    if not apart and len(others) == _gpus_here(cfg):
+    others = [each.name for each in gpus if fault_of(cfg, shape, each) is None][: _n_gpus(cfg)]
+    if not apart and len(others) == _n_gpus(cfg):
         return f"it would fit with CUDA_VISIBLE_DEVICES={','.join(others)} before the command"
     settings = settings_that_fit(cfg, shape, taken)
     if not settings:
         return "take a smaller model, or larger GPUs"
-    gpus = int(dict(each.split("=") for each in settings).get("engine.n_gpus", cfg.engine.n_gpus))
-    where = f" on {gpus} such cards" if gpus > (cfg.engine.n_gpus if apart else len(cards)) else ""
+    wanted = int(dict(each.split("=") for each in settings).get("engine.n_gpus", cfg.engine.n_gpus))
+    where = f" on {wanted} such GPUs" if wanted > (cfg.engine.n_gpus if apart else len(gpus)) else ""
     return f"it would fit{where} with --set {' '.join(settings)}"
 
 
-def _gpus_here(cfg: TrainConfig) -> int:
+def _n_gpus(cfg: TrainConfig) -> int:
     return cfg.engine.n_gpus + cfg.cluster.sampler_gpus
 
 
@@ -116,24 +116,24 @@ def shape_here(cfg: TrainConfig) -> ModelShape | str:
         return f"{cfg.model / 'config.json'} has no {fault.args[0]}"
 
 
-def fault_of(cfg: TrainConfig, shape: ModelShape, card: Card) -> str | None:
-    """What does not fit on the card; None if everything does."""
+def fault_of(cfg: TrainConfig, shape: ModelShape, gpu: Gpu) -> str | None:
+    """What does not fit on the GPU; None if everything does."""
     need = need_of(cfg, shape, cpu=False)
-    share = int(cfg.engine.gpu_memory_utilization * card.total)
+    share = int(cfg.engine.gpu_memory_utilization * gpu.total)
     if share < need.sampler:
         return (
             f"vLLM needs {_gib(need.sampler)} of each GPU, and engine.gpu_memory_utilization="
-            f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(card.total)}{card.where}"
+            f"{cfg.engine.gpu_memory_utilization:g} gives it {_gib(share)} of {_gib(gpu.total)}{gpu.where}"
         )
-    phase, most = max(phases(cfg, need, card.total).items(), key=lambda item: item[1])
-    if most <= card.free:
+    phase, most = max(phases(cfg, need, gpu.total).items(), key=lambda item: item[1])
+    if most <= gpu.free:
         return None
-    free = f"{_gib(card.free)} of {_gib(card.total)} are free{card.where}"
+    free = f"{_gib(gpu.free)} of {_gib(gpu.total)} are free{gpu.where}"
     return f"the run needs {_gib(most)} of each GPU in {phase}, and {free}"
 
 
-def settings_that_fit(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> list[str] | None:
-    """Changes, as `--set` takes them, with which the run fits on all of these cards; None if none are enough.
+def settings_that_fit(cfg: TrainConfig, shape: ModelShape, gpus: Sequence[Gpu]) -> list[str] | None:
+    """Changes, as `--set` takes them, with which the run fits on all of these GPUs; None if none are enough.
 
     They are tried one on top of the other, what costs least first, and those that turn out not to be needed are left
     out.
@@ -141,12 +141,12 @@ def settings_that_fit(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]
     tried: Changes = []
     for change in (None, *_changes(cfg, shape)):
         tried += [change] if change else []
-        if not _fits(cfg, tried, shape, cards):
+        if not _fits(cfg, tried, shape, gpus):
             continue
         for each in tuple(tried):
             without = [other for other in tried if other is not each]
-            tried = without if _fits(cfg, without, shape, cards) else tried
-        share = _with_share(_changed(cfg, tried), shape, cards).engine.gpu_memory_utilization
+            tried = without if _fits(cfg, without, shape, gpus) else tried
+        share = _with_share(_changed(cfg, tried), shape, gpus).engine.gpu_memory_utilization
         if share != cfg.engine.gpu_memory_utilization:
             tried = [("engine.gpu_memory_utilization", share), *tried]
         return [f"{name}={str(value).lower()}" for name, value in tried]
@@ -174,12 +174,12 @@ def _changes(cfg: TrainConfig, shape: ModelShape) -> Iterator[tuple[str, Any]]:
         gpus *= 2
 
 
-def _fits(cfg: TrainConfig, changes: Changes, shape: ModelShape, cards: Sequence[Card]) -> bool:
-    return _all_fit(_with_share(_changed(cfg, changes), shape, cards), shape, cards)
+def _fits(cfg: TrainConfig, changes: Changes, shape: ModelShape, gpus: Sequence[Gpu]) -> bool:
+    return _all_fit(_with_share(_changed(cfg, changes), shape, gpus), shape, gpus)
 
 
-def _all_fit(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> bool:
-    return all(fault_of(cfg, shape, card) is None for card in cards)
+def _all_fit(cfg: TrainConfig, shape: ModelShape, gpus: Sequence[Gpu]) -> bool:
+    return all(fault_of(cfg, shape, gpu) is None for gpu in gpus)
 
 
 def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
@@ -194,16 +194,16 @@ def _changed(cfg: TrainConfig, changes: Changes) -> TrainConfig:
     return TrainConfig.model_validate(tree)
 
 
-def _with_share(cfg: TrainConfig, shape: ModelShape, cards: Sequence[Card]) -> TrainConfig:
-    """vLLM's share of the cards as it is set where that fits, else the largest that does, in whole percent."""
-    if _all_fit(cfg, shape, cards):
+def _with_share(cfg: TrainConfig, shape: ModelShape, gpus: Sequence[Gpu]) -> TrainConfig:
+    """vLLM's share of the GPUs as it is set where that fits, else the largest that does, in whole percent."""
+    if _all_fit(cfg, shape, gpus):
         return cfg
     need = need_of(cfg, shape, cpu=False)
     beside = phases(cfg, need, 0)  # without a share
     shared = cfg.trainer.max_lag and not cfg.cluster.sampler_gpus
     taken = max(beside.values()) if shared else beside["rollouts"]
-    share = min(MOST_SHARE, *(floor(100 * (card.free - taken) / card.total) / 100 for card in cards))
-    if any(share * card.total < need.sampler for card in cards):
+    share = min(MOST_SHARE, *(floor(100 * (gpu.free - taken) / gpu.total) / 100 for gpu in gpus))
+    if any(share * gpu.total < need.sampler for gpu in gpus):
         return cfg
     return cfg.model_copy(update={"engine": cfg.engine.model_copy(update={"gpu_memory_utilization": share})})
 

@@ -19,7 +19,7 @@ from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
 from sql_agent.settings.main_job import LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
-from sql_agent.startup.memory_check import Card, check_run_memory
+from sql_agent.startup.memory_check import Gpu, check_run_memory
 from sql_agent.startup.preflight import protocol_of
 from sql_agent.startup.progress import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
@@ -105,12 +105,12 @@ def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[s
     return with_prompts(cfg, tasks), tasks.describe() + tasks.describe_prompts()
 
 
-def describe_plan(cfg: TrainConfig, *, cards: Sequence[Card] | None) -> list[str]:
+def describe_plan(cfg: TrainConfig, *, gpus: Sequence[Gpu] | None) -> list[str]:
     """
     Args:
-        cards: as `check_run_memory` takes them; None: the run is on a CPU.
+        gpus: as `check_run_memory` takes them; None: the run is on a CPU.
     """
-    cpu = cards is None
+    cpu = gpus is None
     lines: list[str] = []
     weights = count_weights(cfg.model) if cfg.model is not None else None
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
@@ -128,7 +128,7 @@ def describe_plan(cfg: TrainConfig, *, cards: Sequence[Card] | None) -> list[str
     lines.append("time: not known before a step was measured; the run says it after the first one")
     if weights is not None:
         lines += [describe_learning_rate(cfg.optim, cfg.lora, weights), *_sizes(cfg.lora, weights)]
-        memory = check_run_memory(cfg, cards)
+        memory = check_run_memory(cfg, gpus)
         lines += [f"memory: {memory.found}", *(f"warning: {problem}" for problem in memory.problems)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
         check_disk(cfg, weights, lines.append)

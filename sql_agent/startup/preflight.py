@@ -23,7 +23,7 @@ from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
-from sql_agent.startup.memory_check import Card, cards_here
+from sql_agent.startup.memory_check import Gpu, gpus_here
 
 # The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address.
 USUAL_STORE = "http://localhost:9999"
@@ -255,15 +255,15 @@ def planned_on_cpu(engine: EngineConfig, cluster: ClusterConfig) -> bool:
     return engine.device != "gpu" and use_cpu(engine, cluster)
 
 
-def cards_of(*, cpu: bool, of_nodes: Sequence[tuple[int, int, str]] = ()) -> list[Card] | None:
+def gpus_of(*, cpu: bool, of_nodes: Sequence[tuple[int, int, str]] = ()) -> list[Gpu] | None:
     """The GPUs of a run, as `check_run_memory` takes them.
 
     Args:
         of_nodes: `Network.gpus_of_nodes`.
     """
     if of_nodes:
-        return [Card(total, free, where=f" on {node}") for total, free, node in of_nodes]
-    return None if cpu else cards_here() if count_gpus() else []
+        return [Gpu(total, free, where=f" on {node}") for total, free, node in of_nodes]
+    return None if cpu else gpus_here() if count_gpus() else []
 
 
 def with_store(cfg: TrainConfig) -> TrainConfig:

@@ -12,14 +12,14 @@ from sql_agent.model_shape import shape_of
 from sql_agent.settings.load import load_config
 from sql_agent.startup.memory_check import fault_of
 from sql_agent.startup.run_memory import GIB, need_of, phases
-from sql_agent.tests.test_run_memory import QWEN, card
+from sql_agent.tests.test_run_memory import QWEN, gpu
 from sql_agent.train_sql_agent import main
 from sql_agent.verl_side.config import Files, compose, to_verl, validate
 
 PAGE = (Path(__file__).parents[2] / "doc" / "gpu.md").read_text()
 ROWS = re.findall(r"^\| (.*) \| `\.venv/bin/agentgrpo train (.*)` \| ([\d.]+) \((.*)\) \|$", PAGE, re.MULTILINE)
 CARDS = {"24 GB": 23.6, "40 GB": 39.6, "80 GB": 79.6}
-"""GiB that cards of these names have: an RTX 4090 or L4, an A100, an A100 or H100."""
+"""GiB that GPUs of these names have: an RTX 4090 or L4, an A100, an A100 or H100."""
 SHAPES = QWEN | {
     "Qwen3-4B": shape_of({
         "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
@@ -44,7 +44,7 @@ def test_a_recipe_fits_its_card_by_the_estimate_and_the_page_says_how_tightly(wh
     found = phases(cfg, need_of(cfg, shape, cpu=False), int(gib * GIB))
     largest = max(found, key=lambda name: found[name])
     assert (f"{found[largest] / GIB:.1f}", largest) == (most, phase)
-    assert fault_of(cfg, shape, card(gib)) is None
+    assert fault_of(cfg, shape, gpu(gib)) is None
 
 
 @pytest.fixture(scope="module")

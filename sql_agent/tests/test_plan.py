@@ -29,7 +29,7 @@ SETTINGS = [
 def plan(model, *more):
     cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
     cfg, tasks = planned(cfg, make_taskset(cfg.environment))
-    return [*tasks, *describe_plan(cfg, cards=None)]
+    return [*tasks, *describe_plan(cfg, gpus=None)]
 
 
 def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_folder):

@@ -8,8 +8,8 @@ from agentgrpo.checks import UsageError
 from sql_agent.commands import doctor
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.load import load_config
-from sql_agent.startup.memory_check import Card, cards_here, check_run_memory, fault_of, settings_that_fit
-from sql_agent.startup.preflight import cards_of
+from sql_agent.startup.memory_check import Gpu, check_run_memory, fault_of, gpus_here, settings_that_fit
+from sql_agent.startup.preflight import gpus_of
 from sql_agent.startup.run_memory import GIB, PROCESSES, Need, cpu_need, need_of, phases
 from sql_agent.train_sql_agent import main
 
@@ -97,7 +97,7 @@ BUCKET_KEY = "verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bu
 @pytest.mark.parametrize(
     ("settings", "total", "expected"),
     [
-        # half of the card, weights and moments; the sampler's weights and the trainer's, a bucket, the largest weight
+        # half of the GPU, weights and moments; the sampler's weights and the trainer's, a bucket, the largest weight
         pytest.param([], 1000, {"rollouts": 540, "weight sync": 5 + 40 + BUCKET + 4, "the update": 66}, id="by_turns"),
         pytest.param([], None, {"rollouts": 58, "weight sync": 49 + BUCKET, "the update": 66}, id="card_not_known"),
         pytest.param(
@@ -109,7 +109,7 @@ BUCKET_KEY = "verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bu
         pytest.param(
             ["cluster.sampler_gpus=1", "trainer.max_lag=1", "llm_proxy=true"],
             1000,
-            # on one card the sampler, two buffers of NCCL and one to vLLM; on another the trainer and two buffers
+            # on one GPU the sampler, two buffers of NCCL and one to vLLM; on another the trainer and two buffers
             {"rollouts": 504 + 3 * BUCKET, "weight sync": 44 + 2 * BUCKET, "the update": 66},
             id="samplers_apart",
         ),
@@ -229,8 +229,8 @@ def test_sizes_are_those_of_the_model_cards_of_qwen_2_5(size, weights, without_e
 # What would fit ------------------------------------------------------------------------------------------------------
 
 
-def card(gib) -> Card:
-    return Card(int(gib * GIB), int((gib - 0.5) * GIB))
+def gpu(gib) -> Gpu:
+    return Gpu(int(gib * GIB), int((gib - 0.5) * GIB))
 
 
 @pytest.mark.parametrize(
@@ -267,38 +267,38 @@ def card(gib) -> Card:
 )
 def test_what_does_not_fit_is_refused_with_the_settings_that_would(size, settings, gib, words, fitting):
     cfg = load_config(None, settings)
-    fault = fault_of(cfg, QWEN[size], card(gib))
+    fault = fault_of(cfg, QWEN[size], gpu(gib))
     if words is None:
         assert fault is None
         return
     assert fault is not None
     assert words in fault
-    assert settings_that_fit(cfg, QWEN[size], [card(gib)]) == fitting
+    assert settings_that_fit(cfg, QWEN[size], [gpu(gib)]) == fitting
     if fitting:
-        assert fault_of(load_config(None, [*settings, *fitting]), QWEN[size], card(gib)) is None
+        assert fault_of(load_config(None, [*settings, *fitting]), QWEN[size], gpu(gib)) is None
 
 
 def test_what_another_program_has_taken_of_a_card_is_not_there():
-    cfg, half_taken = load_config(None, ["lora.rank=16"]), Card(40 * GIB, 20 * GIB)
-    # vLLM's half of the card, 6.0 of weights and moments, 2 beside them
+    cfg, half_taken = load_config(None, ["lora.rank=16"]), Gpu(40 * GIB, 20 * GIB)
+    # vLLM's half of the GPU, 6.0 of weights and moments, 2 beside them
     assert fault_of(cfg, QWEN["1.5B"], half_taken) == (
         "the run needs 28.0 GiB of each GPU in rollouts, and 20.0 GiB of 40.0 GiB are free"
     )
     assert settings_that_fit(cfg, QWEN["1.5B"], [half_taken]) == ["engine.gpu_memory_utilization=0.3"]
 
 
-FREE, TAKEN = Card(80 * GIB, 79 * GIB, "0"), Card(80 * GIB, GIB, "1")
+FREE, TAKEN = Gpu(80 * GIB, 79 * GIB, "0"), Gpu(80 * GIB, GIB, "1")
 
 
-def problems_of(tmp_path, size, cards, *settings) -> list[str]:
+def problems_of(tmp_path, size, gpus, *settings) -> list[str]:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[size]))
     cfg = load_config(None, [f"model={tmp_path}", "lora.rank=16", *settings])
-    return [str(problem) for problem in check_run_memory(cfg, cards).problems]
+    return [str(problem) for problem in check_run_memory(cfg, gpus).problems]
 
 
 def test_the_cards_that_a_run_gets_are_judged(tmp_path):
     assert problems_of(tmp_path, "1.5B", [FREE, TAKEN]) == []
-    # vLLM's half of the card, 5.8 of frozen weights, 2 beside them, and the adapter's
+    # vLLM's half of the GPU, 5.8 of frozen weights, 2 beside them, and the adapter's
     fault = "the run needs 48.0 GiB of each GPU in rollouts, and 1.0 GiB of 80.0 GiB are free; "
     other = "it would fit with CUDA_VISIBLE_DEVICES=0 before the command"
     assert problems_of(tmp_path, "1.5B", [TAKEN, FREE]) == [fault + other]
@@ -312,17 +312,17 @@ def test_the_cards_that_a_run_gets_are_judged(tmp_path):
 
 def test_of_a_clusters_cards_the_fullest_is_said_with_its_node(tmp_path):
     of_nodes = [(80 * GIB, free * GIB, f"node {name}") for free, name in ((70, "one"), (1, "two (10.0.0.2)"))]
-    cards = cards_of(cpu=False, of_nodes=of_nodes)
-    (said,) = problems_of(tmp_path, "1.5B", cards, "engine.n_gpus=2")
+    gpus = gpus_of(cpu=False, of_nodes=of_nodes)
+    (said,) = problems_of(tmp_path, "1.5B", gpus, "engine.n_gpus=2")
     free = "1.0 GiB of 80.0 GiB are free on node two (10.0.0.2)"
     assert said.startswith(f"the run needs 45.0 GiB of each GPU in rollouts, and {free}; ")
 
 
 def test_cards_that_are_not_there_are_said_to_be_needed(tmp_path):
     settings = "--set optim.micro_batch_tokens=3072 engine.tensor_parallel_size=2 engine.n_gpus=4"
-    (said,) = problems_of(tmp_path, "7B", [card(24)])
-    assert said.endswith(f"; it would fit on 4 such cards with {settings}")
-    (said,) = problems_of(tmp_path, "7B", [card(24)] * 4)
+    (said,) = problems_of(tmp_path, "7B", [gpu(24)])
+    assert said.endswith(f"; it would fit on 4 such GPUs with {settings}")
+    (said,) = problems_of(tmp_path, "7B", [gpu(24)] * 4)
     assert said.endswith(f"; it would fit with {settings}")
 
 
@@ -362,18 +362,18 @@ def test_the_cards_are_those_that_are_visible_in_that_order(driver, monkeypatch,
     driver.write_text("#!/bin/sh\necho '0, GPU-5ab1, 2048, 1024\n1, GPU-c3d2, 2048, 2048\n2, GPU-d4e3, [N/A], [N/A]'\n")
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [each.name for each in cards_here()] == expected
+    assert [each.name for each in gpus_here()] == expected
 
 
 @pytest.mark.parametrize("script", ["echo No devices were found; exit 6", "exec sleep 60"])
 def test_a_driver_that_does_not_answer_lists_no_card(driver, monkeypatch, script):
     monkeypatch.setattr("agentgrpo.machine.DRIVER_S", 0.5)
     driver.write_text(f"#!/bin/sh\n{script}\n")
-    assert cards_here() == []
+    assert gpus_here() == []
 
 
 def test_a_run_is_refused_before_anything_loads(driver, capsys, tmp_path, random_policy_folder):
-    assert cards_here() == [Card(2 * GIB, GIB)]
+    assert gpus_here() == [Gpu(2 * GIB, GIB)]
     assert main(["--model", str(random_policy_folder), "--run-dir", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == (
         "error: the run needs 4.0 GiB of each GPU in weight sync, and 1.0 GiB of 2.0 GiB are free; take a "

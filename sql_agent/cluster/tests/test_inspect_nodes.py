@@ -179,7 +179,7 @@ def test_the_gpus_whose_memory_counts_are_the_emptiest_of_nodes_that_train():
         replace(ONE, gpus=3): replace(FACTS, gpu_bytes=((80, 5), (80, 70), (80, 60))),
         replace(TWO, gpus=1): replace(FACTS, gpu_bytes=((40, 39),)),
     }
-    assert room.gpus_of(facts, 2) == [(80, 70, FIRST), (80, 60, FIRST)]
+    assert room.emptiest_gpus(facts, 2) == [(80, 70, FIRST), (80, 60, FIRST)]
 
 
 def test_the_code_is_its_modules_without_tests(tmp_path):
