@@ -175,6 +175,23 @@ def test_what_is_not_a_look_at_the_tables_is_refused(shop, database, sql):
     assert contents(shop) == before
 
 
+@pytest.mark.parametrize("sql", ["SELECT '\ud800'", "SELECT '\0'"])
+def test_what_is_no_text_for_sqlite_is_an_error(database, sql):
+    result = database.run(sql)
+    assert (result.rows, bool(result.error)) == (None, True)
+
+
+def test_a_database_that_goes_away_is_not_the_policys_doing(shop, watchdog, tmp_path):
+    with pytest.raises(BackendUnavailable, match=r"cannot be opened: .*; leave it in place during the run"):
+        UserDatabase(tmp_path / "none.db", watchdog, statement_timeout_s=1.0)
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(shop.read_bytes())
+    with closing(UserDatabase(copy, watchdog, statement_timeout_s=1.0)) as database:
+        copy.write_bytes(b"x" * copy.stat().st_size)
+        with pytest.raises(BackendUnavailable, match=r"no longer be read: .*; leave it as it is until the run ends"):
+            database.run("SELECT * FROM customer")
+
+
 LONG = """WITH RECURSIVE r(n, k) AS (SELECT 'a', 1 UNION ALL SELECT n || n, k + 1 FROM r WHERE k < 18),
 h AS (SELECT substr(n, 1, 99000) AS n, substr(n, 1, 98999) || 'b' AS m, substr(n, 1, 990) AS p FROM r WHERE k = 18)"""
 

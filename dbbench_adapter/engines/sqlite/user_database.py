@@ -1,7 +1,10 @@
 """Runs an agent's statements on a user's own SQLite file, or on a view of it that they may change.
 
-They may use all of the file's tables, and SQLite's functions.
-These are SQLite's own, so a statement gives the same result as in a `sqlite3` shell and in the evaluators of
+Each call runs one statement, a SELECT over the file's tables and SQLite's functions: no ATTACH, PRAGMA or other virtual
+table. Time, steps, memory, values, columns, rows and the length of a statement are limited. Any number of episodes read
+one file at once, whatever its size. A fault in SQLite, which runs in the caller's process, is not guarded against.
+
+The functions are SQLite's own, so a statement gives the same result as in a `sqlite3` shell and in the evaluators of
 Spider and BIRD. Not allowed are functions that change something, read files, return the version or draw random numbers.
 The limit of a value's length bounds functions of SQLite that take quadratic time; a statement that meets a longer cell
 is run once more with other limits and without these functions.
@@ -16,17 +19,20 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dbbench_adapter.engines.base import Result, num_chars
+from dbbench_adapter.clock import StatementTimeout, expired, stalled, time_limit
+from dbbench_adapter.engines.base import STALLED, BackendUnavailable, Result, first_rows, num_chars
 from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, TOO_LONG, Changes
 from dbbench_adapter.engines.sqlite.copy_on_write import MAX_CHANGED_ROWS, MAX_WRITTEN_BYTES, CopyOnWrite
 from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed
-from dbbench_adapter.engines.sqlite.read_only import MAX_SQL_CHARS, Functions, ReadOnlyDatabase
-from dbbench_adapter.engines.sqlite.sandbox import Guard, Watchdog, virtual_tables
+from dbbench_adapter.engines.sqlite.planning import fault_of_plan
+from dbbench_adapter.engines.sqlite.read_only import opened
+from dbbench_adapter.engines.sqlite.sandbox import PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
 
 REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
 CHANGE_REFUSAL = (
@@ -39,6 +45,13 @@ TOO_LARGE = (
 _CHANGING = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
 # The longest value and the longest row of a statement; `instr` and `replace` then take 0.5 s at most (measured).
 MAX_VALUE_BYTES = 200_000
+# A parser in Python would take seconds for a longer statement.
+MAX_SQL_CHARS = 20_000
+# One result may hold at most this much text: whole rows are dropped, and a single row could hold 400 MB.
+_MAX_TEXT_BYTES = 16_000_000
+_GONE = frozenset(
+    (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
+)
 _MAX_PATTERN_BYTES = 1_000
 # A short statement may use values that are so many times as long, with patterns as many times shorter: LIKE, and a
 # statement of nothing but functions, then take the time that they take within the usual limits.
@@ -47,6 +60,9 @@ TOO_BIG = "string or blob too big"
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: _MAX_PATTERN_BYTES,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL_CHARS,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 1_000_000,
     # SQLite's own
     sqlite3.SQLITE_LIMIT_COLUMN: 2_000,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 1_000,
@@ -65,6 +81,7 @@ _BUILT_IN = (
     "jsonb_group_array jsonb_group_object jsonb_insert jsonb_object jsonb_remove jsonb_replace jsonb_set current_date "
     "current_time current_timestamp"
 )
+_CALLABLE = frozenset(_BUILT_IN.split())
 
 
 def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
@@ -111,7 +128,8 @@ def _formatted(*values: Any) -> Any:
     return made
 
 
-_FUNCTIONS: Functions = {
+# Python functions that replace SQLite's, each with its number of arguments (-1 for any number).
+_FUNCTIONS: Mapping[str, tuple[int, Callable[..., Any]]] = {
     **{name: (2, _strip(*sides)) for name, sides in _STRIPS.items()},
     "printf": (-1, _formatted),
     "format": (-1, _formatted),
@@ -138,7 +156,7 @@ def _replaced(value: Any, old: Any, new: Any) -> Any:
 
 
 # In place of those that take quadratic time.
-_LINEAR: Functions = {"instr": (2, _found_at), "replace": (3, _replaced)}
+_LINEAR: Mapping[str, tuple[int, Callable[..., Any]]] = {"instr": (2, _found_at), "replace": (3, _replaced)}
 
 
 def longest_value(sql: str) -> int:
@@ -146,8 +164,8 @@ def longest_value(sql: str) -> int:
     return MAX_VALUE_BYTES * (_LONGER if len(sql) * _LONGER <= MAX_SQL_CHARS else 1)
 
 
-class UserDatabase(ReadOnlyDatabase):
-    """Opens the database for one episode, or for a judge, which gives statements more time.
+class UserDatabase:
+    """Opens the database for one episode, or for a judge, which gives statements more time; one thread at a time.
 
     Raises:
         BackendUnavailable: the file cannot be opened; `run` raises it when the file can no longer be read.
@@ -155,23 +173,31 @@ class UserDatabase(ReadOnlyDatabase):
 
     refusal: ClassVar[str] = REFUSAL
     """What the agent reads about a statement that is not allowed."""
-    undecodable: ClassVar[str] = "surrogateescape"  # different texts stay different, and a judge sees the bytes
 
     def __init__(self, path: Path, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
-        super().__init__(
-            path,
-            watchdog,
-            tables=None,
-            functions=_FUNCTIONS,
-            callable_functions=_BUILT_IN.split(),
-            refusal=self.refusal,
-            statement_timeout_s=statement_timeout_s,
-            max_sort_opcodes=None,  # a table may have millions of rows
-            max_rows=MAX_RESULT_ROWS + 1,  # one more shows that there are too many
-            max_chars=MAX_RESULT_CHARS,
-            limits=_LIMITS,
-            trusted_schema=True,  # the added functions replace SQLite's own, which a view may call
-        )
+        self._path, self._watchdog, self._guard = path, watchdog, Guard()
+        self.statement_timeout_s, self.used_s = statement_timeout_s, 0.0
+        try:
+            self._connection, unparsed = self._opened()
+        except (OSError, sqlite3.Error, MemoryError) as error:
+            raise BackendUnavailable(f"{path} cannot be opened: {error}; leave it in place during the run") from None
+        self._unparsed = {
+            entry.name.lower(): f"{entry.name} cannot be read: {entry.why}" for entry in unparsed if entry.is_read
+        }  # a trigger may have a table's name
+        self._why_denied: str | None = None
+        self._bytes_left = 0
+        # the added functions replace SQLite's own, which a view may call
+        self._connection.execute("PRAGMA trusted_schema = ON")
+        for limit, value in _LIMITS.items():
+            self._connection.setlimit(limit, value)
+        self._connection.text_factory = self._text
+        for name, (count, function) in _FUNCTIONS.items():
+            self._connection.create_function(name, count, function, deterministic=True)
+        self._connection.set_authorizer(self._authorize)
+        self._connection.set_progress_handler(self._has_to_stop, PROGRESS_OPCODES)
+
+    def _opened(self) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
+        return opened(self._path)
 
     def run(self, sql: str) -> Result:
         result = self._run(sql)
@@ -201,9 +227,78 @@ class UserDatabase(ReadOnlyDatabase):
 
     def _run(self, sql: str) -> Result:
         # A result that is too long is an error, because a judge would take the rows that are left for the whole result.
-        result = super().run(sql)
+        began = time.thread_time()
+        try:
+            result = self._execute(sql)
+        finally:
+            self.used_s += time.thread_time() - began
         chars = sum(map(num_chars, result.rows or ()))
         return Result(error=TOO_LONG) if chars > MAX_RESULT_CHARS else result
+
+    def _execute(self, sql: str) -> Result:
+        if len(sql) > MAX_SQL_CHARS:
+            return Result(error=f"the statement is longer than {MAX_SQL_CHARS} characters")
+        self._guard = Guard()
+        if (fault := fault_of_plan(sql)) is not None:
+            return Result(error=fault)
+        self._bytes_left, self._why_denied = _MAX_TEXT_BYTES, None
+        with time_limit(self.statement_timeout_s), self._watchdog.watching(self._connection, self.statement_timeout_s):
+            try:
+                with closing(self._connection.execute(sql)) as cursor:
+                    # one more shows that there are too many
+                    rows = first_rows(cursor, MAX_RESULT_ROWS + 1, MAX_RESULT_CHARS)
+                    return Result(rows, tuple(column[0] for column in cursor.description or ()))
+            except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, StatementTimeout, MemoryError) as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _GONE:
+                    raise BackendUnavailable(
+                        f"{self._path} can no longer be read: {error}; leave it as it is until the run ends"
+                    ) from None
+                if stalled():
+                    raise BackendUnavailable(STALLED) from None
+                return Result(error=self._error_text(error))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _text(self, raw: bytes) -> str:
+        # No limit applies within a row, so its texts are counted one by one.
+        self._bytes_left -= len(raw)
+        if self._bytes_left < 0:
+            raise MemoryError("too many long texts")
+        return raw.decode("utf-8", "surrogateescape")  # different texts stay different, and a judge sees the bytes
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, _schema: str | None, inside: str | None
+    ) -> int:
+        # `inside` is the view or the CTE in which it is.
+        read = (first or "") if action == sqlite3.SQLITE_READ else ""
+        for name in (read, inside or ""):
+            if (why := self._unparsed.get(name.lower())) is not None:
+                self._why_denied = why
+                return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK if self._allows(action, first or "", second or "") else sqlite3.SQLITE_DENY
+
+    def _allows(self, action: int, first: str, second: str) -> bool:
+        return (
+            action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
+            or (action == sqlite3.SQLITE_READ and first.lower() not in virtual_tables())
+            or (action == sqlite3.SQLITE_FUNCTION and second.lower() in _CALLABLE)
+        )
+
+    def _has_to_stop(self) -> bool:
+        return expired() or self._guard.exceeded()
+
+    def _error_text(self, error: BaseException) -> str:
+        text = str(error)
+        if self._guard.out_of_memory or isinstance(error, MemoryError):
+            return "the statement takes too much memory"
+        if expired() or isinstance(error, StatementTimeout) or "interrupted" in text:
+            return "the statement takes too long; ask for less"
+        if any(
+            words in text for words in ("not authorized", "prohibited", "authorization denied", "vtable constructor")
+        ):
+            return self._why_denied or self.refusal
+        return text or type(error).__name__
 
 
 class ChangeableDatabase(UserDatabase):
