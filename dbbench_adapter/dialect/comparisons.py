@@ -66,10 +66,12 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
         if isinstance(node, exp.Round) and as_number(finder.kind(node.this)) == DOUBLE:
             digits = node.args.get("decimals")
             node.replace(call("round_double", node.this, *([digits] if digits else [])))
-        elif isinstance(node, exp.Sum) and finder.kind(node.this) == TEXT:
-            if isinstance(node.this.unnest(), exp.Cast):
-                raise unsupported("SUM of a CAST AS CHAR")  # MariaDB rounds it
-            put(node.this, as_double)  # SQLite would add whole numbers as such
+        elif isinstance(node, exp.Sum | exp.Avg) and finder.kind(node.this) == TEXT:
+            inner = node.this.unnest()
+            if isinstance(inner, exp.Cast) or inner.name.lower() == "date_format":
+                raise unsupported("SUM and AVG of such a text")  # MariaDB rounds it
+            if isinstance(node, exp.Sum):
+                put(node.this, as_double)  # SQLite would add whole numbers as such
         if isinstance(node, exp.Anonymous) and node.name.lower() == "format" and finder.kind(values[0]) == DOUBLE:
             put(values[0], lambda value: call("round_double", value, values[1].copy()))
         elif isinstance(node, _SHIFTS) and finder.kind(node.this) == TEXT:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import ClassVar, Self
 
+from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Score, Table, Task
 from dbbench_adapter.engines import Backend, Database, Result, Snapshot, TableError
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S, UNREADABLE
@@ -128,6 +129,12 @@ class DatabaseEpisode(Episode):
         self._transaction_opened = self._transaction_opened or _OPENS_TRANSACTION.search(sql) is not None
         if self._transaction_opened:
             self._database.run("COMMIT")
+
+    def _run_own(self, sql: str) -> Result:
+        """One of the policy's own statements."""
+        result = self._database.run(sql)
+        self.refused_statements += (result.error or "").endswith(LEFT_OUT)
+        return result
 
     def _refuse_if_done(self) -> None:
         if self.done:

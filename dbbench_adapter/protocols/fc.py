@@ -97,7 +97,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         statements = split_statements(query) or [query]
         results: list[Result] = []
         for statement in statements:
-            results.append(self._database.run(statement))
+            results.append(self._run_own(statement))
             if results[-1].error is not None:
                 break
         if len(statements) > 1:

@@ -62,7 +62,7 @@ class LabEpisode(DatabaseEpisode):
     def _run(self, sql: str) -> str:
         text = ""
         for statement in filter(None, map(str.strip, sql.split(";"))):
-            result = self._database.run(statement)
+            result = self._run_own(statement)
             text = format_result(result, limit=None)
             self._commit_work(statement)
             if result.error is not None:

@@ -132,7 +132,7 @@ class TextEpisode(DatabaseEpisode):
         rolled_back = several and not statements[0].upper().startswith(_DATA_DEFINITION)
         if rolled_back:
             self._database.run("BEGIN")
-        result = self._database.run(statements[0])
+        result = self._run_own(statements[0])
         if rolled_back:
             self._database.run("ROLLBACK")
         self._database.new_session()

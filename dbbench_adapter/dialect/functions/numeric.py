@@ -66,13 +66,14 @@ def _cast_unsigned(value: Any) -> int:
 
 
 def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
-    # The nearest decimal; MySQL adds a warning where it has too many digits.
+    """Raises Refused: it has too many digits, where MySQL takes the nearest or ends a change."""
     digits = _digits(scale)
     written = _exact(value)
     largest = Decimal(10) ** (whole(precision) - digits) - Decimal(1).scaleb(-digits)
     rounded = written.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS)
-    held = max(min(rounded, largest), -largest)
-    return float(held) if digits or abs(held) >= 2**63 else int(held)
+    if abs(rounded) > largest:
+        raise Refused(left_out("CAST of a number that the type does not hold"))
+    return float(rounded) if digits or abs(rounded) >= 2**63 else int(rounded)
 
 
 def _int_div(left: Any, right: Any) -> int | None:
