@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from agentgrpo.flags import Parser
 from dbbench_adapter.dialect import translate
-from dbbench_adapter.dialect.functions import FUNCTIONS, comparing, dates, numeric, patterns, text
+from dbbench_adapter.dialect.functions import FUNCTIONS, dates, numeric, patterns, text
 from dbbench_adapter.engines import open_backend
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tests import agent_sql
@@ -50,7 +50,7 @@ def left_out_parts() -> dict[str, dict[str, object]]:
         },
         "dialect/functions/aggregates": {"engines.sqlite.sandbox.AGGREGATES": {}},
     }
-    for module in (comparing, dates, numeric, patterns, text):
+    for module in (dates, numeric, patterns, text):
         gone = {*module.STRICT, *module.NULLS_MATTER}
         kept = {name: function for name, function in FUNCTIONS.items() if name not in gone}
         parts[f"dialect/functions/{module.__name__.rpartition('.')[2]}"] = {"engines.sqlite.sandbox.FUNCTIONS": kept}

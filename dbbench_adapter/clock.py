@@ -32,6 +32,14 @@ class Refused(ValueError):
     """MySQL ends the statement with this error."""
 
 
+# How every error ends over something that the embedded engine could only answer by guessing.
+LEFT_OUT = "not supported on SQLite; use --backend mariadb"
+
+
+def left_out(what: str) -> str:
+    return f"1235 (42000): {what}: {LEFT_OUT}"
+
+
 class _Clock(threading.local):
     deadline = last = float("inf")
     chars_left = float("inf")

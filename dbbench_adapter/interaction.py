@@ -88,6 +88,8 @@ class Episode(ABC):
     status: Status = "running"
     malformed_calls: int = 0
     """The number of replies, or of calls in a reply, that could not be read."""
+    refused_statements: int = 0
+    """Statements that the embedded engine does not run and MariaDB does."""
 
     @abstractmethod
     def answer(self, reply: Message) -> Iterator[Message]:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
+from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Rows, Task
 from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
@@ -70,6 +71,8 @@ class FileReport:
     faults: list[Fault] = field(default_factory=list)
     replayed: int | None = None
     """The number of references that were run; None without `--replay`."""
+    refused: int = 0
+    """Those of them that SQLite refuses and MariaDB runs."""
 
 
 def check_file(path: Path) -> FileReport:
@@ -161,6 +164,7 @@ def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
             report.replayed += 1
             fields = row.fields
             if (problem := replay(row.task, backend)) is not None:
+                report.refused += LEFT_OUT in problem
                 yield Fault(row.where, fields.table_hash if row.task.changes_state else fields.answers, problem)
 
 
@@ -220,6 +224,8 @@ def report_lines(report: FileReport) -> Iterator[str]:
             yield f"  {name}: {_counts(counts)}"
     if report.replayed is not None:
         yield f"  replayed: {report.replayed} references, {len(tasks) - report.replayed} rows without one to replay"
+        if report.refused:
+            yield f"  refused: {report.refused} references; SQLite does not run them, --replay mariadb does"
     for fault in report.faults:
         yield f"{report.path}, {fault}"
 

@@ -35,6 +35,8 @@ class RolloutRecord:
     """Replies of the model, the last one included."""
     malformed_calls: int = 0
     """Calls, or with `text` and `lab` replies, that the protocol cannot parse."""
+    refused_statements: int = 0
+    """Statements that the embedded SQLite refused because only MariaDB or MySQL answer them with certainty."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation as it was sent, in chat-completions form: tool calls and results, never the gold answer."""
     prompt_tokens: int = 0

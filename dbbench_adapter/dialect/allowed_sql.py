@@ -1,22 +1,29 @@
-"""Refuses what MySQL refuses but SQLite would answer, and what CREATE and ALTER may not define.
+"""Refuses what MySQL refuses but SQLite would answer, what SQLite would answer otherwise, and some definitions.
+
+A statement holds the nodes of `_TRANSLATED` and functions that have a row in `signatures`; every other one is refused.
 
 The authorizer (`sqlite.sandbox`) decides what an allowed statement may touch. SQLite evaluates a schema whenever a
 table is read or changed, also for the judge, and does not ask the authorizer then. Therefore a definition may hold only
 the nodes listed here. A CHECK may only compare; generated columns, indexes on expressions and defaults that are no
 constants are refused.
 
-MySQL accepts a column outside GROUP BY if keys or views determine it. This module refuses it, because the tables of
-tasks have neither. A column that WHERE or an inner JOIN compares with `=` counts as determined by the group.
+MySQL accepts a column outside GROUP BY if keys, views or comparisons with `=` determine it. This module refuses it, as
+MariaDB does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 
 from sqlglot import exp
+from sqlglot.errors import ErrorLevel
 from sqlglot.generators.mysql import MySQLGenerator
 
+from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.dialect.kinds import Columns
+from dbbench_adapter.dialect.signatures import NODES, SIGNATURES
 from dbbench_adapter.dialect.syntax import StatementError, syntax_error, unsupported
 
 _RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
@@ -34,13 +41,128 @@ _TABLE_PARTS = (
     *(exp.ColumnPosition, exp.Drop, exp.ModifyColumn, exp.RenameColumn, exp.AlterRename, exp.AddConstraint),
     *(exp.AlterColumn, exp.Literal, exp.Var, exp.Null, exp.Boolean),
 )
-_CONSTANTS = (exp.Literal, exp.Null, exp.Boolean, exp.HexString, exp.BitString)
+_CONSTANTS = (exp.Literal, exp.Null, exp.Boolean)
 _MOMENTS = (exp.CurrentTimestamp, exp.CurrentDate, exp.CurrentTime)
 _CHECKED = (
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.Is, exp.Between, exp.In, exp.Tuple),
     *(exp.And, exp.Or, exp.Not, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Column, exp.Identifier),
     *_CONSTANTS,
 )
+
+
+_TRANSLATED = frozenset(
+    [
+        *(exp.Select, exp.Union, exp.Subquery, exp.With, exp.CTE, exp.From, exp.Join),
+        *(exp.Where, exp.Group, exp.Having, exp.Order, exp.Ordered, exp.Limit, exp.Offset, exp.Distinct, exp.Lock),
+        *(exp.Insert, exp.Update, exp.Delete, exp.TruncateTable, exp.Values, exp.OnConflict, exp.Schema, exp.Drop),
+        *(exp.Table, exp.TableAlias, exp.Alias, exp.Column, exp.Identifier, exp.Star, exp.Var, exp.Tuple, exp.Paren),
+        *(exp.Literal, exp.Null, exp.Boolean, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Window, exp.WindowSpec),
+        *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.Is, exp.In, exp.Between, exp.Exists),
+        *(exp.And, exp.Or, exp.Not, exp.Escape, exp.Case, exp.If, exp.Coalesce, exp.Cast, exp.Collate),
+        *(exp.DataType, exp.DataTypeParam, exp.Into, *NODES),
+    ]
+)
+_SHOWN_CHARS = 60
+_MAX_PLACES = 4096
+_VARIABLES = (exp.Parameter, exp.SessionParameter)
+_CAST_TO = {
+    *(exp.DType.BIGINT, exp.DType.UBIGINT, exp.DType.INT, exp.DType.DECIMAL, exp.DType.DOUBLE, exp.DType.DATE),
+    *(exp.DType.DATETIME, exp.DType.TEXT, exp.DType.CHAR, exp.DType.VARCHAR, exp.DType.BINARY),
+}
+
+
+def refuse_untranslated(nodes: Iterable[exp.Expr]) -> None:
+    """Refuse everything but `_TRANSLATED`, in it the options that SQLite would pass over.
+
+    Raises:
+        StatementError: the message names what is left out.
+    """
+    for node in nodes:
+        if isinstance(node, exp.Anonymous):
+            if node.name.lower() not in SIGNATURES:
+                raise StatementError(f"1305 (42000): FUNCTION dbbench.{node.name} does not exist, or is {LEFT_OUT}")
+        elif isinstance(node, _VARIABLES):
+            raise unsupported("user and system variables")
+        elif isinstance(node, exp.Placeholder):
+            raise syntax_error("?")
+        elif type(node) not in _TRANSLATED:
+            raise unsupported(node.sql("mysql", unsupported_level=ErrorLevel.IGNORE)[:_SHOWN_CHARS])
+        elif isinstance(node, exp.Schema) and (twice := _repeated(node)):
+            raise StatementError(f"1110 (42000): Column '{twice}' specified twice")
+        elif option := _option(node):
+            raise unsupported(option)
+
+
+def _repeated(columns: exp.Schema) -> str | None:
+    names = [part.name.lower() for part in columns.expressions]
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def _option(node: exp.Expr) -> str | None:
+    if isinstance(node, exp.Group) and any(node.args.get(part) for part in ("rollup", "cube", "grouping_sets", "all")):
+        return "WITH ROLLUP"
+    if isinstance(node, exp.Ordered) and isinstance(node.this, exp.Literal) and not _is_place(node.this):
+        return "ORDER BY a constant"
+    if isinstance(node, exp.Not) and isinstance(
+        node.parent, exp.Add | exp.Sub | exp.Mul | exp.Div | exp.IntDiv | exp.Mod
+    ):
+        return "NOT in a sum"
+    if isinstance(node, exp.Lag | exp.Lead) and node.args.get("default"):
+        return "LAG and LEAD with a default"
+    if isinstance(node, exp.Cast) and (node.to.this not in _CAST_TO or _has_size(node.to)):
+        return f"CAST AS {node.to.sql('mysql')}"
+    if isinstance(node, exp.WindowSpec) and node.text("kind").upper() == "RANGE":
+        moved = (node.args.get(part) for part in ("start", "end"))
+        return "RANGE over numbers" if any(isinstance(part, exp.Expr) for part in moved) else None
+    if isinstance(node, exp.Insert) and node.args.get("ignore"):
+        return "INSERT IGNORE"
+    return None
+
+
+def _is_place(value: exp.Literal) -> bool:
+    return value.is_int and int(value.name) <= _MAX_PLACES
+
+
+def _has_size(kind: exp.DataType) -> bool:
+    return bool(kind.expressions) and kind.this != exp.DType.DECIMAL
+
+
+_LARGEST, _LARGEST_UNSIGNED = 2**63 - 1, 2**64 - 1
+
+
+def settle_numbers(nodes: Iterable[exp.Expr]) -> None:
+    """Cap the numbers of LIMIT, in place.
+
+    Raises:
+        StatementError: MySQL refuses a number too, or SQLite cannot hold it.
+    """
+    for node in nodes:
+        if isinstance(node, exp.Limit | exp.Offset):
+            _cap(node)
+        elif (
+            isinstance(node, exp.Literal) and not node.is_string and not isinstance(node.parent, exp.Limit | exp.Offset)
+        ):
+            _check_number(node)
+
+
+def _cap(node: exp.Limit | exp.Offset) -> None:
+    # The manual asks for all the rest with 18446744073709551615, more than SQLite reads.
+    value = node.expression
+    if not (isinstance(value, exp.Literal) and value.is_int and int(value.name) <= _LARGEST_UNSIGNED):
+        if isinstance(value, _VARIABLES):
+            raise unsupported("user and system variables")
+        raise syntax_error(value.sql("mysql") if value is not None else "LIMIT")
+    value.set("this", str(min(int(value.name), _LARGEST)))
+
+
+def _check_number(node: exp.Literal) -> None:
+    if math.isinf(float(node.name)):
+        raise StatementError(f"1367 (22007): Illegal double '{node.name[:80]}' value found during parsing")
+    if node.is_int:
+        if int(node.name) > _LARGEST:
+            raise unsupported("whole numbers of 2^63 and more")
+    elif "e" not in node.name.lower() and Decimal(repr(float(node.name))) != Decimal(node.name):
+        raise unsupported("decimals of more than 15 digits")
 
 
 def refuse_other_kinds(tree: exp.Expr, sql: str) -> None:
@@ -54,13 +176,13 @@ def refuse_other_kinds(tree: exp.Expr, sql: str) -> None:
 
 
 def refuse_definitions(tree: exp.Create | exp.Alter) -> None:
-    """The query of CREATE TABLE ... AS is not checked.
-
+    """
     Raises:
         StatementError: the message names what is not supported.
     """
-    query = tree.args.get("expression") if isinstance(tree, exp.Create) else None
-    for node in tree.walk(prune=lambda node: node is query or isinstance(node, _WITH_VALUES)):
+    if isinstance(tree, exp.Create) and (tree.args.get("expression") or tree.find(exp.LikeProperty)):
+        raise unsupported("CREATE TABLE from another table")  # its columns would have types that SQLite does not keep
+    for node in tree.walk(prune=lambda node: isinstance(node, _WITH_VALUES)):
         if isinstance(node, exp.DefaultColumnConstraint | exp.OnUpdateColumnConstraint):
             if not _is_constant(node.this):
                 raise unsupported("defaults that are expressions")
@@ -72,7 +194,7 @@ def refuse_definitions(tree: exp.Create | exp.Alter) -> None:
         elif isinstance(node, exp.Ordered | exp.Where):
             if not (isinstance(node.this, exp.Column) or _is_prefix(node.this)):
                 raise unsupported("indexes on expressions")
-        elif node is not query and not isinstance(node, _TABLE_PARTS + _CONSTRAINTS):
+        elif not isinstance(node, _TABLE_PARTS + _CONSTRAINTS):
             raise unsupported(f"{type(node).__name__} in the definition of a table")
 
 
@@ -99,8 +221,6 @@ def _is_prefix(call: exp.Expr) -> bool:
 
 _RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # sqlglot also takes these two for names
 _OPAQUE = (exp.AggFunc, exp.Query, exp.Subquery, exp.Window, exp.GroupConcat)
-# sqlglot reads these aggregates as unknown functions.
-_AGGREGATES = frozenset(["std", "json_arrayagg", "json_objectagg"])
 
 
 def refuse(selects: Iterable[exp.Select], columns: Columns) -> None:
@@ -114,6 +234,7 @@ def refuse(selects: Iterable[exp.Select], columns: Columns) -> None:
     known = {column.name for column in columns}
     for select in selects:
         _refuse_into(select)
+        _refuse_hidden_names(select, known)
         _refuse_bare_columns(select)
         _refuse_aliases_in_where(select, known)
         for source in (select.args.get("from_"), *(select.args.get("joins") or [])):
@@ -162,6 +283,24 @@ def _refuse_aliases_in_where(select: exp.Select, known: set[str]) -> None:
             raise StatementError(f"1054 (42S22): Unknown column '{column.name}' in 'where clause'")
 
 
+def _refuse_hidden_names(select: exp.Select, known: set[str]) -> None:
+    """Raises StatementError: MariaDB lets no HAVING filter rows, and a name may mean an alias or a column."""
+    group, having = select.args.get("group"), select.args.get("having")
+    if having and not group and not any(aggregates(item) for item in [*select.expressions, having]):
+        raise unsupported("HAVING without groups; use WHERE")
+    aliases = {
+        item.alias.lower()
+        for item in select.expressions
+        if isinstance(item, exp.Alias)
+        and item.alias.lower() in known
+        and not (isinstance(item.this, exp.Column) and item.this.name.lower() == item.alias.lower())
+    }
+    for clause in filter(None, (group, having) if aliases else ()):
+        for column in clause.find_all(exp.Column):
+            if not column.table and column.name.lower() in aliases:
+                raise unsupported(f"{column.name}, an alias and a column, in GROUP BY and HAVING")
+
+
 def _refuse_into(select: exp.Select) -> None:
     into = select.args.get("into")
     if into is None or not isinstance(into.this.this, exp.Identifier):  # a user variable is refused elsewhere
@@ -179,7 +318,7 @@ def _refuse_bare_columns(select: exp.Select) -> None:
     if not groups and not any(aggregates(item) for item in select.expressions):
         return
     keys = [_resolved(key, select) for key in groups]
-    fixed = [*(key for key in keys if isinstance(key, exp.Column)), *_equated(select)]
+    fixed = [key for key in keys if isinstance(key, exp.Column)]
     for number, item in enumerate(select.expressions, 1):
         for column in _inside(item.unalias(), keys):
             if not any(_same(column, other) for other in fixed):
@@ -211,20 +350,12 @@ def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
     return key
 
 
-def _equated(select: exp.Select) -> Iterator[exp.Column]:
-    # The group may determine columns that WHERE or an inner JOIN compares with `=`.
-    joins = [join for join in select.args.get("joins") or [] if not join.side]
-    for clause in filter(None, [select.args.get("where"), *(join.args.get("on") for join in joins)]):
-        for equality in clause.find_all(exp.EQ):
-            yield from (side for side in (equality.left, equality.right) if isinstance(side, exp.Column))
-
-
 def _inside(node: exp.Expr, keys: Sequence[exp.Expr] = ()) -> Iterator[exp.Column]:
     """Columns in an expression, except in aggregates, windows, sub-queries and the expressions that are keys."""
     stack, texts = [node], None
     while stack:
         part = stack.pop()
-        if isinstance(part, _OPAQUE) or (isinstance(part, exp.Anonymous) and part.name.lower() in _AGGREGATES):
+        if isinstance(part, _OPAQUE):
             continue
         if keys and not isinstance(part, exp.Column | exp.Literal):
             texts = {_text(key) for key in keys} if texts is None else texts

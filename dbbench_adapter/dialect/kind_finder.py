@@ -1,7 +1,7 @@
 """Finds the kind that MySQL gives an expression, from the syntax tree and the kinds of the tables' columns.
 
 A column is known by its table where the statement says which; a name that may mean columns of different kinds is
-unknown, and `rewrites` compares it by the values that SQLite finds.
+unknown, and a statement that needs its kind is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from sqlglot import exp
 
 from dbbench_adapter.clock import check
 from dbbench_adapter.dialect.kinds import (
-    BINARY,
     DOUBLE,
     INT,
     NULL,
@@ -33,10 +32,14 @@ _NESTED = (exp.CTE, exp.Subquery)
 
 
 class KindFinder:
-    def __init__(self, nodes: Iterable[exp.Expr], columns: Columns) -> None:
+    def __init__(self, nodes: Iterable[exp.Expr], columns: Columns, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
+        """Whether it is a change under MySQL's strict mode, which ends at a text that is no number, and at a zero
+        divisor."""
         self._by_table = {(column.table, column.name): column for column in columns}
         self._aliases: dict[str, list[exp.Expr]] = {}
         self._tables: dict[str, set[str]] = {}
+        self._ctes: dict[str, exp.Expr] = {}
         for node in nodes:
             if isinstance(node, exp.Alias):
                 self._aliases.setdefault(node.alias.lower(), []).append(node.this)
@@ -44,6 +47,8 @@ class KindFinder:
                 inner = node.this
                 for name, item in zip(node.alias_column_names, getattr(inner, "selects", ()), strict=False):
                     self._aliases.setdefault(name.lower(), []).append(item.unalias())
+            if isinstance(node, exp.CTE):
+                self._ctes[node.alias.lower()] = node.this
             elif isinstance(node, exp.Table):
                 self._tables.setdefault(node.alias_or_name.lower(), set()).add(node.name.lower())
         used = set[str]().union(*self._tables.values())
@@ -51,7 +56,7 @@ class KindFinder:
         for column in columns:
             if column.table in used:
                 self._by_name.setdefault(column.name, set()).add(column.kind)
-        self._known: dict[str, Kind | None] = {}
+        self._known: dict[tuple[str, int], Kind | None] = {}
         self._depth = 0
 
     def kind(self, node: exp.Expr | None) -> Kind | None:
@@ -67,9 +72,10 @@ class KindFinder:
         # A column of a sub-query has no collation, one of a table has its own.
         return column.name.lower() in self._aliases and column.table.lower() not in self._tables
 
-    def is_foreign(self, column: exp.Column) -> bool:
-        """Whether a column belongs to no table of the task and to no sub-query, but to the catalogue."""
-        return column.name.lower() not in self._by_name and column.name.lower() not in self._aliases
+    def knows_columns(self, node: exp.Expr) -> bool:
+        """Whether every column in it belongs to a table of the statement or is an alias."""
+        names = (column.name.lower() for column in node.find_all(exp.Column) if not isinstance(column.this, exp.Star))
+        return all(name in self._by_name or name in self._aliases for name in names)
 
     def columns_of(self, table: str) -> list[TableColumn]:
         return [column for column in self._by_table.values() if column.table == table.lower()]
@@ -101,10 +107,8 @@ class KindFinder:
                 return cast_kind(node.to)
             case exp.Coalesce() | exp.If() | exp.Case():
                 return common_kind([self.kind(branch) for branch in branches(node)])
-            case exp.HexString() | exp.BitString():
-                return BINARY
-            case exp.Introducer() | exp.National():
-                return TEXT
+            case exp.Distinct():
+                return self.kind(node.expressions[0]) if len(node.expressions) == 1 else None
         found = called(node)
         return found[0].kind(self, found[1]) if found else None
 
@@ -118,10 +122,30 @@ class KindFinder:
             return ()
         if not query.is_star:
             return tuple(self.kind(item) for item in query.selects)
-        source = query.args.get("from_")
-        if len(query.expressions) > 1 or query.args.get("joins") or source is None:
-            return ()
-        return self.kinds_of(source.this.unnest()) if isinstance(source.this, exp.Subquery) else ()
+        joins = query.args.get("joins") or []
+        if any(join.args.get("using") or join.method for join in joins):
+            return ()  # a column that both sides share is shown once
+        sources = [clause.this for clause in (query.args.get("from_"), *joins) if clause is not None]
+        shown = list[Kind | None]()
+        for item in query.selects:
+            named = item.table.lower() if isinstance(item, exp.Column) else ""
+            if not item.is_star:
+                shown.append(self.kind(item))
+            for source in sources if item.is_star else ():
+                if named in ("", source.alias_or_name.lower()):
+                    if not (of_source := self._shown_by(source)):
+                        return ()
+                    shown += of_source
+        return tuple(shown)
+
+    def _shown_by(self, source: exp.Expr) -> tuple[Kind | None, ...]:
+        if isinstance(source, exp.Subquery):
+            return self.kinds_of(source.this.unnest())
+        if (inner := self._ctes.pop(source.name.lower(), None)) is not None:  # once, as it may name itself
+            found = self.kinds_of(inner)
+            self._ctes[source.name.lower()] = inner
+            return found
+        return tuple(column.kind for column in self.columns_of(source.name))
 
     def _column(self, node: exp.Column) -> Kind | None:
         name, table = node.name.lower(), node.table.lower()
@@ -129,20 +153,35 @@ class KindFinder:
             found = {self._by_table[key].kind for key in ((one, name) for one in tables) if key in self._by_table}
             if found:
                 return found.pop() if len(found) == 1 else None
-        if name not in self._known:  # kept, since a chain of sub-queries asks for a name exponentially often
+        own = node.parent_select if self._hides_aliases(node, name) else None
+        key = name, id(own)
+        if key not in self._known:  # kept: a chain of sub-queries asks for a name exponentially often
             check()
-            self._known[name] = None
+            self._known[key] = None
             kinds = set(self._by_name.get(name, ()))
             for value in self._aliases.get(name, ()):
-                if not (isinstance(value, exp.Column) and value.name.lower() == name):
+                hidden = own is not None and value.parent_select is own
+                if not hidden and not (isinstance(value, exp.Column) and value.name.lower() == name):
                     kinds.add(self.kind(value))
-            self._known[name] = kinds.pop() if len(kinds) == 1 else None
-        return self._known[name]
+            self._known[key] = kinds.pop() if len(kinds) == 1 else None
+        return self._known[key]
+
+    def _hides_aliases(self, node: exp.Expr, name: str) -> bool:
+        """Whether a column's name hides an alias of its own SELECT: not in ORDER BY, HAVING and GROUP BY."""
+        if name not in self._by_name or name not in self._aliases:
+            return False
+        while node.parent is not None and not isinstance(node.parent, exp.Select):
+            node = node.parent
+        return node.arg_key not in ("order", "having", "group")
+
+    def knows_tables(self) -> bool:
+        tables = {table for table, _ in self._by_table}
+        return all(name in tables or name in self._ctes for names in self._tables.values() for name in names)
 
     def _arithmetic(self, node: exp.Binary) -> Kind | None:
         left, right = as_number(self.kind(node.left)), as_number(self.kind(node.right))
-        if isinstance(node.right, exp.Interval) or left is None or right is None:
-            return None
+        if left is None or right is None or any(kind.name == "double" and kind.scale for kind in (left, right)):
+            return None  # MariaDB rounds what is computed from a rounded double
         if isinstance(node, exp.Div):
             return quotient(left, right)
         if not (left.is_exact and right.is_exact):

@@ -16,14 +16,14 @@ from typing import Any, Literal, NamedTuple, cast
 
 from sqlglot import exp
 
-from dbbench_adapter.clock import Refused
+from dbbench_adapter.clock import Refused, left_out
 
 _MAX_SCALE = 30
 
 
 @dataclass(frozen=True)
 class Kind:
-    name: Literal["text", "int", "decimal", "double", "date", "datetime", "time", "binary", "null"]
+    name: Literal["text", "int", "decimal", "double", "date", "datetime", "null"]
     scale: int = 0
     """Digits shown after the point, at most 30 as in MySQL; 0 for a double means all of its digits."""
 
@@ -36,8 +36,8 @@ class Kind:
 
     @property
     def is_temporal(self) -> bool:
-        """Whether it is a date or a time, which SQLite holds as ISO text."""
-        return self.name in ("date", "datetime", "time")
+        """SQLite holds it as ISO text."""
+        return self.name in ("date", "datetime")
 
     @property
     def is_exact(self) -> bool:
@@ -45,9 +45,7 @@ class Kind:
 
 
 TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
-DATE, DATETIME, TIME = Kind("date"), Kind("datetime"), Kind("time")
-# The kind of `0x41` and `b'101'`, which are bytes, and whole numbers in sums.
-BINARY = Kind("binary")
+DATE, DATETIME = Kind("date"), Kind("datetime")
 # The kind of the word NULL, which compares with everything.
 NULL = Kind("null")
 
@@ -102,68 +100,60 @@ def column_type(declared: str) -> ColumnType:
     return ColumnType(parts["name"], tuple(map(int, re.findall(r"\d+", parts["sizes"] or ""))), unsigned)
 
 
-def declared_kind(declared: str) -> Kind:
-    """The kind of a column by its declared type, such as `DECIMAL(10,2)`; TEXT for every unknown type."""
-    name, sizes, _ = column_type(declared)
-    if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
-        return INT
-    if name in ("DOUBLE", "FLOAT", "REAL"):
-        return DOUBLE
-    if name in ("DECIMAL", "NUMERIC", "DEC"):
+# The types of columns that hold on SQLite what they hold on MySQL; tables with others are refused.
+_INTEGER_BITS = {
+    **{"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INT": 32, "INTEGER": 32, "BIGINT": 64}
+}
+SIZED_TEXTS = frozenset(["CHAR", "VARCHAR"])
+# The bytes that a text of these types may have.
+TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+_KINDS = {
+    **dict.fromkeys(_INTEGER_BITS, INT),
+    **dict.fromkeys(["DOUBLE", "REAL"], DOUBLE),
+    **dict.fromkeys([*SIZED_TEXTS, *TEXT_BYTES], TEXT),
+    **{"DATE": DATE, "DATETIME": DATETIME},
+}
+_SYNONYMS = {"INT": "INTEGER", "REAL": "DOUBLE", "BOOL": "BOOLEAN"}  # SQLite counts up INTEGER alone
+_DECIMALS_NAMES = frozenset(["DECIMAL", "NUMERIC", "DEC"])
+
+
+def declared_kind(declared: str) -> Kind | None:
+    """The kind of a column by its declared type, such as `DECIMAL(10,2)`; None for a type that is refused."""
+    name, sizes, unsigned = column_type(declared)
+    if unsigned or (name == "DATETIME" and any(sizes)):
+        return None
+    if name in _DECIMALS_NAMES:
         return Kind("decimal", sizes[1] if len(sizes) > 1 else 0)
-    return _TEMPORAL.get(name, TEXT)
-
-
-_TEMPORAL = {"DATE": DATE, "DATETIME": DATETIME, "TIMESTAMP": DATETIME, "TIME": TIME}
-_INTEGER_BITS = {"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMINT": 24, "BIGINT": 64}
+    return _KINDS.get(name)
 
 
 def integer_range(declared: str) -> tuple[int, int] | None:
     """The smallest and largest value that a declared type takes; None unless it is an integer type."""
-    if declared_kind(declared) != INT:
-        return None
-    name, _, unsigned = column_type(declared)
-    if name == "YEAR":
-        return (0, 2155)
-    bits = _INTEGER_BITS.get(name, 32)
-    return (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    bits = _INTEGER_BITS.get(column_type(declared).name)
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if bits else None
 
 
-def sqlite_type(declared: str) -> str | None:
-    """Type by which SQLite declares a column such that `mysql_type` finds MySQL's; None if it is not known.
+def sqlite_type(declared: str) -> str:
+    """The type by which SQLite declares a column, from which `mysql_type` reads MySQL's. Dates are texts for SQLite.
 
-    Dates are texts for SQLite. Its CREATE TABLE ... AS declares INT, REAL and TEXT, so the first two are not used here.
+    Raises:
+        Refused: no column of this type holds on SQLite what it holds on MySQL.
     """
-    name, sizes, unsigned = column_type(declared)
-    sized, sign = ",".join(map(str, sizes)), " UNSIGNED" if unsigned else ""
-    match declared_kind(declared).name:
-        case "int":
-            return ("INTEGER" if name == "INT" else name) + sign
-        case "decimal":
-            return f"DECIMAL{sign}({sized or 10})"
-        case "double":
-            return ("DOUBLE" if name == "REAL" else name) + sign
-        case "date" | "datetime" | "time":
-            return f"TEXT {name}"
+    name, sizes, _ = column_type(declared)
+    kind = declared_kind(declared)
+    if kind is None:
+        raise Refused(left_out(f"columns of type {declared.strip()}"))
+    if kind.is_temporal:
+        return f"TEXT {name}"
     if name in SIZED_TEXTS:
-        return f"{name}({sized or 1})"
-    return name if name in TEXT_BYTES else None
+        return f"{name}({(sizes or (1,))[0]})"
+    return f"DECIMAL({','.join(map(str, sizes)) or 10})" if kind.name == "decimal" else _SYNONYMS.get(name, name)
 
 
 def mysql_type(declared: str) -> str:
+    """The type by which MySQL declares a column of `sqlite_type`."""
     word, _, rest = declared.partition(" ")
-    if word == "TEXT" and rest:
-        return rest
-    if sqlite_type(declared) is None:
-        return declared
-    name, sizes, unsigned = column_type(declared)
-    sized = f"({','.join(map(str, sizes))})" if sizes else ""
-    return f"{'INT' if name == 'INTEGER' else name}{sized}{' UNSIGNED' if unsigned else ''}"
-
-
-SIZED_TEXTS = frozenset(["CHAR", "VARCHAR", "NCHAR", "NVARCHAR"])
-# The bytes that a text of these types may have.
-TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+    return rest if word == "TEXT" and rest else "INT" if word == "INTEGER" else declared
 
 
 def as_written(value: str | float) -> Decimal | None:
@@ -185,12 +175,11 @@ def as_driver_shows(value: Any, kind: Kind | None) -> Any:
         return value
     if kind.is_temporal and isinstance(value, str):
         return _as_moment(value, kind)
-    if isinstance(value, str) and kind.name == "decimal" and value.removeprefix("-").isdecimal():
-        return Decimal(value)  # a sum of more than 64 bits
     if not isinstance(value, int | float):
         return value
     if not math.isfinite(value):
         raise Refused("1690 (22003): DOUBLE value is out of range")
+    value = value or 0  # never -0.0
     if kind.name == "double":
         return round(float(value), kind.scale) if kind.scale else float(value)
     if kind.name == "decimal":
@@ -203,22 +192,16 @@ def digits_of(value: int | float, scale: int) -> Decimal:
     exact = Decimal(repr(value))
     inexact = isinstance(value, float) and abs(value) * 10.0**scale >= _DOUBLE_INTEGERS
     if inexact and len(exact.normalize().as_tuple().digits) > _DOUBLE_DIGITS:
-        raise Refused("1235 (42000): This version of MySQL doesn't yet support 'decimals of more than 15 digits'")
+        raise Refused(left_out("decimals of more than 15 digits"))
     return exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _DECIMALS)
 
 
-def _as_moment(text: str, kind: Kind) -> datetime.date | datetime.timedelta | str:
+def _as_moment(text: str, kind: Kind) -> datetime.date | str:
     # A date or time as the driver's object; the text if it is none.
     try:
-        if kind == DATE:
-            return datetime.date.fromisoformat(text)
-        if kind == DATETIME:
-            return datetime.datetime.fromisoformat(text)
-        hours, minutes, seconds = map(int, text.removeprefix("-").split(":"))
+        return (datetime.date if kind == DATE else datetime.datetime).fromisoformat(text)
     except ValueError:
         return text
-    time = datetime.timedelta(hours=hours, minutes=minutes, seconds=seconds)
-    return -time if text.startswith("-") else time
 
 
 def plain(value: Any) -> str | int | float | None:
@@ -242,7 +225,7 @@ def common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
     if all(kind.is_exact for kind in known):
         return max(known, key=lambda kind: (kind.name == "decimal", kind.scale))
     if all(kind.is_number for kind in known):
-        return DOUBLE
+        return DOUBLE if not any(kind.scale for kind in known if kind.name == "double") else None  # MariaDB rounds some
     names = {kind.name for kind in known}
     if len(names) == 1:
         return known[0]
@@ -256,10 +239,10 @@ def number_kind(text: str) -> Kind:
 
 
 def as_number(inner: Kind | None) -> Kind | None:
-    """The kind of a value in a numeric context: a double of a text, a whole number of a date or time."""
+    """The kind of a value in a numeric context: a double of a text, a whole number of a date."""
     if inner is None or inner.is_number:
         return inner
-    return INT if inner.is_temporal or inner == BINARY else DOUBLE
+    return INT if inner.is_temporal else DOUBLE
 
 
 def quotient(left: Kind, right: Kind) -> Kind:
@@ -277,5 +260,5 @@ def cast_kind(target: exp.DataType) -> Kind | None:
     if target.is_type(*exp.DataType.REAL_TYPES):
         return DOUBLE
     if target.is_type(*exp.DataType.TEMPORAL_TYPES):
-        return {exp.DType.DATE: DATE, exp.DType.TIME: TIME}.get(target.this, DATETIME)
-    return TEXT if target.is_type(*exp.DataType.TEXT_TYPES, exp.DType.BINARY, exp.DType.CHARACTER_SET) else None
+        return DATE if target.this == exp.DType.DATE else DATETIME
+    return TEXT if target.is_type(*exp.DataType.TEXT_TYPES, exp.DType.BINARY) else None

@@ -19,8 +19,7 @@ from sqlglot import exp
 from dbbench_adapter.dialect.allowed_sql import aggregates
 from dbbench_adapter.dialect.comparisons import collated, put
 from dbbench_adapter.dialect.kind_finder import KindFinder
-from dbbench_adapter.dialect.kinds import BINARY
-from dbbench_adapter.dialect.syntax import call, nodes_of, read_through, unparenthesised
+from dbbench_adapter.dialect.syntax import StatementError, call, nodes_of, read_through, unparenthesised, unsupported
 
 # The nodes that `collate_computed` accepts.
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)
@@ -57,7 +56,7 @@ def _collate_key(key: exp.Expr, finder: KindFinder) -> None:
 def _collate(value: exp.Expr, finder: KindFinder) -> None:
     kind = finder.kind(value)
     binary = isinstance(value, exp.Cast) and value.to.this == exp.DType.BINARY
-    of_bytes = kind is not None and (kind.is_number or kind == BINARY)
+    of_bytes = kind is not None and kind.is_number
     if not (isinstance(value, _HAVE_THEIR_OWN) or binary or of_bytes or value.parent is None):
         put(value, collated)
 
@@ -70,13 +69,19 @@ def order_groups(tree: exp.Expr) -> None:
     nodes = nodes_of(tree)
     cte_names = {cte.alias.lower() for cte in nodes if isinstance(cte, exp.CTE)}
     for query in (node for node in nodes if isinstance(node, exp.Select)):
-        matters = query.parent is None or query.args.get("limit") is not None
+        spelt = any(isinstance(item.unalias(), exp.Column) for item in query.expressions)
+        clauses = [*query.expressions, *filter(None, map(query.args.get, ("having", "order")))]
+        chosen = spelt and any(clause.find(exp.Min, exp.Max) for clause in clauses)  # SQLite shows the key of its row
+        matters = query.parent is None or query.args.get("limit") is not None or chosen
         source = query.args.get("from_")
         table = source.this if source is not None else None
-        if not matters or not isinstance(table, exp.Table) or query.args.get("joins") or query.args.get("distinct"):
-            continue
         group = query.args.get("group")
-        if group is None or not group.expressions or table.name.lower() in cte_names:
+        if not matters or group is None or not group.expressions:
+            continue
+        plain = isinstance(table, exp.Table) and table.name.lower() not in cte_names
+        if not plain or query.args.get("joins") or query.args.get("distinct"):
+            if chosen:
+                raise unsupported("GROUP BY with MIN or MAX over joins and sub-queries")
             continue
         first_row = exp.Min(this=exp.column("_rowid_", table=table.alias_or_name))
         ordered = query.args.get("order")
@@ -88,14 +93,13 @@ def order_groups(tree: exp.Expr) -> None:
 
 # Below these a sub-query stands for rows.
 _TABLES = (
-    *(exp.From, exp.Join, exp.SetOperation, exp.Insert, exp.Create, exp.CTE, exp.Exists, exp.Any, exp.All, exp.Lateral),
-    *(exp.Subquery, exp.Table),
+    *(exp.From, exp.Join, exp.SetOperation, exp.Insert, exp.Create, exp.CTE, exp.Exists, exp.Subquery, exp.Table),
 )
 
 
-def scalar_queries(nodes: Iterable[exp.Expr]) -> list[tuple[exp.Subquery, int]]:
+def scalar_queries(nodes: Iterable[exp.Expr]) -> list[exp.Subquery]:
     return [
-        (node, _width(node))
+        node
         for node in nodes
         if isinstance(node, exp.Subquery)
         and node.parent is not None
@@ -104,19 +108,17 @@ def scalar_queries(nodes: Iterable[exp.Expr]) -> list[tuple[exp.Subquery, int]]:
     ]
 
 
-def _width(query: exp.Subquery) -> int:
-    parent = query.parent
-    sides = (parent.this, parent.expression) if isinstance(parent, exp.Binary) else ()
-    return next((len(side.expressions) for side in sides if isinstance(side, exp.Tuple)), 1)
+def allow_one_row(query: exp.Subquery, finder: KindFinder) -> None:
+    """Change a sub-query, in place, so that a second row ends the statement.
 
-
-def allow_one_row(query: exp.Subquery, width: int) -> None:
-    """Change a sub-query, in place, so that a second row ends the statement."""
+    Raises:
+        StatementError: it has several columns.
+    """
     inner = unparenthesised(query)
-    if not _may_have_more(inner):
-        return
-    names = [f"only_{place}" for place in range(width)]
-    query.set("this", read_through(inner, "only_rows", names, [call("only_row", exp.column(name)) for name in names]))
+    if len(finder.kinds_of(inner)) > 1:
+        raise StatementError("1241 (21000): Operand should contain 1 column(s)")
+    if _may_have_more(inner):
+        query.set("this", read_through(inner, "only_rows", ["only"], [call("only_row", exp.column("only"))]))
 
 
 def _may_have_more(query: exp.Expr) -> bool:

@@ -1,8 +1,7 @@
 """Changes a statement's tree so that SQLite returns MySQL's result.
 
-It handles UPDATE and DELETE with JOIN or LIMIT, GROUP_CONCAT, HAVING without groups and, by `comparisons` and
-`queries`, how values compare. It leaves out WITH ROLLUP, outer joins in UPDATE, and several
-target tables.
+It handles UPDATE and DELETE with JOIN or LIMIT, GROUP_CONCAT and, by `comparisons` and `queries`, how values compare.
+It leaves out outer joins in UPDATE, and several target tables.
 """
 
 from __future__ import annotations
@@ -10,20 +9,25 @@ from __future__ import annotations
 from sqlglot import exp
 
 from dbbench_adapter.clock import check
-from dbbench_adapter.dialect.comparisons import COMPARISONS, compare, quantified, take_arguments
+from dbbench_adapter.dialect.comparisons import as_text, compare, take_arguments
 from dbbench_adapter.dialect.kind_finder import KindFinder
 from dbbench_adapter.dialect.queries import COLLATING, allow_one_row, collate_computed, order_groups, scalar_queries
-from dbbench_adapter.dialect.ranges import guard, guards, sums
+from dbbench_adapter.dialect.ranges import guard, guards
 from dbbench_adapter.dialect.stored import store, stored_default
-from dbbench_adapter.dialect.syntax import COLLATION, StatementError, call, syntax_error, unsupported
+from dbbench_adapter.dialect.syntax import COLLATION, StatementError, as_table, call, syntax_error, unsupported
 
 # Half of a statement's nodes; nothing below changes them for what they are.
 _LEAVES = frozenset([exp.Identifier, exp.Column, exp.Table, exp.Literal, exp.Star])
-_VARIABLES = (exp.Parameter, exp.SessionParameter)
-_BITS_OVER_ROWS = (exp.BitwiseAndAgg, exp.BitwiseOrAgg, exp.BitwiseXorAgg)
 # The nodes that `shift_dates` reads.
 SHIFTED = (exp.Interval, exp.DateAdd, exp.DateSub, exp.TimestampAdd)
 _UNITS = frozenset(["SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"])
+
+
+def name_new_values(conflict: exp.OnConflict) -> None:
+    """Turn `VALUES(c)` of ON DUPLICATE KEY UPDATE into `excluded.c`, in place."""
+    for called in list(conflict.find_all(exp.Anonymous)):
+        if called.name.lower() == "values" and len(called.expressions) == 1:
+            called.replace(exp.column(called.expressions[0].name, table="excluded"))
 
 
 def shift_dates(tree: exp.Expr) -> None:
@@ -48,30 +52,20 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     """
     assignments = _assignments(tree)
     nodes = [node for node in nodes if type(node) not in _LEAVES]
-    scalar, guarded, summed = scalar_queries(nodes), guards(nodes, finder), sums(tree, nodes, finder)
+    scalar, guarded = scalar_queries(nodes), guards(nodes, finder)
     for node in nodes:
         check()
         take_arguments(node, finder)
         if isinstance(node, exp.Count) and isinstance(node.this, exp.Distinct) and len(node.this.expressions) > 1:
             node.this.set("expressions", [call("distinct_key", *node.this.expressions)])
-        elif isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
-            _having_as_where(node)
-        elif isinstance(node, _VARIABLES):
-            raise unsupported("user and system variables")
-        elif isinstance(node, _BITS_OVER_ROWS):
-            raise unsupported("BIT_AND, BIT_OR and BIT_XOR over rows")
-        elif isinstance(node, exp.Placeholder):
-            raise syntax_error("?")
     for node in nodes:
         if isinstance(node, COLLATING):
             collate_computed(node, finder)
         elif isinstance(node, exp.GroupConcat):
-            node.replace(_group_concat(node))
+            node.replace(_group_concat(node, finder))
     for node in reversed(nodes):  # what contains a comparison sees what it became
         check()
-        if isinstance(node, COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
-            node.replace(quantified(node, finder))
-        elif id(node) not in assignments:
+        if id(node) not in assignments:
             compare(node, finder)
     if isinstance(tree, exp.Insert):
         _default_is_null(tree)
@@ -80,10 +74,11 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         order_groups(tree)
     for node, name in guarded:
         guard(node, name)
-    for node, name in summed:
-        node.replace(call(name, node.this))
-    for query, width in scalar:
-        allow_one_row(query, width)
+    for query in scalar:
+        allow_one_row(query, finder)
+    for union in (node for node in nodes if isinstance(node, exp.Union)):
+        made = _distinct_union(union)
+        tree = made if union is tree else tree
     if isinstance(tree, exp.Update):
         return _sqlite_update(tree)
     if isinstance(tree, exp.Delete):
@@ -109,14 +104,20 @@ def _assignments(tree: exp.Expr) -> set[int]:
     return {id(item) for item in changed.expressions} if changed is not None else set()
 
 
-def _having_as_where(select: exp.Select) -> None:
-    # In WHERE SQLite also knows the aliases of the select list.
-    having = select.args["having"]
-    if any(item.find(exp.AggFunc) for item in [*select.expressions, having]):
-        return
-    where = select.args.get("where")
-    select.set("having", None)
-    select.set("where", exp.Where(this=exp.and_(where.this, having.this, copy=False) if where else having.this))
+def _distinct_union(union: exp.Union) -> exp.Expr:
+    """Make `A UNION B` into `SELECT DISTINCT * FROM (A UNION ALL B)`: of equal texts (`Plum`, `plum`) SQLite's UNION
+    keeps the last, its DISTINCT the first, as MySQL does."""
+    with_ = union.find_ancestor(exp.With)
+    if union.args.get("distinct") is False or (with_ is not None and with_.recursive):
+        return union
+    query = as_table(exp.Union(this=union.this, expression=union.expression, distinct=False)).distinct(copy=False)
+    for part in ("with_", "order", "limit", "offset"):
+        query.set(part, union.args.get(part))
+    if isinstance(union.parent, exp.Insert):
+        query.set("where", exp.Where(this=exp.true()))  # before ON CONFLICT, whose ON SQLite reads as a join's
+    if union.parent is not None:
+        union.replace(query)
+    return query
 
 
 def _drop_index_prefixes(tree: exp.Create) -> None:
@@ -163,14 +164,27 @@ def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
     return tree
 
 
-def _group_concat(node: exp.GroupConcat) -> exp.Expr:
-    """Turn GROUP_CONCAT into our `mysql_group_concat(distinct, separator, directions, value, sort keys...)`."""
+def _group_concat(node: exp.GroupConcat, finder: KindFinder) -> exp.Expr:
+    """Turn GROUP_CONCAT into our `mysql_group_concat(distinct, separator, directions, value, sort keys...)`.
+
+    Raises:
+        StatementError: it takes several values, a part of them, or sorts by a position.
+    """
     value, order = node.this, None
     if isinstance(value, exp.Order):
         value, order = value.this, value.expressions
     distinct = isinstance(value, exp.Distinct)
     if isinstance(value, exp.Distinct):
-        value = value.expressions[0]
+        value = value.expressions[0] if len(value.expressions) == 1 else exp.Limit()
+    kind = finder.kind(value)
+    if distinct and any(item.this != value for item in order or []):
+        raise unsupported("GROUP_CONCAT(DISTINCT ...) in the order of another value")
+    if isinstance(value, exp.Limit) or any(isinstance(item.this, exp.Literal) for item in order or []):
+        raise unsupported("GROUP_CONCAT with LIMIT, several values, or positions")
+    if kind is None and finder.knows_columns(value):
+        raise unsupported("GROUP_CONCAT of a value of unknown type")
+    if kind is not None and kind.is_number and kind.scale:
+        value = as_text(value, kind)
     directions = "".join("-" if item.args.get("desc") else "+" for item in order or [])
     separator = node.args.get("separator") or exp.Literal.string(",")
     options = exp.Literal.number(int(distinct)), separator, exp.Literal.string(directions)
@@ -191,6 +205,9 @@ def _sqlite_update(tree: exp.Update) -> exp.Expr:
         column.set("table", None)
     joins = target.args.get("joins") or []
     if joins:
+        read = (column for item in tree.expressions for column in item.expression.find_all(exp.Column))
+        if any(column.table.lower() != target.alias_or_name.lower() for column in read):
+            raise unsupported("UPDATE with values of a joined table")  # of several rows SQLite takes the last
         _join_update(tree, joins)
     if tree.args.get("limit") or tree.args.get("order"):
         _limit_by_rowid(tree)

@@ -1,8 +1,8 @@
 """Stores values as MySQL does: a column takes what its declared type takes, in the form of that type.
 
 An UPDATE or INSERT passes each value through `functions.storing`; a number becomes a text in MySQL's digits first where
-the column is a text. This module leaves out columns whose type SQLite does not know (of CREATE TABLE ... AS), and the
-digits that MySQL keeps after a division but does not show.
+the column is a text. Refused are quotients, of which MySQL stores more digits than it shows, and decimals that are
+chosen from several, each of which keeps its own digits.
 """
 
 from __future__ import annotations
@@ -12,22 +12,11 @@ import re
 from sqlglot import exp
 
 from dbbench_adapter.clock import Refused
-from dbbench_adapter.dialect.comparisons import put
+from dbbench_adapter.dialect.comparisons import as_text, put
 from dbbench_adapter.dialect.functions.storing import stored_as
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES
 from dbbench_adapter.dialect.kind_finder import KindFinder, branches
-from dbbench_adapter.dialect.kinds import (
-    BINARY,
-    DATE,
-    DATETIME,
-    INT,
-    TEXT_BYTES,
-    TIME,
-    Kind,
-    TableColumn,
-    sqlite_type,
-)
-from dbbench_adapter.dialect.literals import number_of, text_of
+from dbbench_adapter.dialect.kinds import DOUBLE, INT, NULL, TEXT_BYTES, Kind, TableColumn
 from dbbench_adapter.dialect.syntax import StatementError, call, read_through, unparenthesised, unsupported
 
 # A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles.
@@ -61,10 +50,6 @@ def store(tree: exp.Expr, finder: KindFinder) -> None:
         _store_selected(tree, tree.expression, places, finder)
         if tree.args.get("conflict"):
             _end_with_where(tree.expression)
-    if tree.args.get("ignore"):
-        for made in tree.find_all(exp.Anonymous):
-            if made.name == "stored_as":
-                made.set("this", "stored_ignoring")
 
 
 def stored_default(column: exp.ColumnDef) -> None:
@@ -75,7 +60,7 @@ def stored_default(column: exp.ColumnDef) -> None:
     """
     declared = column.args["kind"].sql("mysql") if column.args.get("kind") else ""
     for constraint in column.constraints:
-        if not isinstance(constraint.kind, exp.DefaultColumnConstraint) or not sqlite_type(declared):
+        if not isinstance(constraint.kind, exp.DefaultColumnConstraint):
             continue
         value = _constant(constraint.kind.this)
         if value is not None:
@@ -114,22 +99,21 @@ def _store_assigned(items: list[exp.Expr], columns: dict[str, TableColumn | None
 
 def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> None:
     # Read the query through `WITH stored_rows (...)`, so that it still orders and groups by numbers.
-    _settle_bytes(query, columns, finder)
-    items = _selected(query, columns, finder)
     kinds = finder.kinds_of(query)
-    if len(kinds) != len(items):
-        kinds = [finder.kind(item) for item in items]
-    columns = [*columns, *[None] * len(items)][: len(items)]
-    names = [f"stored_{place}" for place in range(len(items))]
+    if (not kinds or None in kinds) and finder.knows_tables() and finder.knows_columns(query):
+        raise unsupported("INSERT of a query with a column of unknown type")
+    items = [None if item.is_star else item.unalias() for item in query.selects] if not query.is_star else []
+    items += [None] * (len(kinds) - len(items))
+    columns = [*columns, *[None] * len(kinds)][: len(kinds)]
+    names = [f"stored_{place}" for place in range(len(kinds))]
+    if any(kind and kind.name == "double" and kind.scale for kind in kinds):
+        raise unsupported("INSERT of a query with rounded doubles")
     values = [
-        exp.column(name)
-        if type(query) is exp.Select and _is_like(column, item, finder)
-        else _held(column, exp.column(name), kind, item)
+        exp.column(name) if _is_like(column, item, finder) else _held(column, exp.column(name), kind, item)
         for name, column, kind, item in zip(names, columns, kinds, items, strict=True)
     ]
-    if all(isinstance(value, exp.Column) for value in values):
-        return
-    tree.set("expression", read_through(query, "stored_rows", names, values))
+    if not all(isinstance(value, exp.Column) for value in values):
+        tree.set("expression", read_through(query, "stored_rows", names, values))
 
 
 def _end_with_where(query: exp.Query) -> None:
@@ -140,44 +124,15 @@ def _end_with_where(query: exp.Query) -> None:
         query.set("where", exp.Where(this=exp.true()))
 
 
-def _settle_bytes(query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> None:
-    for item, column in zip(query.selects, columns, strict=False):
-        value = item.unalias()
-        if finder.kind(value) == BINARY:
-            value.replace(_bytes_in(column, value))
-
-
-def _bytes_in(column: TableColumn | None, value: exp.Expr) -> exp.Expr:
-    number = column is not None and column.kind is not None and column.kind.is_number
-    return number_of(value.unnest()) if number else text_of(value.unnest())
-
-
-def _selected(query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> list[exp.Expr | None]:
-    """The expressions that a query selects; those behind a star only where it stands for one table's columns."""
-    if not query.is_star:
-        return [item.unalias() for item in query.selects]
-    source = query.args.get("from_")
-    table = source.this if source is not None and isinstance(source.this, exp.Table) else None
-    alone = isinstance(query, exp.Select) and len(query.expressions) == 1 and not query.args.get("joins")
-    if table is not None and alone and (named := finder.columns_of(table.name)):
-        return [exp.column(column.name, table=table.alias_or_name) for column in named]
-    return [None] * len(columns)
-
-
 def _stored_in(column: TableColumn | None, value: exp.Expr, finder: KindFinder) -> exp.Expr:
-    """A value as the column holds it; of an unknown column, as a text column does."""
-    kind, into = finder.kind(value), column.kind if column is not None else None
+    kind = finder.kind(value)
     if isinstance(value, exp.Null | exp.Star | exp.Placeholder | exp.Var) or _is_like(column, value, finder):
         return value
-    if kind == BINARY:
-        value = _bytes_in(column, value)
-        kind = finder.kind(value)
+    if kind is None and finder.knows_columns(value):
+        raise unsupported("a stored value of unknown type")
     constant = _constant(value)
     if isinstance(constant, str | int) and not value.is_string and _PLAIN_NUMBER.fullmatch(str(constant)):
         return _held(column, exp.Literal.string(str(constant)), kind, None)
-    if (into is None or not into.is_number) and (chosen := branches(value)):
-        for branch in chosen:
-            put(branch, lambda value: _stored_in(None, value, finder))
     return _held(column, value, kind, value)
 
 
@@ -188,24 +143,29 @@ def _held(column: TableColumn | None, value: exp.Expr, kind: Kind | None, origin
         origin: the expression that computes it; None if it is a literal, or if a star hides it.
     """
     into = column.kind if column is not None else None
-    if into is not None and into.is_number:
-        value = _as_number(value, kind)
-    elif kind == TIME and into in (DATE, DATETIME):
-        raise unsupported("a time stored as a date")
-    elif origin is not None and not _is_text(origin, kind) and not (value is origin and branches(origin)):
-        digits = kind.scale if kind is not None and kind.name == "decimal" else None
-        value = _as_text(value, digits, own=_is_chosen(origin))
-    if column is None or not column.declared or _fits(column, value, kind, origin):
+    if column is None or into is None or kind is None or kind == NULL:
+        return value
+    if kind.name == "decimal" and into != INT and origin is not None:
+        _refuse_hidden_digits(origin, into)
+    if into.is_number:
+        if kind.is_temporal:
+            value = call("temporal_number", value)
+        elif kind.name == "decimal" and not isinstance(value, exp.Literal):
+            value = call("decimal_text", value)
+    elif into.is_temporal and kind.is_number and not isinstance(value, exp.Literal):
+        raise unsupported("a computed number stored as a date")
+    elif kind.is_number and kind != INT and (origin is not None or isinstance(value, exp.Column)):
+        value = as_text(value, kind if kind.name == "decimal" else DOUBLE)
+    if _fits(column, value, kind, origin):
         return value
     return call("stored_as", exp.Literal.string(column.declared), exp.Literal.string(column.name), value)
 
 
-def _as_number(value: exp.Expr, kind: Kind | None) -> exp.Expr:
-    if kind is not None and kind.is_temporal:
-        return call("temporal_number", value)
-    if kind is not None and kind.name == "decimal" and not isinstance(value, exp.Literal):
-        return call("decimal_text", value)
-    return value
+def _refuse_hidden_digits(origin: exp.Expr, into: Kind) -> None:
+    if into.name != "decimal" and origin.find(exp.Div, exp.Avg):
+        raise unsupported("a quotient or AVG that is stored; ROUND it")
+    if not into.is_number and (branches(origin.unnest()) or origin.find(exp.Case, exp.If, exp.Coalesce)):
+        raise unsupported("a decimal of several digits stored as a text")
 
 
 def _is_like(column: TableColumn | None, value: exp.Expr | None, finder: KindFinder) -> bool:
@@ -214,7 +174,7 @@ def _is_like(column: TableColumn | None, value: exp.Expr | None, finder: KindFin
     return finder.declared(value) == {column.declared}
 
 
-def _fits(column: TableColumn, value: exp.Expr, kind: Kind | None, origin: exp.Expr | None) -> bool:
+def _fits(column: TableColumn, value: exp.Expr, kind: Kind, origin: exp.Expr | None) -> bool:
     """Whether a column surely holds the value as it is."""
     if isinstance(value, exp.Literal):
         given = _constant(value)
@@ -223,21 +183,5 @@ def _fits(column: TableColumn, value: exp.Expr, kind: Kind | None, origin: exp.E
         except Refused:
             return False  # which is an error only once there is a row to change
     room = TEXT_BYTES.get(column.declared, 0)
-    short = isinstance(origin, exp.Column) or (kind is not None and kind.is_number)
+    short = isinstance(origin, exp.Column) or kind.is_number
     return room > MAX_VALUE_BYTES or (short and room >= TEXT_BYTES["TEXT"])
-
-
-def _is_chosen(value: exp.Expr) -> bool:
-    value = value.unnest()
-    return bool(branches(value)) or value.name.lower() in ("greatest", "least")
-
-
-def _is_text(value: exp.Expr, kind: Kind | None) -> bool:
-    # Whether SQLite already stores the text that MySQL stores.
-    written = kind is not None and (kind == INT or not kind.is_number)
-    return written or isinstance(value, exp.Null | exp.Tuple | exp.Star | exp.Placeholder | exp.Var)
-
-
-def _as_text(value: exp.Expr, digits: int | None, *, own: bool) -> exp.Expr:
-    shown = [] if digits is None else [exp.Literal.number(digits), exp.Literal.number(int(own))]
-    return call("as_text", value, *shown)

@@ -16,7 +16,7 @@ from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
-from dbbench_adapter.clock import check
+from dbbench_adapter.clock import check, left_out
 from dbbench_adapter.dialect.functions import FUNCTIONS
 from dbbench_adapter.dialect.kinds import sqlite_type
 from dbbench_adapter.dialect.lexer import tokens
@@ -65,7 +65,7 @@ def too_deep() -> StatementError:
 
 
 def unsupported(what: str) -> StatementError:
-    return StatementError(f"1235 (42000): This version of MySQL doesn't yet support '{what}'")
+    return StatementError(left_out(what))
 
 
 def _shifted(node: type[exp.Expr], args: list[exp.Expr]) -> exp.Expr:
@@ -89,11 +89,6 @@ class _AgentMySQL(MySQL):
             "SUBDATE": lambda args: _shifted(exp.DateSub, args),
         }
 
-        SIGNED_TO_UNSIGNED_TYPE_TOKEN = {  # noqa: RUF012
-            **MySQL.Parser.SIGNED_TO_UNSIGNED_TYPE_TOKEN,
-            TokenType.FLOAT: TokenType.UDOUBLE,  # sqlglot refuses FLOAT UNSIGNED, and has no type for it
-        }
-
         def _retreat(self, index: int) -> None:
             if index != self._index:  # most calls go nowhere
                 check()
@@ -107,7 +102,7 @@ class _AgentMySQL(MySQL):
 
 _CASTS = {
     **{exp.DType.BIGINT: "cast_signed", exp.DType.UBIGINT: "cast_unsigned"},  # SIGNED, UNSIGNED
-    **{exp.DType.DATE: "date_of", exp.DType.TIME: "time_of"},
+    **{exp.DType.DATE: "date_of"},
 }
 
 
@@ -135,11 +130,6 @@ def _collate_sql(generator: SQLite.Generator, node: exp.Collate) -> str:
 
 
 def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
-    """Turn ON DUPLICATE KEY UPDATE c = VALUES(c) into ON CONFLICT DO UPDATE SET c = excluded.c."""
-    for item in node.expressions:
-        for call in list(item.find_all(exp.Anonymous)):
-            if call.name.lower() == "values" and len(call.expressions) == 1:
-                call.replace(exp.column(call.expressions[0].name, table="excluded"))
     return f" ON CONFLICT DO UPDATE SET {generator.expressions(node, flat=True)}"
 
 
@@ -159,11 +149,7 @@ def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
 
 
 # SQLite calls the functions that these nodes are by the names of their rows.
-_OURS = (
-    *(exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift, exp.BitwiseRightShift),
-    *(exp.BitwiseCount, exp.CurrentUser, exp.Left, exp.Right, exp.Hex, exp.Mod, exp.IntDiv, exp.Substring, exp.Stuff),
-    *(exp.Stddev, exp.VariancePop, exp.Variance),
-)
+_OURS = (exp.CurrentUser, exp.Left, exp.Right, exp.Hex, exp.Mod, exp.IntDiv, exp.Substring, exp.Stuff)
 
 
 def _call_sql(generator: SQLite.Generator, node: exp.Expr) -> str:
@@ -194,7 +180,7 @@ class MysqlOnSqlite(SQLite):
                 "timestamp_diff", exp.Literal.string(node.text("unit")), node.expression, node.this
             ),
             **dict.fromkeys(_OURS, _call_sql),
-            exp.DataType: lambda self, node: sqlite_type(node.sql("mysql")) or self.datatype_sql(node),
+            exp.DataType: lambda self, node: sqlite_type(node.sql("mysql")),
             exp.Xor: lambda self, node: f"(({self.sql(node, 'this')}) <> 0) <> (({self.sql(node, 'expression')}) <> 0)",
         }
 
@@ -306,7 +292,7 @@ def unparenthesised(tree: exp.Expr) -> exp.Expr:
         inner = unparenthesised(tree.this)
         if not any(tree.args.get(part) for part in _CLAUSES):
             return inner
-        query = _as_table(inner)
+        query = as_table(inner)
         for part in _CLAUSES:
             query.set(part, tree.args.get(part))
         return query
@@ -319,12 +305,12 @@ def unparenthesise_operands(union: exp.SetOperation) -> None:
         if isinstance(operand, exp.Subquery):
             inner = unparenthesised(operand)
             alone = isinstance(inner, exp.Select) and not any(inner.args.get(part) for part in _CLAUSES)
-            union.set(side, inner if alone else _as_table(inner))
+            union.set(side, inner if alone else as_table(inner))
 
 
 _CLAUSES = ("order", "limit", "offset")
 
 
-def _as_table(query: exp.Expr) -> exp.Select:
+def as_table(query: exp.Expr) -> exp.Select:
     source = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier("part")))
     return exp.select("*").from_(source, copy=False)

@@ -14,18 +14,20 @@ from typing import Literal
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
+from dbbench_adapter.clock import Refused
 from dbbench_adapter.dialect.allowed_sql import (
     refuse,
     refuse_definitions,
     refuse_other_kinds,
     refuse_reserved,
     refuse_row_ids,
+    refuse_untranslated,
+    settle_numbers,
 )
 from dbbench_adapter.dialect.kind_finder import KindFinder
-from dbbench_adapter.dialect.kinds import Columns, Kind
+from dbbench_adapter.dialect.kinds import INT, TEXT, Columns, Kind, TableColumn
 from dbbench_adapter.dialect.limits import blows_up
-from dbbench_adapter.dialect.literals import settled_literals
-from dbbench_adapter.dialect.rewrites import SHIFTED, rewritten, shift_dates
+from dbbench_adapter.dialect.rewrites import SHIFTED, name_new_values, rewritten, shift_dates
 from dbbench_adapter.dialect.syntax import (
     StatementError,
     nodes_of,
@@ -43,8 +45,8 @@ _CACHED_CHARS = 2_000
 
 Executed = Literal["query", "change", "alter"]
 Transactional = Literal["begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"]
-# The catalogue answers SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE TABLE and SHOW INDEX.
-Shown = Literal["databases", "tables", "full tables", "columns", "create", "index"]
+# The catalogue answers SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE and SHOW INDEX.
+Shown = Literal["databases", "tables", "full tables", "columns", "index"]
 
 
 @dataclass(frozen=True)
@@ -57,24 +59,27 @@ class Statement:
     tables: tuple[str, ...] = ()
     """The names of tables as written, without those that the statement defines itself."""
     target: str = ""
-    """The table that `columns`, `create` and `index` name, or the pattern of `tables`."""
+    """The table that `columns` and `index` name, or the pattern of `tables`."""
     sorts: bool = False
     """Whether SQLite may have to sort."""
     kinds: tuple[Kind | None, ...] = ()
-    """MySQL's type of each result column where it is known; empty for `SELECT *` and unions."""
+    """MySQL's type of each result column; empty for what is no query."""
 
 
-def translate(sql: str, columns: Columns) -> Statement:
+def translate(sql: str, columns: Columns, *, strict: bool = True) -> Statement:
     """Translate one MySQL statement, within the thread's `time_limit`.
 
     Args:
         columns: MySQL's type of the columns.
+        strict: MySQL's strict mode, which typed tables have.
     Raises:
         StatementError: the text is not one statement, does not parse, or uses something that is not supported.
         StatementTimeout: the translation takes too long.
     """
     try:
-        return (translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
+        return (translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns, strict)
+    except Refused as refusal:
+        raise StatementError(str(refusal)) from None
     except RecursionError:
         raise too_deep() from None
     except (SqlglotError, ValueError):
@@ -84,36 +89,45 @@ def translate(sql: str, columns: Columns) -> Statement:
         raise syntax_error(sql) from None
 
 
-def _translated(sql: str, columns: Columns) -> Statement:
+def _translated(sql: str, columns: Columns, strict: bool) -> Statement:
     tree = parse_one(sql)
     if meta := _meta_statement(tree):
         return meta
     refuse_other_kinds(tree, sql)
     tree = unparenthesised(tree)
-    if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
-        raise unsupported("WITH ROLLUP")
+    if isinstance(tree, exp.Insert) and (conflict := tree.args.get("conflict")):
+        name_new_values(conflict)
     nodes = nodes_of(tree)
     if any(isinstance(node, SHIFTED) for node in nodes):
         shift_dates(tree)
         nodes = nodes_of(tree)
-    nodes = settled_literals(nodes)
+    if isinstance(tree, exp.Create | exp.Alter):
+        refuse_definitions(tree)
+    else:
+        refuse_untranslated(nodes)
+    settle_numbers(nodes)
     for node in nodes:
         if isinstance(node, exp.SetOperation):
             unparenthesise_operands(node)
     _drop_dual(nodes)
     refuse_row_ids(nodes, columns)
-    catalogue = _find_tables(nodes)
+    if catalogue := _find_tables(nodes):
+        columns += _CATALOGUE_COLUMNS
     tables = _named_tables(tree, nodes)
     sorts = any(_sorts(node) for node in nodes)
     if any(isinstance(node, _NESTED) for node in nodes) and blows_up(tree):
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
-    finder = KindFinder(nodes, columns)
-    if isinstance(tree, exp.Create | exp.Alter):
-        refuse_definitions(tree)
+    changes = isinstance(tree, exp.Insert | exp.Update | exp.Delete)
+    finder = KindFinder(nodes, columns, is_strict=strict and changes)
     refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
     refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
-    kinds = finder.kinds_of(tree)
+    kinds = finder.kinds_of(tree) if isinstance(tree, exp.Query) else ()
+    known = finder.knows_tables() and finder.knows_columns(tree)
     tree = rewritten(tree, nodes, finder)
+    if (
+        isinstance(tree, exp.Query) and known and (None in kinds or not kinds)
+    ):  # the driver writes values by their types
+        raise unsupported("a result of unknown type")
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
     return Statement(kind, printed(tree), catalogue=catalogue, tables=tables, sorts=sorts, kinds=kinds)
 
@@ -148,7 +162,7 @@ _TRANSACTIONAL: dict[type[exp.Expr], Transactional] = {
     exp.Commit: "commit",
     exp.Rollback: "rollback",
 }
-_SHOWN: dict[str, Shown] = {"COLUMNS": "columns", "CREATE TABLE": "create", "INDEX": "index"}
+_SHOWN: dict[str, Shown] = {"COLUMNS": "columns", "INDEX": "index"}
 _AUTOCOMMIT = re.compile(r"\bautocommit`?\s*:?=\s*'?(\w+)", re.IGNORECASE)
 
 
@@ -211,4 +225,18 @@ CATALOGUE = {
     ("information_schema", "columns"): "catalogue columns",
     ("information_schema", "schemata"): "catalogue schemata",
 }
+CATALOGUE_VIEWS = {
+    "catalogue tables": ("TABLE_CATALOG", "TABLE_SCHEMA", "TABLE_NAME", "TABLE_TYPE", "ENGINE", "TABLE_ROWS"),
+    "catalogue columns": (
+        *("TABLE_CATALOG", "TABLE_SCHEMA", "TABLE_NAME", "COLUMN_NAME", "ORDINAL_POSITION", "COLUMN_DEFAULT"),
+        *("IS_NULLABLE", "DATA_TYPE", "COLUMN_TYPE", "COLUMN_KEY", "EXTRA"),
+    ),
+    "catalogue schemata": ("CATALOG_NAME", "SCHEMA_NAME"),
+}
+CATALOGUE_COUNTS = frozenset(["ORDINAL_POSITION", "TABLE_ROWS"])
+_CATALOGUE_COLUMNS = tuple(
+    TableColumn(view, name.lower(), INT if name in CATALOGUE_COUNTS else TEXT, "")
+    for view, names in CATALOGUE_VIEWS.items()
+    for name in names
+)
 _OWN = tuple(CATALOGUE.values())

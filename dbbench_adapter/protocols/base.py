@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import ClassVar, Self
 
+from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Score, Table, Task
 from dbbench_adapter.engines import Backend, Database, Result, Snapshot, TableError
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S, UNREADABLE
@@ -124,7 +125,9 @@ class DatabaseEpisode(Episode):
         return self._open()
 
     def _execute(self, statement: str) -> Result:
+        """One of the policy's own statements."""
         result = self._database.run(statement)
+        self.refused_statements += (result.error or "").endswith(LEFT_OUT)
         self._end_if_spent(self._database)
         return result
 

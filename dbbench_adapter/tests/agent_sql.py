@@ -1,6 +1,8 @@
 """Statements that agents write for MySQL, the two tables they are written for, and how a backend answers one."""
 
+from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.engines.sqlite.backend import SqliteDatabase
 
 FRUIT = Table(
     "Fruit",
@@ -12,6 +14,14 @@ SALES = Table(
     (Column("Fruit"), Column("Day"), Column("Amount", "INT")),
     (("Plum", "2024-01-31", 4), ("Fig", "2024-02-10", 2), ("Plum", "2024-02-29", 1)),
 )
+
+
+def is_left_out(database, result, *, listed):
+    """Whether SQLite refuses a statement that is listed as one that it refuses, naming the engine that runs it; no
+    other one is refused so."""
+    here = listed and isinstance(database, SqliteDatabase)
+    assert (result.error or "").endswith(LEFT_OUT) == here, result.error
+    return here
 
 
 def answer(backend, sql):

@@ -1,8 +1,12 @@
 """Comparisons and changes that once meant something else on SQLite, on both engines; values worked out by hand."""
 
+import datetime
+from decimal import Decimal
+
 import pytest
 
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.tests.agent_sql import is_left_out
 
 T = Table(
     "t",
@@ -15,6 +19,21 @@ T = Table(
 def database(request, backend):
     with backend.open([T], typed=request.param) as database:
         yield database
+
+
+REFUSED = {
+    *("w LIKE BINARY 'p%'", "w NOT LIKE BINARY 'p%'", "w LIKE 'p%' COLLATE utf8mb4_bin", "w REGEXP BINARY '^p'"),
+    *("BINARY w REGEXP '^p'", "w >= ALL (SELECT 'A')", "w = ANY (SELECT 'PLUM')", "YEAR(d) IN (SELECT '2021')"),
+    *("EXTRACT(YEAR_MONTH FROM d)", "DATE_FORMAT(d, '%U %u %V %v %X %x')", "NULLIF(w, 0)", "NULLIF('12', 12)"),
+    *(
+        "CONV('ff', 16, 10)",
+        "MAKEDATE(2021, 60)",
+        "TO_DAYS(d)",
+        "TIME_TO_SEC('01:02:03')",
+        "TIME('2021-03-01 10:05:09')",
+    ),
+}
+"""What SQLite refuses and MariaDB answers as stated here."""
 
 
 def asked(database, sql):
@@ -45,7 +64,10 @@ def asked(database, sql):
     ],
 )
 def test_a_condition_finds_the_same_rows_on_both_engines(database, condition, ids):
-    found = "".join(row[0] for row in asked(database, f"SELECT id FROM t WHERE {condition} ORDER BY id"))
+    result = database.run(f"SELECT id FROM t WHERE {condition} ORDER BY id")
+    if is_left_out(database, result, listed=condition in REFUSED):
+        return
+    found = "".join(str(row[0]) for row in result.rows)
     assert found == ids if ids is not None else found in ("1", "")
 
 
@@ -70,18 +92,35 @@ def test_a_condition_finds_the_same_rows_on_both_engines(database, condition, id
     ],
 )
 def test_an_expression_has_mysql_s_value(database, expression, value):
-    assert asked(database, f"SELECT {expression} FROM t WHERE w = 'plum' AND id = 1") == [(value,)]
+    result = database.run(f"SELECT {expression} FROM t WHERE w = 'plum' AND id = 1")
+    if not is_left_out(database, result, listed=expression in REFUSED):
+        assert [tuple(map(str, row)) for row in result.rows] == [(value,)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("0.1 + 0.2 = 0.3", "1"),  # decimals, where doubles give 0
+        ("ROUND(12.50 * 1.15, 2)", "14.38"),  # 14.375, of which a double is a little less
+        ("FLOOR((0.1 + 0.7) * 10)", "8"),
+        ("(SELECT AVG(id) FROM t) = 2", "1"),
+    ],
+)
+def test_decimals_are_exact_where_they_are_compared_and_rounded(database, expression, value):
+    assert asked(database, f"SELECT {expression}") == [(value,)]
+
+
+def test_select_star_shows_dates_and_decimals_as_the_driver_does(backend):
+    table = Table("u", (Column("p", "DECIMAL(5,2)"), Column("d", "DATE")), ((7.5, "2021-03-01"),))
+    with backend.open([table], typed=True) as database:
+        for source in ("u", "u AS x", "(SELECT * FROM u) x", "(SELECT u.*, 1 AS n FROM u) x"):
+            assert database.run(f"SELECT * FROM {source}").rows[0][:2] == (Decimal("7.50"), datetime.date(2021, 3, 1))
 
 
 def test_dates_are_subtracted_and_compared_as_dates_where_they_are_dates(backend):
     with backend.open([T], typed=True) as database:
         assert asked(database, "SELECT MAX(d) - MIN(d) FROM t") == [("9070",)]  # 20210301 - 20201231... as numbers
         assert asked(database, "SELECT id FROM t WHERE d >= '2021-3-1'") == [("1",)]
-
-
-def test_a_delete_with_a_binary_pattern_removes_one_row(database):
-    assert database.run("DELETE FROM t WHERE w LIKE BINARY 'plum'").error is None
-    assert asked(database, "SELECT id FROM t ORDER BY id") == [("1",), ("3",)]
 
 
 def test_on_duplicate_key_update_takes_a_number_for_a_text(backend):
@@ -114,7 +153,16 @@ def test_words_about_how_to_run_a_statement_are_passed_over(database, sql):
     "sql",
     [
         "SELECT d + INTERVAL '1 2' DAY_HOUR FROM t",
-        "SELECT id FROM t WHERE DATE(d) = 'x'",
+        "SELECT id FROM t WHERE d = 20210301",
+        "SELECT id FROM t WHERE w IN ('Plum', 0)",
+        "SELECT id FROM t WHERE id + 0.1 BETWEEN 1 AND '2' OR w BETWEEN 1 AND '2'",
+        "SELECT GREATEST(id, '2') FROM t",
+        "SELECT STD(id) FROM t",
+        "SELECT ROUND(1.5, 3)",
+        "SELECT CAST('abc' AS CHAR(2))",
+        "SELECT w AS id, COUNT(*) FROM t GROUP BY id",
+        "SELECT YEAR('2021-00-10')",
+        "DELETE FROM t WHERE w > 1",
         "SELECT 1 = 2 > 3",
         "SELECT TIME('10:00') > 5",
         "SELECT CHAR(65)",
@@ -123,7 +171,7 @@ def test_words_about_how_to_run_a_statement_are_passed_over(database, sql):
 )
 def test_what_sqlite_cannot_answer_as_mysql_is_refused(sqlite, sql):
     with sqlite.open([T], typed=True) as database:
-        assert database.run(sql).error is not None
+        assert is_left_out(database, database.run(sql), listed=True)
 
 
 def test_a_column_is_known_by_its_table(backend):
@@ -145,10 +193,3 @@ def test_a_long_recursive_query_runs_unless_it_sorts(sqlite):
         "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take 1,500,000 "
         "steps; read fewer rows"
     )
-
-
-@pytest.mark.parametrize(("flags", "found"), [("", "1"), (", 'c'", "0"), (", 'ci'", "1"), (", 'ic'", "0")])
-def test_regexp_like_which_mariadb_lacks_heeds_its_flags(sqlite, flags, found):
-    with sqlite.open([T], typed=True) as database:
-        assert asked(database, f"SELECT REGEXP_LIKE(w, '^p'{flags}) FROM t WHERE id = 1") == [(found,)]
-        assert "no such argument is taken" in database.run("SELECT REGEXP_LIKE(w, '^p', 'm') FROM t").error

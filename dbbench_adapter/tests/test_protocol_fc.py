@@ -97,6 +97,13 @@ def test_statements_run_one_after_another_on_one_database(episode):
     assert (len(episode.sql_run), episode.malformed_calls) == (3, 0)
 
 
+def test_what_sqlite_refuses_and_mariadb_runs_is_counted(episode):
+    refused = "STDDEV(Price)" if type(episode._database).__name__ == "SqliteDatabase" else "NO_SUCH_FUNCTION(1)"
+    for query in (f"SELECT {refused} FROM Fruit; SELECT {refused} FROM Fruit", "SELECT Price FROM Fruits"):
+        sql(episode, query)
+    assert episode.refused_statements == (1 if "STDDEV" in refused else 0)  # an error ends the call
+
+
 def test_the_name_of_the_argument_does_not_matter(episode):
     assert episode.call_tool("execute_sql", '{"sql": "SELECT 1", "why": "?"}') == "[(1,)]"
     episode.call_tool("commit_final_answer", '{"answer": ["7"]}')

@@ -1,18 +1,21 @@
 """What a column of a declared type takes in a change, on both engines; values worked out by hand."""
 
+import re
+
 import pytest
 
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.engines import TableError, TableState
+from dbbench_adapter.tests.agent_sql import is_left_out
 
 COLUMNS = {
-    "id": "INT", "w": "VARCHAR(5)", "k": "CHAR(3)", "i": "INT", "s": "TINYINT", "u": "INT UNSIGNED",
-    "c": "DECIMAL(5,2)", "f": "DOUBLE", "d": "DATE", "m": "DATETIME", "tm": "TIME", "y": "YEAR", "x": "TEXT",
+    "id": "INT", "w": "VARCHAR(5)", "k": "CHAR(3)", "i": "INT", "s": "TINYINT",
+    "c": "DECIMAL(5,2)", "f": "DOUBLE", "d": "DATE", "m": "DATETIME", "x": "TEXT",
 }  # fmt: skip
 T = Table(
     "t",
     tuple(Column(name, declared) for name, declared in COLUMNS.items()),
-    ((1, "Plum", "abc", 4, 1, 1, 7.5, 2.5, "2021-03-01", "2021-03-01 10:05:09", "10:05:09", 2021, "x"),),
+    ((1, "Plum", "abc", 4, 1, 7.5, 2.5, "2021-03-01", "2021-03-01 10:05:09", "x"),),
 )
 TOO_LONG, OUT_OF_RANGE, TRUNCATED, NO_NUMBER, NO_DATE = "1406", "1264", "1265", "1366", "1292"
 
@@ -37,13 +40,11 @@ CHANGES = [
     ("w", "1.50", "1.50"),
     ("w", "CONCAT(w, w)", TOO_LONG),
     ("w", "d", TOO_LONG),
-    ("w", "0x41", "A"),
     ("k", "'ab '", "ab"),
     ("k", "'abcd'", TOO_LONG),
     ("i", "2147483647", "2147483647"),
     ("i", "2147483648", OUT_OF_RANGE),
     ("i", "i * 1000000000", OUT_OF_RANGE),
-    ("i", "18446744073709551615", OUT_OF_RANGE),
     ("i", "'12'", "12"),
     ("i", "'12.6'", "13"),
     ("i", "2.5", "3"),  # a decimal rounds halves away from zero
@@ -53,13 +54,10 @@ CHANGES = [
     ("i", "''", NO_NUMBER),
     ("i", "'12abc'", TRUNCATED),
     ("i", "d", "20210301"),
-    ("i", "0x41", "65"),
     ("i", "TRUE", "1"),
     ("i", "'1e500'", OUT_OF_RANGE),
     ("i", "REPEAT('9', 500)", OUT_OF_RANGE),
     ("s", "128", OUT_OF_RANGE),
-    ("u", "-1", OUT_OF_RANGE),
-    ("u", "4294967295", "4294967295"),
     ("c", "1.005", "1.01"),
     ("c", "'1.239'", "1.24"),
     ("c", "1 / 3", "0.33"),
@@ -68,48 +66,22 @@ CHANGES = [
     ("c", "1000", OUT_OF_RANGE),
     ("c", "'abc'", NO_NUMBER),
     ("c", "'-1e500'", OUT_OF_RANGE),
-    ("c", "-1.12345678901234567", "-1.12"),
-    ("c", "(1.12345678901234567)", "1.12"),
-    ("c", "-(-1.12345678901234567)", "1.12"),
-    ("c", "-1.00499999999999999999", "-1.00"),
     ("f", "'1.5'", "1.5"),
-    ("f", "99999999999999999999", "1e+20"),
     ("d", "'2024/3/1'", "2024-03-01"),
     ("d", "'2024-3-1'", "2024-03-01"),
     ("d", "'2024.3.1'", "2024-03-01"),
-    ("d", "'240301'", "2024-03-01"),
     ("d", "20240301", "2024-03-01"),
     ("d", "'2024-03-01 10:00:00'", "2024-03-01"),
     ("d", "m", "2021-03-01"),
     ("d", "'2024-02-30'", NO_DATE),
-    ("d", "'2024-00-00'", NO_DATE),
     ("d", "'abc'", NO_DATE),
     ("d", "''", NO_DATE),
-    ("d", "5", NO_DATE),
-    ("d", "d + 31", NO_DATE),  # 20210332
-    ("m", "'2024/3/1 5:6'", "2024-03-01 05:06:00"),
     ("m", "'2024-03-01'", "2024-03-01 00:00:00"),
     ("m", "20240301101112", "2024-03-01 10:11:12"),
     ("m", "'2024-03-01 25:00:00'", NO_DATE),
-    ("tm", "'5:6'", "5:06:00"),
-    ("tm", "101112", "10:11:12"),
-    ("tm", "m", "10:05:09"),
-    ("tm", "'900:00:00'", NO_DATE),
-    ("y", "24", "2024"),
-    ("y", "'0'", "2000"),
-    ("y", "1800", OUT_OF_RANGE),
-    ("y", "24.6", "2025"),
-    ("y", "'24.6'", "2025"),
-    ("y", "69.5", "1970"),
-    ("y", "99.6", OUT_OF_RANGE),  # 100
-    ("y", "0.4", "0"),
-    ("y", "1.5e0", "2001"),  # a year cuts a double
     ("x", "REPEAT('x', 65536)", TOO_LONG),
 ]
-LARGE = (
-    *("18446744073709551615", "99999999999999999999", "-1.12345678901234567", "(1.12345678901234567)"),
-    *("-(-1.12345678901234567)", "-1.00499999999999999999"),
-)
+NUMBERS_AS_DATES = ("20240301", "20240301101112")
 """SQLite refuses these in a query."""
 
 
@@ -121,7 +93,7 @@ def test_an_update_stores_what_the_type_takes_or_changes_nothing(database, colum
     assert error is None or stored(database, column) == before
 
 
-@pytest.mark.parametrize(("column", "value", "held"), [case for case in CHANGES if case[1] not in LARGE])
+@pytest.mark.parametrize(("column", "value", "held"), [case for case in CHANGES if case[1] not in NUMBERS_AS_DATES])
 def test_an_insert_of_a_query_stores_the_same(database, column, value, held):
     error = database.run(f"INSERT INTO t (id, {column}) SELECT 9, {value} FROM t").error
     database.run("DELETE FROM t WHERE id = 1")
@@ -137,11 +109,9 @@ def test_an_insert_of_a_query_stores_the_same(database, column, value, held):
         ("INSERT INTO t (id, w) VALUES (9, 'abc'), (10, 'abcdef')", TOO_LONG),
         ("REPLACE INTO t (id, w) VALUES (9, 'abcdef')", TOO_LONG),
         ("INSERT INTO t (id, w) SELECT * FROM (SELECT 9, 'abcdef') q", TOO_LONG),
-        ("UPDATE t a JOIN t b ON a.id = b.id SET a.w = CONCAT(b.w, b.w)", TOO_LONG),
         ("UPDATE t SET w = 'abcdef' WHERE id = 99", ""),  # no row takes it
         ("UPDATE t SET w = 'abcdef' WHERE nobody = 1", "1054"),
         ("INSERT INTO t SELECT * FROM t", ""),
-        ("INSERT INTO t (id) VALUES (9) ON DUPLICATE KEY UPDATE c = -1.12345678901234567", ""),
         ("INSERT INTO t (id, w) SELECT 9", "1136"),
         ("CREATE TABLE v (a VARCHAR(3) DEFAULT 'abcd')", "1067"),
     ],
@@ -173,32 +143,12 @@ def test_the_columns_of_a_new_table_take_what_their_types_take(database):
     assert database.run(conflict).error.startswith(TOO_LONG)
 
 
-@pytest.mark.parametrize(
-    ("declared", "value", "held"),
-    [
-        ("DECIMAL(10,2) UNSIGNED", "2.005", "2.01"),
-        ("DECIMAL(10,2) UNSIGNED", "-1", OUT_OF_RANGE),
-        ("NUMERIC(4,1) UNSIGNED", "1000", OUT_OF_RANGE),
-        ("DECIMAL UNSIGNED", "2.5", "3"),
-        ("DOUBLE UNSIGNED", "2.5", "2.5"),
-        ("DOUBLE UNSIGNED", "-1", OUT_OF_RANGE),
-        ("FLOAT UNSIGNED", "2.5", "2.5"),
-        ("FLOAT UNSIGNED", "-1", OUT_OF_RANGE),
-    ],
-)
-def test_every_number_may_be_unsigned(database, declared, value, held):
-    assert database.run(f"CREATE TABLE v (a {declared})").error is None
-    error = database.run(f"INSERT INTO v VALUES ({value})").error
-    found = error.split(" ")[0] if error else str(database.run("SELECT a FROM v").rows[0][0])
-    assert found == held
-
-
 def test_a_default_is_held_by_its_column(database):
-    columns = "y YEAR DEFAULT 0, z YEAR DEFAULT '0', n INT DEFAULT -3, d DATE DEFAULT 20240101, w CHAR(4) DEFAULT 1.50"
+    columns = "n INT DEFAULT -3, d DATE DEFAULT 20240101, w CHAR(4) DEFAULT 1.50"
     assert database.run(f"CREATE TABLE v (k INT, {columns})").error is None
     assert database.run("INSERT INTO v (k) VALUES (1)").error is None
-    (row,) = database.run("SELECT y, z, n, d, w FROM v").rows
-    assert tuple(map(str, row)) == ("0", "2000", "-3", "2024-01-01", "1.50")
+    (row,) = database.run("SELECT n, d, w FROM v").rows
+    assert tuple(map(str, row)) == ("-3", "2024-01-01", "1.50")
 
 
 @pytest.mark.parametrize(
@@ -260,9 +210,7 @@ def test_a_table_of_a_task_is_held_by_the_same_rules(backend):
         ("text character set utf8mb4", "Plum", "Plum"),
         ("DATE NOT NULL", "2024/3/1", "2024-03-01"),
         ("DECIMAL(10, 2) NOT NULL", 1.005, "1.01"),
-        ("DECIMAL(10,2) UNSIGNED", 1.005, "1.01"),
         ("DOUBLE PRECISION", 2.5, "2.5"),
-        ("FLOAT UNSIGNED", 2.5, "2.5"),
     ],
 )
 def test_a_task_may_write_a_type_with_more_words(backend, declared, cell, held):
@@ -271,10 +219,10 @@ def test_a_task_may_write_a_type_with_more_words(backend, declared, cell, held):
 
 
 def test_a_type_of_more_words_is_described(sqlite):
-    columns = Column("a", "DECIMAL(10, 2) UNSIGNED"), Column("b", "VARCHAR (5) NOT NULL"), Column("c", "DATE NOT NULL")
+    columns = Column("a", "DECIMAL(10, 2)"), Column("b", "VARCHAR (5) NOT NULL"), Column("c", "DATE NOT NULL")
     with sqlite.open([Table("v", columns, ())], typed=True) as database:
         described = database.run("DESCRIBE v").rows
-        assert [row[1] for row in described] == ["decimal(10,2) unsigned", "varchar(5)", "date"]
+        assert [row[1] for row in described] == ["decimal(10,2)", "varchar(5)", "date"]
 
 
 @pytest.mark.parametrize(
@@ -290,11 +238,13 @@ def test_a_row_that_a_column_does_not_take_is_no_table(backend, declared, cell, 
         backend.open([Table("v", (Column("w", declared),), ((cell,),))], typed=True)
 
 
-def test_insert_ignore_stores_what_fits_and_is_refused_otherwise(sqlite):
-    with sqlite.open([T], typed=True) as database:
-        assert database.run("INSERT IGNORE INTO t (id, w) VALUES (9, 'abcde')").error is None
-        error = database.run("INSERT IGNORE INTO t (id, w) VALUES (9, 'abcdef')").error
-        assert "'INSERT IGNORE of a value that does not fit column w'" in error
+@pytest.mark.parametrize("declared", ["ENUM('a')", "FLOAT", "INT UNSIGNED", "TIME", "YEAR", "TIMESTAMP", "BLOB"])
+def test_a_type_that_sqlite_does_not_hold_is_refused(sqlite, declared):
+    named = f"columns of type .*{re.escape(declared[:4])}.*: not supported on SQLite; use --backend mariadb"
+    with pytest.raises(TableError, match=named):
+        sqlite.open([Table("v", (Column("w", declared),), ())], typed=True)
+    with sqlite.open([], typed=True) as database:
+        assert re.search(named, database.run(f"CREATE TABLE v (w {declared})").error)
 
 
 def test_a_temporary_table_s_columns_have_their_types_too(backend):
@@ -303,8 +253,11 @@ def test_a_temporary_table_s_columns_have_their_types_too(backend):
         assert database.run("INSERT INTO v VALUES ('abc')").error.startswith(TOO_LONG)
 
 
-@pytest.mark.parametrize("assigned", ["d = tm", "m = '2024-03-01 10:00:00.6'", "w = 0xFF", "tm = '1 2:3'", "tm = d"])
+@pytest.mark.parametrize("assigned", [
+    "m = '2024-03-01 10:00:00.6'", "w = 0xFF", "f = 1 / 3", "w = i / 3", "i = i / s", "i = w + 1", "d = '240301'",
+    "d = '2024-00-00'", "d = d + 31", "m = '2024/3/1 5:6'", "i = 18446744073709551615", "c = 1.12345678901234567",
+])  # fmt: skip
 def test_what_sqlite_cannot_store_as_mysql_is_refused(sqlite, assigned):
     with sqlite.open([T], typed=True) as database:
-        assert (database.run(f"UPDATE t SET {assigned}").error or "").startswith("1235")
+        assert is_left_out(database, database.run(f"UPDATE t SET {assigned}"), listed=True)
         assert database.snapshot()["t"].rows == T.rows

@@ -170,6 +170,11 @@ def test_replay_names_the_references_that_do_not_give_their_gold(tmp_path, capsy
     assert words is None or words in out
 
 
+def test_replay_counts_the_references_that_sqlite_refuses(tmp_path, capsys):
+    assert replayed(tmp_path, own("SELECT STDDEV(price) FROM fruit", "SELECT", rows=((0.5,),))) == 1
+    assert "refused: 1 references; SQLite does not run them, --replay mariadb does" in capsys.readouterr().out
+
+
 def test_the_queries_of_agentbench_answers_are_no_references(write, capsys):
     assert main([str(write(SELECT)), "--replay", "sqlite"]) == 0
     assert "replayed: 0 references, 1 rows without one to replay" in capsys.readouterr().out

@@ -109,6 +109,7 @@ class Preset:
             "rollout/reason": dict(Counter(record.score.reason for record in records)),
             "rollout/tool_calls": sum(record.tool_calls for record in records) / len(records),
             "rollout/malformed_calls": sum(record.malformed_calls for record in records),
+            "rollout/refused_statements": sum(record.refused_statements for record in records),
             "reward/unjudged": progress.unjudged,
             "group/with_spread": sum(any(rollout.advantage is not None for rollout in group) for group in groups),
             "group/skipped": progress.skipped,

@@ -146,6 +146,7 @@ class Play:
             score=self.score,
             num_turns=self.num_turns,
             malformed_calls=self.malformed_calls,
+            refused_statements=self._episode.refused_statements if self._episode is not None else 0,
             messages=self.messages,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,

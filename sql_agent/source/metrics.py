@@ -53,6 +53,8 @@ def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
         "rollout/malformed_calls": float(np.mean([record.malformed_calls for record in records])),
         "rollout/seconds": float(np.mean([record.seconds for record in records])),
     }
+    if refused := sum(record.refused_statements for record in records):
+        metrics["rollout/refused_statements"] = float(refused)
     if first := [r for r in judged if r.draw == 0]:
         rewards, parts = np.array([r.reward for r in first], dtype=float), defaultdict[str, list[float]](list)
         for result in first:

@@ -152,7 +152,7 @@ class Broken:
     def open(self, task, limits):
         if self._where == "open":
             self._fail()
-        return SimpleNamespace(malformed_calls=0, close=lambda: None, answer=self._fail)
+        return SimpleNamespace(malformed_calls=0, refused_statements=0, close=lambda: None, answer=self._fail)
 
     def judge(self, _episode):
         return self._fail()

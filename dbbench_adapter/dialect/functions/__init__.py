@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from dbbench_adapter.clock import Refused, check, count_made, kept
-from dbbench_adapter.dialect.functions import comparing, dates, numeric, patterns, storing, text
+from dbbench_adapter.dialect.functions import dates, numeric, patterns, storing, text
 from dbbench_adapter.dialect.functions.aggregates import AGGREGATES
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function
 
@@ -47,7 +47,7 @@ def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any
 
 FUNCTIONS: dict[str, Function] = {
     name: (count, _limited(function, strict=strict))
-    for module in (text, patterns, numeric, dates, comparing, storing)
+    for module in (text, patterns, numeric, dates, storing)
     for strict, group in ((False, module.NULLS_MATTER), (True, module.STRICT))
     for name, (count, function) in group.items()
 } | numeric.RANGES

@@ -10,7 +10,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import partial
 from typing import Any
 
-from dbbench_adapter.clock import Refused, kept
+from dbbench_adapter.clock import Refused, kept, left_out
 from dbbench_adapter.dialect.functions.values import Function, number, sort_key, text_of, whole
 from dbbench_adapter.dialect.kinds import as_written, digits_of
 
@@ -21,7 +21,7 @@ _DECIMALS = Context(prec=400)
 _DOUBLE_DIGITS = Context(prec=15)
 _INTEGER = re.compile(r"\s*([-+]?[0-9]+)")
 _DECIMAL = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)")
-_LARGE = "1235 (42000): This version of MySQL doesn't yet support 'whole numbers of 2^63 and more'"
+_LARGE = left_out("whole numbers of 2^63 and more")
 _BIGINT = "1690 (22003): BIGINT value is out of range"
 _DOUBLE = "1690 (22003): DOUBLE value is out of range"
 
@@ -66,13 +66,14 @@ def _cast_unsigned(value: Any) -> int:
 
 
 def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
-    # The nearest decimal; MySQL adds a warning where it has too many digits.
+    """Raises Refused: it has too many digits, where MySQL takes the nearest or ends a change."""
     digits = _digits(scale)
     written = _exact(value)
     largest = Decimal(10) ** (whole(precision) - digits) - Decimal(1).scaleb(-digits)
     rounded = written.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS)
-    held = max(min(rounded, largest), -largest)
-    return float(held) if digits or abs(held) >= 2**63 else int(held)
+    if abs(rounded) > largest:
+        raise Refused(left_out("CAST of a number that the type does not hold"))
+    return float(rounded) if digits or abs(rounded) >= 2**63 else int(rounded)
 
 
 def _int_div(left: Any, right: Any) -> int | None:
@@ -117,18 +118,9 @@ def _round_double(value: Any, digits: Any = 0) -> float:
     return round(scaled) / factor if math.isfinite(scaled) else found
 
 
-def _as_text(value: Any, digits: Any = None, own: Any = 0) -> str:
-    """The text of a number: a decimal with `digits` after the point, a double or an integer with its own.
-
-    Args:
-        own: 1 leaves whole numbers as they are, since a decimal that was chosen from several keeps its own digits.
-    """
-    if (
-        digits is None
-        or (own and isinstance(value, int))
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-    ):
+def _as_text(value: Any, digits: Any = None) -> str:
+    """The text of a number: a decimal with `digits` after the point, a double or an integer with its own."""
+    if digits is None or not isinstance(value, int | float) or not math.isfinite(value):
         return text_of(value)
     digits_of(value, digits)
     exact = _DOUBLE_DIGITS.create_decimal(repr(value)) if isinstance(value, float) else Decimal(value)
@@ -152,12 +144,6 @@ def _in_bigint(value: Any) -> Any:
     return value
 
 
-def _in_unsigned(value: Any) -> Any:
-    if isinstance(value, float) or (isinstance(value, int) and value < 0):
-        raise kept(Refused("1690 (22003): BIGINT UNSIGNED value is out of range"))
-    return value
-
-
 def _in_double(value: Any) -> Any:
     # A sum in which one operand is a double, also where SQLite adds a text as a whole number.
     if isinstance(value, int) and abs(value) > 2**53:
@@ -167,26 +153,10 @@ def _in_double(value: Any) -> Any:
     return value
 
 
-def _in_either(value: Any) -> Any:
-    # A large double may be a whole number that is out of range.
-    if isinstance(value, float) and abs(value) >= 2.0**63:
-        raise kept(Refused(_BIGINT if math.isfinite(value) else _DOUBLE))
-    return value
-
-
 def _extreme(wanted: int, *values: Any) -> Any:
-    """GREATEST (1) or LEAST (-1): texts alone compare by the collation, numbers and mixtures by number."""
-    texts = [value for value in values if isinstance(value, str)]
+    """GREATEST (1) or LEAST (-1) of texts alone or numbers alone."""
     extreme = max if wanted > 0 else min
-    if len(texts) == len(values):
-        return extreme(values, key=sort_key)
-    found = extreme(values, key=number)
-    return float(number(found)) if texts else found
-
-
-def _extreme_number(wanted: int, *values: Any) -> float:
-    extreme = max if wanted > 0 else min
-    return float(extreme(number(value) for value in values))
+    return extreme(values, key=sort_key if isinstance(values[0], str) else number)
 
 
 def _mod(left: Any, right: Any) -> int | float | None:
@@ -197,24 +167,8 @@ def _mod(left: Any, right: Any) -> int | float | None:
     return int(math.copysign(abs(first) % abs(second), first)) if both else math.fmod(first, second)
 
 
-def _bits(combine: Callable[..., int]) -> Callable[..., int]:
-    """A function of bits; MySQL's are whole numbers without a sign.
-
-    Raises:
-        ArithmeticError: the result does not fit into SQLite's whole numbers.
-    """
-
-    def combined(*values: Any) -> int:
-        made = combine(*(half_up(number(value)) % 2**64 for value in values)) % 2**64
-        if made >= 2**63:
-            raise ArithmeticError("more than 63 bits")
-        return made
-
-    return combined
-
-
-def _rand(seed: Any = None) -> float:
-    return random.Random(whole(seed)).random() if seed is not None else random.random()
+def _rand() -> float:
+    return random.random()
 
 
 def _math(function: Callable[..., float]) -> Callable[..., float | None]:
@@ -254,16 +208,13 @@ def _log(base_or_value: float, *value: float) -> float:
 
 
 NULLS_MATTER: dict[str, Function] = {
-    "rand": (-1, _rand),
-    "pi": (0, lambda: math.pi),
+    "rand": (0, _rand),
 }
 
 STRICT: dict[str, Function] = {
     "as_text": (-1, _as_text),
     "greatest": (-1, partial(_extreme, 1)),
     "least": (-1, partial(_extreme, -1)),
-    "greatest_number": (-1, partial(_extreme_number, 1)),
-    "least_number": (-1, partial(_extreme_number, -1)),
     "format": (2, _format),
     "decimal_text": (1, _decimal_text),
     "cast_signed": (1, _cast_signed),
@@ -286,20 +237,10 @@ STRICT: dict[str, Function] = {
     "mod": (2, _mod),
     "mysql_round": (-1, _round),
     "round_double": (-1, _round_double),
-    "bits_and": (2, _bits(lambda left, right: left & right)),
-    "bits_or": (2, _bits(lambda left, right: left | right)),
-    "bitwise_xor": (2, _bits(lambda left, right: left ^ right)),
-    "bit_not": (1, _bits(lambda value: ~value)),
-    "bit_left": (2, _bits(lambda value, count: value << count if count < 64 else 0)),
-    "bit_right": (2, _bits(lambda value, count: value >> count if count < 64 else 0)),
-    "bit_count": (1, lambda value: (half_up(number(value)) % 2**64).bit_count()),
-    "cot": (1, _math(lambda value: 1 / math.tan(value))),
 }
 
 # These stand around every sum, so they run without the limits of other functions, which cost three times as much.
 RANGES: dict[str, Function] = {
     "in_bigint": (1, _in_bigint),
-    "in_unsigned": (1, _in_unsigned),
     "in_double": (1, _in_double),
-    "in_either": (1, _in_either),
 }

@@ -2,21 +2,21 @@
 
 LIKE is matched piece by piece between its `%`, without backtracking. Regular expressions run in the `regex` package,
 which has a timeout and lets other threads work; patterns that are slow or need much memory before that timeout are
-refused. This engine and MySQL's (ICU) agree on the patterns that agents write; rare syntax may differ.
+refused. Rare syntax, over which the engines of the servers differ, is refused too.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 import regex
 
-from dbbench_adapter.clock import StatementTimeout, check, remaining_s
-from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function, fold, text_of, whole
+from dbbench_adapter.clock import Refused, StatementTimeout, check, left_out, remaining_s
+from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function, fold, text_of
 
 MAX_PATTERN_CHARS = 1_000
 # The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2.
@@ -24,8 +24,12 @@ MAX_REPEAT = 1_000
 MAX_SUBJECT_CHARS = 65_536
 # The limit of one match, in CPU seconds; MySQL gives up after 32 ms (`regexp_time_limit`).
 MAX_REGEX_S = 0.5
-# REGEXP_REPLACE inserts no longer text, because each match makes its result longer by it.
-MAX_REPLACEMENT_CHARS = 16
+# What MySQL's engine (ICU), MariaDB's (PCRE) and ours read alike.
+_COMMON = re.compile(
+    r"(?:[^\\\[(]|\((?!\?)|\((?=\?:)|\\[^A-Za-z0-9]|\\[dDwWsSbBntr]"
+    r"|\[\^?\]?(?:[^\\\[\]]|\[:(?:alpha|digit|alnum|upper|lower|space|punct):\]|\\[^A-Za-z0-9]|\\[dDwWsS])*\])*+",
+    re.DOTALL,
+)
 _BOUNDS = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _CACHED_CHARS = 200
 
@@ -38,10 +42,13 @@ _Piece = str | tuple[str | None, ...]
 
 def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
     # SQLite calls like(pattern, text) for `text LIKE pattern`.
-    folded = fold(text_of(pattern))
+    pattern, text = text_of(pattern), text_of(text)
+    folded, searched = fold(pattern), fold(text)
+    if "_" in pattern and (len(folded) != len(pattern) or len(searched) != len(text)):
+        raise Refused(left_out("LIKE with _ over letters like ß"))
     if len(folded) > MAX_VALUE_BYTES:  # one character may become eighteen
         raise ValueError("the pattern is too long")
-    return like_exactly(folded, fold(text_of(text)), text_of(escape))
+    return like_exactly(folded, searched, text_of(escape))
 
 
 def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
@@ -102,16 +109,18 @@ def _find(piece: _Piece, text: str, start: int, end: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str, exactly: bool = False) -> regex.Pattern[str]:
+def _compiled(pattern: str) -> regex.Pattern[str]:
     product = 1
     for low, high in _BOUNDS.findall(pattern):
         product *= max(int(bound[:9]) if bound else 1 for bound in (low, high)) or 1
     if len(pattern) > MAX_PATTERN_CHARS or product > MAX_REPEAT:
         raise ValueError("the regular expression is too large")
-    return regex.compile(pattern, regex.VERSION0 if exactly else regex.IGNORECASE | regex.VERSION0)
+    if not _COMMON.fullmatch(pattern):
+        raise Refused(left_out("regular expressions of rare syntax"))
+    return regex.compile(pattern, regex.IGNORECASE | regex.VERSION0)
 
 
-def _matches(pattern: Any, text: Any, *, exactly: bool = False) -> Any:
+def _matches(pattern: Any, text: Any) -> Any:
     """Yield all matches one by one, leftmost first.
 
     Raises:
@@ -124,7 +133,7 @@ def _matches(pattern: Any, text: Any, *, exactly: bool = False) -> Any:
     limit_s = timeout_s = remaining_s(MAX_REGEX_S)
     found = 0
     try:
-        compiled = _compiled(text_of(pattern), exactly)
+        compiled = _compiled(text_of(pattern))
         while True:
             began = time.thread_time()
             try:
@@ -140,52 +149,13 @@ def _matches(pattern: Any, text: Any, *, exactly: bool = False) -> Any:
         raise ValueError(f"no regular expression: {error}") from None
 
 
-def _regexp(pattern: Any, text: Any, *, exactly: bool = False) -> int:
-    return int(next(_matches(pattern, text, exactly=exactly), None) is not None)
-
-
-def _regexp_like(text: Any, pattern: Any, flags: Any = "") -> int:
-    """Raises ValueError: a flag is neither `c` nor `i`, of which the last one counts."""
-    flags = text_of(flags)
-    if flags.strip("ci"):
-        raise ValueError("REGEXP_LIKE takes the flags c and i")
-    return _regexp(pattern, text, exactly=flags.endswith("c"))
-
-
-def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
-    """Raises ValueError: the replacement is long, or refers to groups, which may hold all of the text each time."""
-    text, replacement = text_of(text), text_of(replacement)
-    if len(replacement) > MAX_REPLACEMENT_CHARS or "\\" in replacement or "$" in replacement:
-        raise ValueError("the replacement is too long or refers to groups")
-    pieces, place = [], 0
-    for match in _matches(pattern, text):
-        check()
-        pieces += [text[place : match.start()], replacement]
-        place = match.end()
-    replaced = "".join([*pieces, text[place:]])
-    return replaced if len(replaced) <= MAX_VALUE_BYTES else None
-
-
-def _regexp_substr(text: Any, pattern: Any) -> str | None:
-    match = next(_matches(pattern, text), None)
-    return match.group(0) if match else None
-
-
-def _regexp_instr(text: Any, pattern: Any, start: Any = 1) -> int:
-    begin = max(whole(start), 1) - 1
-    match = next(_matches(pattern, text_of(text)[begin:]), None)
-    return begin + match.start() + 1 if match else 0
+def _regexp(pattern: Any, text: Any) -> int:
+    return int(next(_matches(pattern, text), None) is not None)
 
 
 NULLS_MATTER: dict[str, Function] = {}
 
 STRICT: dict[str, Function] = {
     "like": (-1, like),
-    "like_bin": (-1, lambda pattern, text, *escape: like_exactly(*map(text_of, (pattern, text, *escape)))),
     "regexp": (2, _regexp),
-    "regexp_bin": (2, partial(_regexp, exactly=True)),
-    "regexp_like": (-1, _regexp_like),
-    "regexp_replace": (3, _regexp_replace),
-    "regexp_substr": (2, _regexp_substr),
-    "regexp_instr": (-1, _regexp_instr),
 }

@@ -1,6 +1,6 @@
 """Converts a value to what a column of a declared type holds in MySQL's strict mode, or ends the statement.
 
-It leaves out the single precision of FLOAT, and every type that `kinds.sqlite_type` does not know.
+Only the types that `kinds.sqlite_type` knows are here.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from functools import lru_cache
 from typing import Any
 
-from dbbench_adapter.clock import Refused
-from dbbench_adapter.dialect.functions.dates import moment, time_text, time_within
+from dbbench_adapter.clock import Refused, left_out
+from dbbench_adapter.dialect.functions.dates import moment
 from dbbench_adapter.dialect.functions.values import Function, text_of
 from dbbench_adapter.dialect.kinds import (
     DATE,
     DOUBLE,
     SIZED_TEXTS,
     TEXT_BYTES,
-    TIME,
     Kind,
     column_type,
     declared_kind,
@@ -30,13 +29,9 @@ from dbbench_adapter.dialect.kinds import (
 
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)\s*")
 _FRACTION = re.compile(r":\d{1,2}\.0*[1-9]")
-_DAYS = re.compile(r"\s*-?\d+ +\d")
 _DECIMALS = Context(prec=400)
-_TIMESTAMPS = ("1970-01-01 00:00:01", "2038-01-19 03:14:07")
 # BIGINT UNSIGNED has so many; a number with more is not rounded, since it may exceed the precision.
 _MAX_INTEGER_DIGITS = 20
-_YEAR_DIGITS = 4
-_LARGEST_FLOAT = 3.4028234663852886e38
 _SHOWN_CHARS = 80
 # Of a character in UTF-8.
 _MOST_BYTES = 4
@@ -51,10 +46,10 @@ def stored_as(declared: str, column: str, value: Any) -> Any:
         Refused: MySQL's error for a value that the type does not take, or 1235 if SQLite cannot hold it as MySQL does.
     """
     kind = declared_kind(declared)
-    if kind.is_number:
+    if kind is not None and kind.is_number:
         return _number(declared, kind, column, value)
-    if kind.is_temporal:
-        return _moment(declared, kind, column, text_of(value))
+    if kind is not None and kind.is_temporal:
+        return _moment(kind, column, text_of(value))
     return _text(declared, column, text_of(value))
 
 
@@ -66,40 +61,25 @@ def surely_holds(declared: str) -> Callable[[Any], bool]:
         declared: see `stored_as`.
     """
     limits, (name, sizes, _) = integer_range(declared), column_type(declared)
-    if limits is not None and name != "YEAR":
+    if limits is not None:
         return lambda value: type(value) is int and limits[0] <= value <= limits[1]
-    if name in TEXT_BYTES or name in ("VARCHAR", "NVARCHAR"):
+    if name in TEXT_BYTES or name == "VARCHAR":
         longest = TEXT_BYTES[name] // _MOST_BYTES if name in TEXT_BYTES else (sizes or (1,))[0]
         return lambda value: type(value) is str and len(value) <= longest
     return lambda value: False
 
 
-def stored_ignoring(declared: str, column: str, value: Any) -> Any:
-    """Raises Refused: MySQL would store the nearest value that fits."""
-    try:
-        return stored_as(declared, column, value)
-    except Refused:
-        what = f"INSERT IGNORE of a value that does not fit column {column}"
-        raise Refused(f"1235 (42000): This version of MySQL doesn't yet support '{what}'") from None
-
-
 def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     written, limits = _written(kind, column, value), integer_range(declared)
     if limits is not None:
-        if column_type(declared).name == "YEAR":
-            return _year(column, written, value)
         if written.adjusted() >= _MAX_INTEGER_DIGITS and written:
             return _out_of_range(column)
         rounding = ROUND_HALF_EVEN if isinstance(value, float) else ROUND_HALF_UP
         whole = int(written.quantize(Decimal(1), rounding, _DECIMALS))
         return whole if limits[0] <= whole <= limits[1] else _out_of_range(column)
-    name, sizes, unsigned = column_type(declared)
-    if unsigned and written < 0:
-        return _out_of_range(column)
     if kind == DOUBLE:
-        largest = _LARGEST_FLOAT if name == "FLOAT" else sys.float_info.max
-        return float(written) if abs(float(written)) <= largest else _out_of_range(column)
-    digits = (sizes or (10,))[0] - kind.scale
+        return float(written) if abs(float(written)) <= sys.float_info.max else _out_of_range(column)
+    digits = (column_type(declared).sizes or (10,))[0] - kind.scale
     if written.adjusted() >= digits and written:
         return _out_of_range(column)
     rounded = written.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
@@ -108,7 +88,7 @@ def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     if kind.scale == 0 and abs(rounded) < 2**63:
         return int(rounded)
     if Decimal(repr(float(rounded))) != rounded:
-        raise Refused("1235 (42000): This version of MySQL doesn't yet support 'decimals of more than 15 digits'")
+        raise Refused(left_out("decimals of more than 15 digits"))
     return float(rounded)
 
 
@@ -125,43 +105,16 @@ def _written(kind: Kind, column: str, value: Any) -> Decimal:
     raise Refused(f"1366 (HY000): Incorrect {what} value: '{text[:_SHOWN_CHARS]}' for column '{column}' at row 1")
 
 
-def _year(column: str, written: Decimal, value: Any) -> int:
-    """A year; of two digits those to 69 are in this century, and the text `0` is 2000.
-
-    A double is cut and other numbers are rounded. A text with a point is a decimal (`stored._as_number` passes it so).
-    """
-    if written.adjusted() >= _YEAR_DIGITS and written:
-        return _out_of_range(column)
-    year = int(written.quantize(Decimal(1), ROUND_DOWN if isinstance(value, float) else ROUND_HALF_UP, _DECIMALS))
-    if written < 0:
-        return _out_of_range(column)
-    if 0 < year < 100 or (year == 0 and isinstance(value, str) and "." not in value):
-        year += 2000 if year < 70 else 1900
-    return year if year == 0 or 1901 <= year <= 2155 else _out_of_range(column)
-
-
 def _out_of_range(column: str) -> int:
     raise Refused(f"1264 (22003): Out of range value for column '{column}' at row 1")
 
 
-def _moment(declared: str, kind: Kind, column: str, text: str) -> str:
-    found = None
+def _moment(kind: Kind, column: str, text: str) -> str:
     if _FRACTION.search(text):
-        raise Refused("1235 (42000): This version of MySQL doesn't yet support 'fractions of a second in a column'")
-    if kind == TIME:
-        seconds = time_within(text)
-        found = None if seconds is None else time_text(seconds)
-        if found is None and (_DAYS.match(text) or moment(text)):
-            raise Refused("1235 (42000): This version of MySQL doesn't yet support 'days in a column of times'")
-    elif (read := moment(text)) is not None:
-        found = read.date().isoformat() if kind == DATE else read.isoformat(sep=" ")
-        if column_type(declared).name == "TIMESTAMP" and not _TIMESTAMPS[0] <= found <= _TIMESTAMPS[1]:
-            found = None
-    if found is None:
-        raise Refused(
-            f"1292 (22007): Incorrect {kind.name} value: '{text[:_SHOWN_CHARS]}' for column '{column}' at row 1"
-        )
-    return found
+        raise Refused(left_out("fractions of a second in a column"))
+    if (found := moment(text)) is not None:
+        return found.date().isoformat() if kind == DATE else found.isoformat(sep=" ")
+    raise Refused(f"1292 (22007): Incorrect {kind.name} value: '{text[:_SHOWN_CHARS]}' for column '{column}' at row 1")
 
 
 def _text(declared: str, column: str, text: str) -> str:
@@ -171,7 +124,7 @@ def _text(declared: str, column: str, text: str) -> str:
         size = (sizes or (1,))[0]
         if text[size:].strip(" "):
             raise Refused(f"1406 (22001): Data too long for column '{column}' at row 1")
-        return text[:size].rstrip(" ") if name in ("CHAR", "NCHAR") else text[:size]
+        return text[:size].rstrip(" ") if name == "CHAR" else text[:size]
     if len(text.encode(errors="replace")) > TEXT_BYTES[name]:
         raise Refused(f"1406 (22001): Data too long for column '{column}' at row 1")
     return text
@@ -179,7 +132,4 @@ def _text(declared: str, column: str, text: str) -> str:
 
 NULLS_MATTER: dict[str, Function] = {}
 
-STRICT: dict[str, Function] = {
-    "stored_as": (3, stored_as),
-    "stored_ignoring": (3, stored_ignoring),
-}
+STRICT: dict[str, Function] = {"stored_as": (3, stored_as)}

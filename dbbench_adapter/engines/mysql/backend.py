@@ -25,7 +25,7 @@ from pymysql.cursors import Cursor, SSCursor
 
 from dbbench_adapter.clock import StatementTimeout, time_limit
 from dbbench_adapter.datatypes import Table
-from dbbench_adapter.dialect.kinds import mysql_type, sqlite_type
+from dbbench_adapter.dialect.kinds import column_type
 from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.dialect.limits import blows_up
 from dbbench_adapter.dialect.syntax import PARSER_ERRORS, parse
@@ -78,6 +78,17 @@ _FAULTS = frozenset(
 _INSERT_BYTES = 1_000_000
 # So much is sent before an answer is read.
 _TOGETHER_BYTES = 1_000_000
+_KNOWN_TYPES = frozenset(
+    [
+        *("TINYINT", "BOOL", "BOOLEAN", "SMALLINT", "MEDIUMINT", "INT", "INTEGER", "BIGINT", "YEAR", "DOUBLE", "FLOAT"),
+        *("REAL", "DATE", "DATETIME", "TIMESTAMP", "TIME", "TINYTEXT", "TEXT", "MEDIUMTEXT", "LONGTEXT"),
+    ]
+)
+# Types with their usual size.
+_SIZED_TYPES = {
+    **dict.fromkeys(["DECIMAL", "NUMERIC", "DEC"], 10),
+    **dict.fromkeys(["CHAR", "VARCHAR", "NCHAR", "NVARCHAR"], 1),
+}
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 
 
@@ -360,5 +371,8 @@ def _column_type(declared: str) -> str:
     """A type as it is, or without what stands behind it, such as NOT NULL; TEXT for an unknown one."""
     if _DECLARED_TYPE.fullmatch(declared):
         return declared
-    known = sqlite_type(declared)
-    return mysql_type(known) if known else "TEXT"
+    name, sizes, unsigned = column_type(declared)
+    if name not in _KNOWN_TYPES and name not in _SIZED_TYPES:
+        return "TEXT"
+    sized = f"({','.join(map(str, sizes)) or _SIZED_TYPES[name]})" if name in _SIZED_TYPES else ""
+    return f"{name}{sized}{' UNSIGNED' if unsigned else ''}"

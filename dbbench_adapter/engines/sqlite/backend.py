@@ -10,9 +10,8 @@ The sandbox does not guard against: a sort of long texts, which may run for a se
 or in the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES`
 each); memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
 
-Unlike MySQL's strict mode, which typed tables have, it does not refuse: texts that are no numbers if a change computes
-with them (1292); division by zero in a change (1365). SQLite makes its own choice where MySQL leaves one: in a union,
-or in a group with one MIN or MAX, either of `Plum` and `plum` may stand for both.
+Statements that SQLite could only answer by guessing are refused (`dialect.allowed_sql`). SQLite makes its own choice where
+MySQL leaves one: MIN and MAX of texts may be either of `Plum` and `plum`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,24 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dbbench_adapter.clock import Refused, StatementTimeout, check, expired, refused, stalled, time_limit
+from dbbench_adapter.clock import (
+    LEFT_OUT,
+    Refused,
+    StatementTimeout,
+    check,
+    expired,
+    left_out,
+    refused,
+    stalled,
+    time_limit,
+)
 from dbbench_adapter.datatypes import Cell, Column, Rows, Table
 from dbbench_adapter.dialect.functions.storing import stored_as, surely_holds
 from dbbench_adapter.dialect.functions.values import text_of
 from dbbench_adapter.dialect.kinds import (
+    DATE,
+    DATETIME,
+    TEXT,
     Columns,
     TableColumn,
     as_driver_shows,
@@ -99,6 +111,8 @@ class Image:
     columns: Columns
     stored: Mapping[str, tuple[str, ...]]
     """The columns of each table as they are named."""
+    typed: bool
+    """Whether the columns have their declared types, and MySQL its strict mode."""
     schema_version: int
     """SQLite counts it up with each change of a schema."""
 
@@ -153,7 +167,7 @@ class SqliteDatabase(Database):
         self._guard, timeout_s = Guard(), self.statement_timeout_s
         with time_limit(timeout_s), self._watchdog.watching(self._connection, timeout_s):
             try:
-                result = self._dispatch(translate(sql, self._columns))
+                result = self._dispatch(translate(sql, self._columns, strict=self._image.typed))
                 late = result.rows is not None and expired()  # past the deadline the collation no longer compares
                 return Result(error=_INTERRUPTED) if late else result
             except (StatementError, Refused) as error:
@@ -313,12 +327,8 @@ def _columns(read: Read) -> Columns:
 
 
 def _column(table: str, column: str, declared: str) -> TableColumn:
-    # SQLite declares columns of CREATE TABLE ... AS by types of its own.
-    unknown, copied = declared in ("", "NUM"), declared in ("", "NUM", "INT", "REAL")
     named = mysql_type(declared)
-    kind = None if unknown else declared_kind(named)
-    known = "" if copied or sqlite_type(named) is None else named
-    return TableColumn(table.lower(), column.lower(), kind, known)
+    return TableColumn(table.lower(), column.lower(), declared_kind(named), named)
 
 
 def _made(tables: Sequence[Table], *, typed: bool) -> Image:
@@ -331,24 +341,19 @@ def _made(tables: Sequence[Table], *, typed: bool) -> Image:
         content = connection.serialize() if tables else None  # SQLite writes no database without tables
     tables = sorted(tables, key=lambda table: table.name)
     columns = (
-        _column(table.name, column.name, _sqlite_type(column, typed=typed))
+        _column(table.name, column.name, sqlite_type(column.type) if typed else "TEXT")
         for table in tables
         for column in table.columns
     )
     stored = {table.name: tuple(column.name for column in table.columns) for table in tables}
-    return Image(content, tuple(columns), stored, version)
-
-
-def _sqlite_type(column: Column, *, typed: bool) -> str:
-    return (sqlite_type(column.type) if typed else None) or "TEXT"
+    return Image(content, tuple(columns), stored, typed, version)
 
 
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
     """Raises TableError: SQLite cannot make the table."""
-    types = [column.type if typed else "TEXT" for column in table.columns]
-    marks = ", ".join("?" for _ in types)
-    declared = ", ".join(_column_sql(column.name, each) for column, each in zip(table.columns, types, strict=True))
+    marks = ", ".join("?" for _ in table.columns)
     try:
+        declared = ", ".join(_column_sql(column.name, column.type if typed else "TEXT") for column in table.columns)
         rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
         if typed:
             columns = [(column, surely_holds(column.type)) for column in table.columns]
@@ -368,20 +373,13 @@ def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) ->
 
 
 def _held(cell: Cell, column: Column) -> Cell:
-    """Raises ValueError: the column does not take the cell."""
-    if cell is None or sqlite_type(column.type) is None:
-        return cell
-    try:
-        return stored_as(column.type, column.name, cell)
-    except Refused as refusal:
-        if str(refusal).startswith(_LEFT_OUT):
-            return cell
-        raise
+    """Raises Refused: the column does not take the cell, or SQLite does not hold it as MySQL does."""
+    return None if cell is None else stored_as(column.type, column.name, cell)
 
 
 def _column_sql(name: str, declared: str) -> str:
-    known = sqlite_type(declared) or "TEXT"
-    return f"{quoted(name)} {known}{'' if declared_kind(declared).is_number else f' COLLATE {COLLATION}'}"
+    known = sqlite_type(declared)
+    return f"{quoted(name)} {known}{' COLLATE ' + COLLATION if declared_kind(declared) in _COLLATED else ''}"
 
 
 def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
@@ -400,8 +398,7 @@ _OUT_OF_STEPS = (
     "1038 (HY001): Out of sort memory: a statement that sorts, groups or removes duplicates may take "
     f"{MAX_SORT_OPCODES:,} steps; read fewer rows"
 )
-# SQLite cannot hold such a value as MySQL does; one of a task's rows stays as it is.
-_LEFT_OUT = "1235 "
+_COLLATED = (TEXT, DATE, DATETIME)
 _OUT_OF_MEMORY = "1038 (HY001): Out of memory"
 _DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)
 _DRIVER_TEXTS = (
@@ -409,10 +406,7 @@ _DRIVER_TEXTS = (
     (r"no such column: (.*)", "1054 (42S22): Unknown column '{0}' in 'field list'"),
     (r"table (.*) has no column named (.*)", "1054 (42S22): Unknown column '{1}' in 'field list'"),
     (r"ambiguous column name: (.*)", "1052 (23000): Column '{0}' in field list is ambiguous"),
-    (
-        r"(?:no such function|not authorized to use function): (\W+)",
-        "1235 (42000): This version of MySQL doesn't yet support '{0}'",
-    ),
+    (r"(?:no such function|not authorized to use function): (\W+)", left_out("{0}")),
     (r"no such function: (.*)", "1305 (42000): FUNCTION dbbench.{0} does not exist"),
     (r"table `?(.*?)`? already exists", "1050 (42S01): Table '{0}' already exists"),
     (
@@ -426,7 +420,7 @@ _DRIVER_TEXTS = (
     ),
     (r"misuse of aggregate.*", "1111 (HY000): Invalid use of group function"),
     (r"CHECK constraint failed: (.*)", "3819 (HY000): Check constraint '{0}' is violated."),
-    (r"integer overflow", "1690 (22003): BIGINT value is out of range"),
+    (r"integer overflow", left_out("whole numbers of 2^63 and more")),
     (r"sub-select returns \d+ columns - expected (\d+)", "1241 (21000): Operand should contain {0} column(s)"),
     (r"table only_rows has \d+ values for (\d+) columns", "1241 (21000): Operand should contain {0} column(s)"),
     (r"table stored_rows has .*", "1136 (21S01): Column count doesn't match value count at row 1"),
@@ -439,7 +433,10 @@ _DRIVER_TEXTS = (
         "1117 (HY000): Too many columns or tables",
     ),
     (r"string or blob too big|database or disk is full|out of memory", "1114 (HY000): The table is full"),
-    (r"user-defined (?:function|aggregate).*", "1690 (22003): value is out of range, or no such argument is taken"),
+    (
+        r"user-defined (?:function|aggregate).*",
+        f"1690 (22003): value is out of range, or such an argument is {LEFT_OUT}",
+    ),
     (
         r'near "(.*)": syntax error',
         "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MySQL server "

@@ -8,22 +8,13 @@ from typing import Any
 from dbbench_adapter.dialect.functions.patterns import like_exactly
 from dbbench_adapter.dialect.kinds import mysql_type
 from dbbench_adapter.dialect.syntax import COLLATION, StatementError
-from dbbench_adapter.dialect.translate import CATALOGUE, Statement
+from dbbench_adapter.dialect.translate import CATALOGUE, CATALOGUE_COUNTS, CATALOGUE_VIEWS, Statement
 from dbbench_adapter.engines.base import Result, quoted
 
 # Runs one statement with all rights and returns its rows.
 Read = Callable[..., list[tuple[Any, ...]]]
 
 _SCHEMATA = ("dbbench", "information_schema")
-_VIEWS = {
-    "catalogue tables": ("TABLE_CATALOG", "TABLE_SCHEMA", "TABLE_NAME", "TABLE_TYPE", "ENGINE", "TABLE_ROWS"),
-    "catalogue columns": (
-        *("TABLE_CATALOG", "TABLE_SCHEMA", "TABLE_NAME", "COLUMN_NAME", "ORDINAL_POSITION", "COLUMN_DEFAULT"),
-        *("IS_NULLABLE", "DATA_TYPE", "COLUMN_TYPE", "COLUMN_KEY", "EXTRA"),
-    ),
-    "catalogue schemata": ("CATALOG_NAME", "SCHEMA_NAME"),
-}
-_COUNTS = frozenset(["ORDINAL_POSITION", "TABLE_ROWS"])
 # These columns hold names of files in MySQL, which are compared with case on Linux.
 _EXACT = frozenset(["TABLE_SCHEMA", "TABLE_NAME", "SCHEMA_NAME"])
 
@@ -57,14 +48,8 @@ def catalogue_answer(statement: Statement, read: Read) -> Result | None:
             names = [name for name in table_names(read) if like_exactly(statement.target, name)]
             return Result(tuple((name, *more) for name in names), ("Tables_in_dbbench", "Table_type")[: 1 + len(more)])
         case "columns":
-            rows = tuple((name, kind, "YES", "", None, "") for name, kind in _columns(statement.target, read))
+            rows = tuple((name, _shown(kind), "YES", "", None, "") for name, kind in _columns(statement.target, read))
             return Result(rows, ("Field", "Type", "Null", "Key", "Default", "Extra"))
-        case "create":
-            columns = _columns(statement.target, read)
-            lines = ",\n  ".join(f"`{n}` {kind}{'' if kind == 'text' else ' DEFAULT NULL'}" for n, kind in columns)
-            text = f"CREATE TABLE `{statement.target}` (\n  {lines}\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4"
-            text += " COLLATE=utf8mb4_0900_ai_ci"
-            return Result(((statement.target, text),), ("Table", "Create Table"))
         case "index":
             _columns(statement.target, read)
             return Result((), ("Table", "Non_unique", "Key_name", "Seq_in_index", "Column_name"))
@@ -73,18 +58,18 @@ def catalogue_answer(statement: Statement, read: Read) -> Result | None:
 
 def make_views(read: Read) -> None:
     """Make the views of `CATALOGUE` again, as temporary tables."""
-    rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _VIEWS}
+    rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in CATALOGUE_VIEWS}
     rows["catalogue schemata"] = [("def", schema) for schema in _SCHEMATA]
     for table in table_names(read):
         count = read(f"SELECT COUNT(*) FROM main.{quoted(table)}")[0][0]
         rows["catalogue tables"].append(("def", "dbbench", table, "BASE TABLE", "InnoDB", count))
         for place, (name, kind) in enumerate(_columns(table, read), 1):
             where = ("def", "dbbench", table, name, place, None)
-            rows["catalogue columns"].append((*where, "YES", kind.partition("(")[0], kind, "", ""))
+            rows["catalogue columns"].append((*where, "YES", _shown(kind).partition("(")[0], _shown(kind), "", ""))
     for view in CATALOGUE.values():
-        columns = _VIEWS[view]
+        columns = CATALOGUE_VIEWS[view]
         kinds = (
-            f"{name} {'INT' if name in _COUNTS else 'TEXT' if name in _EXACT else f'TEXT COLLATE {COLLATION}'}"
+            f"{name} {'INT' if name in CATALOGUE_COUNTS else 'TEXT' if name in _EXACT else f'TEXT COLLATE {COLLATION}'}"
             for name in columns
         )
         read(f"DROP TABLE IF EXISTS temp.{quoted(view)}")
@@ -98,6 +83,14 @@ def _columns(table: str, read: Read) -> list[tuple[str, str]]:
     if not columns:
         raise no_table(table)
     return [(name, mysql_type(declared or "TEXT").lower()) for name, declared in columns]
+
+
+# MariaDB shows how many digits an integer type has room for.
+_WIDTHS = {"tinyint": 4, "smallint": 6, "mediumint": 9, "int": 11, "bigint": 20}
+
+
+def _shown(kind: str) -> str:
+    return "tinyint(1)" if kind == "boolean" else f"{kind}({_WIDTHS[kind]})" if kind in _WIDTHS else kind
 
 
 def _names(read: Read) -> set[str]:
