@@ -78,8 +78,8 @@ def order_groups(tree: exp.Expr) -> None:
         group = query.args.get("group")
         if not matters or group is None or not group.expressions:
             continue
-        plain = isinstance(table, exp.Table) and table.name.lower() not in cte_names
-        if not plain or query.args.get("joins") or query.args.get("distinct"):
+        joined = query.args.get("joins") or query.args.get("distinct")
+        if not isinstance(table, exp.Table) or table.name.lower() in cte_names or joined:
             if chosen:
                 raise unsupported("GROUP BY with MIN or MAX over joins and sub-queries")
             continue

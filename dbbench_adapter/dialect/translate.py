@@ -122,12 +122,11 @@ def _translated(sql: str, columns: Columns, strict: bool) -> Statement:
     refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
     refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
     kinds = finder.kinds_of(tree) if isinstance(tree, exp.Query) else ()
-    known = finder.knows_tables() and finder.knows_columns(tree)
+    unknown = isinstance(tree, exp.Query) and (None in kinds or not kinds)
+    unknown = unknown and finder.knows_tables() and finder.knows_columns(tree)  # else SQLite names what is missing
     tree = rewritten(tree, nodes, finder)
-    if (
-        isinstance(tree, exp.Query) and known and (None in kinds or not kinds)
-    ):  # the driver writes values by their types
-        raise unsupported("a result of unknown type")
+    if unknown:
+        raise unsupported("a result of unknown type")  # the driver writes values by their types
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
     return Statement(kind, printed(tree), catalogue=catalogue, tables=tables, sorts=sorts, kinds=kinds)
 

@@ -10,8 +10,8 @@ The sandbox does not guard against: a sort of long texts, which may run for a se
 or in the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES`
 each); memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
 
-Statements that SQLite could only answer by guessing are refused (`dialect.allowed_sql`). SQLite makes its own choice where
-MySQL leaves one: MIN and MAX of texts may be either of `Plum` and `plum`.
+Statements that SQLite could only answer by guessing are refused (`dialect.allowed_sql`). SQLite makes its own choice
+where MySQL leaves one: MIN and MAX of texts may be either of `Plum` and `plum`.
 """
 
 from __future__ import annotations
