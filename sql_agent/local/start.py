@@ -49,6 +49,11 @@ def failures_in_words(resume: str, spelt: Callable[[str], str] = str) -> Iterato
         raise SystemExit(INTERRUPTED) from None
 
 
+def trained_here(model: ModelConfig) -> dict[str, Any]:
+    """The model as the table of checks takes one that plays and learns in this process."""
+    return {"policy": model.model_path, "trained": model.model_path, "trainer": "local", "row_tokens": 0}
+
+
 def load_libraries() -> None:
     """Do the imports that take seconds, before anything starts that Ctrl-C would have to end properly."""
     import sql_agent.local.learner
