@@ -1,9 +1,9 @@
 """Which architectures can be trained where: one table, asked before anything loads, by a model's config.json.
 
 The main job computes rows together on a CPU, and with `engine.shared_prompts` on a GPU (`sql_agent.shared_prefix`).
-That needs causal attention through transformers' interface and nothing else between tokens. verl's own engine and training
-in this process need less; SFT, DPO and reward training take any language model of transformers. Leaves out whether vLLM
-serves a model. Importing this module is instant.
+That needs causal attention through transformers' interface and nothing else between tokens. verl's own engine and
+training in this process need less; SFT, DPO and reward training take any language model of transformers. Leaves out
+whether vLLM serves a model. Importing this module is instant.
 """
 
 from __future__ import annotations

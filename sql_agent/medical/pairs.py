@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentgrpo.chat.calls import numbered_id
 from agentgrpo.chat.messages import Message, num_chars
 from dbbench_adapter.engines.sqlite.read_only import connect
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
@@ -104,7 +105,7 @@ class _Sides:
         def side(looked_at: Entry, field: str, text: str) -> tuple[Message, ...]:
             name = f"{TABLES[entry.table].name_column} = {_quoted(looked_at.name)}"
             sql = f"SELECT {field} FROM {entry.table} WHERE {name}"
-            result = {"role": "tool", "tool_call_id": "call_0", "content": format_result(self._as_agent.run(sql))}
+            result = {"role": "tool", "tool_call_id": numbered_id(0), "content": format_result(self._as_agent.run(sql))}
             turns = [calls(call(TOOL_NAME, {"sql": sql})), result, {"role": "assistant", "content": text}]
             return tuple(conversation([*prompt, *turns]))
 
