@@ -89,6 +89,7 @@ CHECKS = (
     Check("model", ("base_model",), _NO_TIME, "agentgrpo.model_kinds:check_kind"),
     Check("model", ("policy",), "1 s; a fetch of an id", "sql_agent.local.model_files:check_policy"),
     Check("model", ("model", "protocol"), "2 s", f"{_READ}:check_model"),
+    Check("model type", ("trained", "trainer", "row_tokens"), _NO_TIME, f"{_READ}:check_model_type"),
     Check("GPUs", ("model", "tensor_parallel"), _NO_TIME, f"{_READ}:check_shared"),
     Check("data", ("experiment",), "they are made", "sql_agent.commands.single_skill:check_data"),
     Check("database", ("database", "tasks", "splits"), "every reference is run", f"{_READ}:check_database"),

@@ -247,6 +247,30 @@ def _object(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+# Vocabularies ---------------------------------------------------------------------------------------------------------
+
+
+def vocabulary_fault(folder: Path, base: Path) -> Problem | None:
+    """Why the tokenizer in a folder is not that of the model in `base`: it has ids without a row of the embeddings.
+
+    Such an id ends a training in `IndexError: index out of range in self`, perhaps after hours.
+    """
+    config, tokenizer = _object(base / "config.json"), _object(folder / "tokenizer.json")
+    rows = (config.get("text_config") or config).get("vocab_size")
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        named = [*vocabulary.values()] if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
+        added = [each["id"] for each in tokenizer.get("added_tokens") or ()]
+        more = map(int, _object(folder / "tokenizer_config.json").get("added_tokens_decoder") or ())
+        highest = max((*named, *added, *more), default=0)
+    except (KeyError, TypeError, ValueError):  # which the tokenizer's own loader says
+        return None
+    if not isinstance(rows, int) or highest < rows:
+        return None
+    what = f"the tokenizer of {folder} has token {highest}, the model {rows} embeddings (0 to {rows - 1})"
+    return Problem(what, "take the tokenizer that belongs to the model, or resize the embeddings")
+
+
 # Sizes ----------------------------------------------------------------------------------------------------------------
 
 

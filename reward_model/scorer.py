@@ -21,6 +21,7 @@ from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.chat.tokenizer import endless_template, read_tokenizer
 from agentgrpo.hub import ModelError
 from agentgrpo.json_text import parse_json
+from agentgrpo.model_kinds import vocabulary_fault
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.weights import FETCH, HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weight_files, weights_sha256
 from reward_model.datatypes import RECORD, Encoded, RewardScore
@@ -139,7 +140,7 @@ def length_limit(record: Mapping[str, Any], config: Any) -> int:
 # Language models that become reward models ----------------------------------------------------------------------------
 
 
-def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_base(path: Path) -> None:
     """Small files are read, and no weights.
 
     Raises:
@@ -171,13 +172,8 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         ) from None
     if not hasattr(model, "score"):
         raise ModelError(f"the classifier of {config.model_type} has no `score` head ({path}); take a decoder")
-    embedding = model.get_input_embeddings().weight
-    highest = max(tokenizer.get_vocab().values())
-    if highest >= len(embedding):
-        raise ModelError(
-            f"the tokenizer of {path} has token {highest}, its config {len(embedding)} embeddings (0 to "
-            f"{len(embedding) - 1}); take the tokenizer that belongs to the model, or resize the embeddings"
-        )
+    if too_large := vocabulary_fault(path, path):
+        raise ModelError(str(too_large))
     weight_files(path)
     heads: dict[str, Any] = {"new": HEAD, "unused": LANGUAGE_HEADS}
     if architecture.endswith("ForSequenceClassification"):

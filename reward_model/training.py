@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from agentgrpo import signed
+from agentgrpo.chat.template import ChatTemplate, ChatTemplateError
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checkpoints import checkpoints, how_to_go_on, newest_whole
 from agentgrpo.checks import UsageError, require
@@ -56,7 +58,7 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
     require(base_model=base)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # it is set already, and TRL would set it again
-    check_base(base, tokenizer)
+    check_base(base)
     args.suit(num_parameters(base))
 
     path = Path(data.dataset_name)
@@ -151,10 +153,14 @@ def encode_pairs(
     limit, shortest = max_length or 1 << 62, 1 << 62
     for row in rows:
         try:
+            whole = [message.to_dict() for message in (*row.prompt, *row.chosen, *row.rejected)]
+            ChatTemplate.of(tokenizer, json.loads(row.tools) if row.tools else None).check_calls(whole)
             sides = [
                 encode_conversation(tokenizer, (*row.prompt, *side), tools=row.tools, max_length=1 << 62).ids
                 for side in (row.chosen, row.rejected)
             ]
+        except ChatTemplateError as error:
+            raise PreferenceFileError(f"{place_of(row, name)}: {error}") from None
         except Exception as error:  # a template is a program: it may raise anything
             raise PreferenceFileError(
                 f"{place_of(row, name)}: the model's chat template refuses it ({type(error).__name__}: {error}); "

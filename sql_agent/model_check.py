@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgrpo.chat.continuation import Continuity, play
-from agentgrpo.chat.template import ChatTemplate, Message, render, training_template
+from agentgrpo.chat.template import CALLING, CALLING_PARTS, ChatTemplate, Message, render, training_template
 from agentgrpo.checks import Problem
 from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import IS_CLONE
-from agentgrpo.model_kinds import other_kind, safetensors_header
+from agentgrpo.model_kinds import other_kind, safetensors_header, vocabulary_fault
 from agentgrpo.printed_commands import agentgrpo_command, install_command, program_command
 
 if TYPE_CHECKING:  # `agentgrpo doctor` uses this module on machines with broken packages
@@ -117,6 +117,8 @@ def check_tensor_parallel(path: Path, size: int) -> Iterator[Problem]:
 def check_tokenizer(path: Path) -> Iterator[Problem]:
     if not (path / "tokenizer.json").is_file():
         yield Problem(f"{path} has no tokenizer.json", f"{fetch_again(path)}, or save its tokenizer as a fast one")
+    if too_large := vocabulary_fault(path, path):
+        yield too_large
 
 
 def chat_template(path: Path, protocol: ProtocolName) -> str | None:
@@ -175,19 +177,8 @@ def no_template(path: Path, protocol: ProtocolName, write: str) -> Problem:
     return Problem(f"{path} has no chat template ({places})", write)
 
 
-CALL = {"type": "function", "function": {"name": "execute_sql", "arguments": {"query": "SELECT probe_call"}}}
-PROBE: list[Message] = [
-    {"role": "system", "content": "probe_system"},
-    {"role": "user", "content": "probe_user"},
-    {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0", **CALL}]},
-    {"role": "tool", "tool_call_id": "call_0", "name": "execute_sql", "content": "probe_result"},
-]
-PROBE_PARTS = {
-    "probe_system": "the system message",
-    "probe_user": "the user's message",
-    "SELECT probe_call": "the arguments of tool calls",
-    "probe_result": "tool results",
-}
+PROBE: list[Message] = [{"role": "system", "content": "probe_system"}, *CALLING]
+PROBE_PARTS = {"probe_system": "the system message", **CALLING_PARTS}
 TEXT_PARTS = {"probe_question": "the user's messages", "probe_reply": "the replies"}
 
 

@@ -149,9 +149,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# settings\n{dump_config(cfg)}\n# plan\n{plan}")
             return 0
         if args.dry_run:
-            cfg = with_model_here(cfg, environment)
+            cfg = with_model_here(cfg, environment, cpu=cpu)
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
-            chosen, tasks = planned(cfg, environment)
+            chosen, tasks = planned(cfg, environment, cpu=cpu)
             overrides = to_verl(chosen, files, cpu=cpu, network=network)
             composed = compose(overrides)
             if not cpu:

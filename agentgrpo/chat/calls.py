@@ -35,7 +35,12 @@ def tool(name: str, description: str, arguments: Mapping[str, str | dict[str, An
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def call(name: str, arguments: str | dict[str, Any], call_id: str = "call_0") -> dict[str, Any]:
+def numbered_id(number: int) -> str:
+    # Mistral's chat templates are the strictest: they require nine letters and digits
+    return f"call{number:05}"
+
+
+def call(name: str, arguments: str | dict[str, Any], call_id: str = numbered_id(0)) -> dict[str, Any]:
     """Arguments that are a text are used unchanged."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}

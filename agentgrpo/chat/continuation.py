@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentgrpo.chat.calls import call
-from agentgrpo.chat.template import ChatTemplate, Message, for_template
+from agentgrpo.chat.calls import call, numbered_id
+from agentgrpo.chat.template import ChatTemplate, Message, for_template, says
 
 # The text of `another_reply`. A reply with exactly this text is not continued exactly and counts as a break.
 OTHER = "Another reply."
@@ -131,7 +131,9 @@ def play(
         if exact is None or not _follows(decode(exact[len(known) :]), turn):
             return Continuity(turn.name, rewritten)
         before = rendered[: len(rendered) - (len(exact) - len(known))]
-        if rewritten is None and render(replied, prompt=False)[: len(before)] != before:
+        # DeepSeek's form writes no reply's thought, wherever it stands; words beside a call are left out by several
+        cut = "tool_calls" not in turn.reply and not says(decode(before), turn.sampled)
+        if rewritten is None and (cut or render(replied, prompt=False)[: len(before)] != before):
             rewritten = turn.name
         prompt = exact
     return Continuity(None, rewritten)
@@ -147,7 +149,7 @@ def _user(number: int) -> Message:
 
 def _call(name: str, said: str, number: int) -> Turn:
     arguments = f'{{"query": "SELECT {number}"}}'
-    asked = call("execute_sql", arguments, f"call_{number}")
+    asked = call("execute_sql", arguments, numbered_id(number))
     sampled = f'{said}<tool_call>\n{{"name": "execute_sql", "arguments": {arguments}}}\n</tool_call>'
     answer = {"role": "tool", "tool_call_id": asked["id"], "name": "execute_sql", "content": f"probe_answer {number}."}
     return Turn(name, sampled, {"role": "assistant", "content": said, "tool_calls": [asked]}, answer)

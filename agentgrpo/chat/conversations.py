@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentgrpo.chat.calls import plain_schemas
+from agentgrpo.chat.calls import numbered_id, plain_schemas
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.column_names import holds_media
 from agentgrpo.json_text import parse_json
@@ -305,8 +305,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
         if message.role == "system" and number > 0:
             raise RowError(where, "a system message that is not the first; put it first")
         if message.tool_calls:
-            # Mistral's chat templates are the strictest: they require nine letters and digits
-            open_calls = [(call.id, f"call{index:05}") for index, call in enumerate(message.tool_calls, count + 1)]
+            open_calls = [(call.id, numbered_id(index)) for index, call in enumerate(message.tool_calls, count + 1)]
             new_ids = zip(message.tool_calls, open_calls, strict=True)
             calls = tuple(call.model_copy(update={"id": new}) for call, (_, new) in new_ids)
             message = message.model_copy(update={"tool_calls": calls})

@@ -20,20 +20,21 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, parse_response, qwen3_schema
 
-from agentgrpo.chat.calls import arguments_of, call
+from agentgrpo.chat.calls import arguments_of, call, numbered_id
 from agentgrpo.chat.template import (
     NOT_TRAINED,
+    OTHER_TEMPLATE,
     ChatTemplate,
     ChatTemplateError,
     Message,
     for_template,
+    says,
     training_template,
 )
 
 log = logging.getLogger(__name__)
 
-PROBE_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"query": "SELECT 'a b'"}}}
-OTHER_TEMPLATE = "leave such rows out or give another --chat-template-path"
+PROBE_CALL = call("probe", {"query": "SELECT 'a b'"})
 
 
 def ids_behind(template: ChatTemplate, written: str, end: str, text: str) -> list[int] | None:
@@ -132,7 +133,7 @@ class Conversation:
         found = self._calls(ids) if self._tools and ids else None
         said = [each["function"] for each in found or ()]
         made = [
-            call(each["name"], arguments_of(each.get("arguments", {})), f"call_{place}")
+            call(each["name"], arguments_of(each.get("arguments", {})), numbered_id(place))
             for place, each in enumerate(said)
         ]
         return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
@@ -148,16 +149,16 @@ class Conversation:
         self.after_reply(first, {}, [{"role": "user", "content": "probe"}])
         if not self._tools:
             return
-        called: Message = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
+        called = for_template({"role": "assistant", "tool_calls": [PROBE_CALL]})
         prompt = self._template.write(first, prompt=True)
         written = self._template.write([*first, called]).removeprefix(prompt).rstrip()
         read = [each["function"] for each in self.read_reply(self._template.encode(written)).get("tool_calls", ())]
-        if read != [call(**PROBE_CALL["function"])["function"]]:
+        if read != [PROBE_CALL["function"]]:
             raise ChatTemplateError(
                 f"the chat template of {self._tokenizer.name_or_path} writes tool calls in a form that is not read "
                 "here (known: Hermes' and those of TRL); use --protocol text, which needs no tool calls"
             )
-        self.after_reply(first, called, [{"role": "tool", "content": "probe"}])
+        self.after_reply(first, called, [{"role": "tool", "tool_call_id": numbered_id(0), "content": "probe"}])
 
 
 # Replies to imitate ---------------------------------------------------------------------------------------------------
@@ -191,10 +192,11 @@ def encode_conversation(
         messages: in chat-completions form; assistant messages with `weight` 0 belong to the prompt.
     Raises:
         ChatTemplateError: the template refuses the conversation, renders earlier messages differently once later ones
-            follow, or does not end a reply with a special token.
+            follow, leaves out calls or reasoning, or does not end a reply with a special token.
         ValueError: there is no assistant message to imitate.
     """
     template = ChatTemplate.of(tokenizer, list(tools) or None)
+    template.check_calls(messages)
     plain = [for_template(message) for message in messages]
     ids: list[int] = []
     mask: list[int] = []
@@ -210,6 +212,12 @@ def encode_conversation(
                 f"the chat template of {tokenizer.name_or_path} does not preserve prefixes: what it wrote before "
                 "reads otherwise once a message follows, so no reply can be trained as it will be sampled; give one "
                 "that does with --chat-template-path (TRL's folder chat_templates has *_training.jinja for many models)"
+            )
+        thought, marked, _ = plain[turn]["content"].rpartition("</think>")
+        if marked and not says(after, thought):
+            raise ChatTemplateError(
+                f"the chat template of {tokenizer.name_or_path} leaves out the reasoning of replies (before </think>), "
+                f"which will be sampled all the same; take the reasoning out of the rows, {OTHER_TEMPLATE}"
             )
         reply = after[len(before) :].rstrip()
         reply_ids = template.encode(reply)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgrpo.chat.calls import numbered_id
 from agentgrpo.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -22,7 +23,23 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 # A message's field, OpenAI's name in fine-tuning files; 0 on assistant messages that belong to a prompt.
 NOT_TRAINED = "weight"
+OTHER_TEMPLATE = "leave such rows out or give another --chat-template-path"
 REMEDY = "write one that can into chat_template.jinja of its folder"
+
+
+# A conversation with a call, and its parts as they are found again in what a template writes.
+_ASKED = {"id": numbered_id(0), "type": "function"}
+_ASKED |= {"function": {"name": "execute_sql", "arguments": {"query": "SELECT probe_call"}}}
+CALLING: list[Message] = [
+    {"role": "user", "content": "probe_user"},
+    {"role": "assistant", "content": "", "tool_calls": [_ASKED]},
+    {"role": "tool", "tool_call_id": _ASKED["id"], "name": "execute_sql", "content": "probe_result"},
+]
+CALLING_PARTS = {
+    "probe_user": "the user's message",
+    "SELECT probe_call": "the arguments of tool calls",
+    "probe_result": "tool results",
+}
 
 
 class ChatTemplateError(ValueError):
@@ -93,6 +110,20 @@ class ChatTemplate:
                 f"the chat template of {self.name} refuses the conversation ({type(error).__name__}: {error}); {remedy}"
             ) from error
 
+    def check_calls(self, messages: Sequence[Message]) -> None:
+        """Check that a conversation's calls are written: what a template leaves out is neither learnt nor compared.
+
+        A conversation without calls passes.
+
+        Raises:
+            ChatTemplateError: they are not.
+        """
+        if not any(message.get("tool_calls") for message in messages):
+            return
+        written = self.write(CALLING, prompt=True, remedy=OTHER_TEMPLATE)
+        if missing := [part for mark, part in CALLING_PARTS.items() if mark not in written]:
+            raise ChatTemplateError(f"the chat template of {self.name} leaves out {missing[0]}; {OTHER_TEMPLATE}")
+
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a first prompt, up to where the first reply begins.
 
@@ -100,6 +131,11 @@ class ChatTemplate:
             ChatTemplateError: see `write`.
         """
         return self.encode(self.write(messages, prompt=True))
+
+
+def says(written: str, part: str) -> bool:
+    # templates change the white space around thoughts and replies
+    return "".join(part.split()) in "".join(written.split())
 
 
 def for_template(message: Message) -> Message:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentgrpo.chat.calls import call, calls
+from agentgrpo.chat.calls import call, calls, numbered_id
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
@@ -102,10 +102,10 @@ def _written_solution(task: Task, protocol: ProtocolName) -> list[Message]:
 
 
 def _called_solution(task: Task) -> list[Message]:
-    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, "call_commit"))
+    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, numbered_id(1)))
     if task.gold.sql is None:
         return [commit]
-    return [calls(call("execute_sql", {"query": task.gold.sql}, "call_sql")), commit]
+    return [calls(call("execute_sql", {"query": task.gold.sql}, numbered_id(0))), commit]
 
 
 def gold_answers(task: Task) -> list[str]:

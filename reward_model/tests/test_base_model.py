@@ -19,7 +19,7 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_en
 
 def test_a_base_of_our_own_is_taken(base):
     tokenizer = load_tokenizer(base)
-    check_base(base, tokenizer)
+    check_base(base)
     assert tokenizer.pad_token == "<|endoftext|>"
 
 
@@ -36,7 +36,8 @@ def configure(folder, **changes):
 def check(folder):
     """Check as training does."""
     require(base_model=folder)
-    check_base(folder, load_tokenizer(folder))
+    load_tokenizer(folder)
+    check_base(folder)
 
 
 def remove_tokenizer(folder):

@@ -130,6 +130,12 @@ def test_a_row_that_the_template_refuses_is_named(base):
     )
     with pytest.raises(PreferenceFileError, match=words):
         encode_pairs([counting_pairs(1)[0], AGENT], tokenizer, None, "p")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    assert len(encode_pairs(counting_pairs(1), tokenizer, None, "p")) == 1
+    with pytest.raises(
+        PreferenceFileError, match=r"'How many\?': .* leaves out the arguments of tool calls; leave such"
+    ):
+        encode_pairs([counting_pairs(1)[0], AGENT], tokenizer, None, "p")
 
 
 # The log --------------------------------------------------------------------------------------------------------------

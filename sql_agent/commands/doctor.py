@@ -79,7 +79,7 @@ def look(args: argparse.Namespace) -> list[tuple[str, Finding]]:
     model = {"model": args.model, "protocol": args.protocol} if args.model else {}
     found = examine(**this_machine(), port=port, port_asked=args.port is not None, **model)
     if args.model and not any(each.blocks for name, each in found if name in ("packages", "model")):
-        found += look_at_memory(args.model, args.config, args.overrides)
+        found += look_at_training(args.model, args.config, args.overrides)
     files = [file for file in (args.train_file, args.val_file) if file is not None]
     if args.database and args.env in (None, "text2sql"):
         splits = args.train_file is not None and args.val_file is None
@@ -96,11 +96,12 @@ def look(args: argparse.Namespace) -> list[tuple[str, Finding]]:
     return found
 
 
-def look_at_memory(model: Path, config: Path | None, overrides: list[str]) -> list[tuple[str, Finding]]:
-    """What memory a run with these settings takes, on the GPUs if there are any, else on the CPU."""
+def look_at_training(model: Path, config: Path | None, overrides: list[str]) -> list[tuple[str, Finding]]:
+    """Whether a run with these settings trains such models, and what memory it takes, on the GPUs if there are any,
+    else on the CPU."""
     from agentgrpo.hub import model_folder
     from sql_agent.settings.load import load_config
-    from sql_agent.startup.preflight import gpus_of, use_cpu
+    from sql_agent.startup.preflight import gpus_of, training_of, use_cpu
 
     try:
         cfg = load_config(config, overrides)
@@ -109,4 +110,6 @@ def look_at_memory(model: Path, config: Path | None, overrides: list[str]) -> li
         what, _, remedy = str(error).partition("; ")
         return [("settings", Finding(" ".join(overrides), (Problem(what, remedy or "doc/training.md has them"),)))]
     cfg = cfg.model_copy(update={"model": model_folder(model, fetch=False)})
-    return examine(memory_of=cfg, gpus=gpus_of(cpu=cpu))
+    return examine(
+        trained=cfg.model, **training_of(cfg.engine, cfg.data, cpu=cpu), memory_of=cfg, gpus=gpus_of(cpu=cpu)
+    )

@@ -21,7 +21,7 @@ from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
-from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.local.start import failures_in_words, load_libraries, trained_here
 from sql_agent.names import weights_of
 from sql_agent.settings.flags import in_words_of, read_flags, training_parser
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
@@ -112,8 +112,9 @@ def start(
             require(problems=str(cfg.data.train_file or "generated"))
         folder = begun(cfg, kind, resumed=resumed, free=free)
         make_if_default(cfg.model.model_path)
-        for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
-            require(policy=path)
+        require(**trained_here(cfg.model))
+        if cfg.reference_model_path:
+            require(policy=cfg.reference_model_path)
         require(scorer=cfg.reward_model, judge=cfg.llm_judge)
         load_libraries()
         with ends_in_order():

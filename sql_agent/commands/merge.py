@@ -5,7 +5,7 @@
 
 --checkpoint takes a run directory (its newest whole checkpoint), one global_step_N of it, or the actor folder therein;
 the weights come from verl's shards, full or LoRA. --adapter takes a folder of the local trainers or of PEFT. Merging is
-done in float32 on the CPU. The command reads the merged model back and compares its logits and one greedy episode with
+done in float32 on the CPU. The command reads the merged model back and compares its logits and a greedy reply with
 those before merging; if logits differ, it leaves nothing behind. doc/merge_vllm.md describes serving.
 """
 
@@ -36,7 +36,6 @@ from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import python_command
 from agentgrpo.run_folder import read_start
 from sql_agent.serving import serve_command
-from sql_agent.settings.groups import AgentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
 from sql_agent.verl_side.checkpoints import newest_whole
 
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
 # Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
 # rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md).
 BOUND = 1e-3
-# These limits keep the compared episode short, as a large model writes few tokens a second on a CPU.
-LIMITS = AgentConfig(max_turns=4, max_tokens=96)
+QUESTION = "A table has the columns name, price and stock. Which SQL statement counts the rows that cost more than 5?"
+# Few, as a large model writes few tokens a second on a CPU.
+REPLY_TOKENS = 96
 
 Say = Callable[[str], None]
 
@@ -112,9 +112,9 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
                 "written. Take another checkpoint, and report this one"
             )
         say(f"logits over {len(before.ids)} tokens: up to {difference:.1e} apart before and after, bound {BOUND:.0e}")
-        same = before.messages == after.messages
-        say(f"greedy episode before: {before.end}; after: {'the same, word for word' if same else after.end}")
-        facts = source.facts | {"dtype": "float32", "max_logit_difference": difference, "same_greedy_episode": same}
+        same = before.reply == after.reply
+        say(f"greedy reply of {len(before.reply)} tokens: {'the same' if same else 'another one'} afterwards")
+        facts = source.facts | {"dtype": "float32", "max_logit_difference": difference, "same_greedy_reply": same}
         (folder / "merge.json").write_text(json.dumps(facts, indent=2) + "\n")
         if source.trained_on != TrainedOn():
             write_trained_on(folder, source.trained_on)
@@ -123,40 +123,35 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
 
 @dataclass(frozen=True)
 class Examined:
-    """What a model does with one held-out task."""
+    """What a model says to `QUESTION`."""
 
     ids: list[int]
-    """The tokens of the whole episode, prompt and results included."""
+    """The tokens of the question and of a greedy reply."""
     logits: Tensor
     """The logits at each of the ids, shape (T, V)."""
-    messages: list[dict[str, Any]]
-    end: str
+    reply: tuple[int, ...]
 
 
 def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None) -> Examined:
-    """Play a held-out DB-Bench task greedily, and compute the logits of that episode, or of `ids`."""
+    """Ask a question, which any chat template writes, and compute the logits of it and the reply, or of `ids`."""
     import torch
     from transformers import AutoTokenizer
 
-    from dbbench_adapter.engines import open_backend
-    from dbbench_adapter.generator import generate_tasks
-    from sql_agent.environments.dbbench import DbBench
+    from agentgrpo.chat.template import ChatTemplate
     from sql_agent.local.datatypes import GREEDY
     from sql_agent.local.policy import LocalPolicy
-    from sql_agent.local.rollouts import Player
 
     model.eval()
-    # the tokenizer is loaded again: playing replaces a template that TRL knows by TRL's version for training
-    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))
-    with open_backend("sqlite") as backend:
-        player = Player(policy, DbBench("strict", backend=backend), LIMITS)
-        ((record, row),) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
-    if ids is None:
-        assert row is not None
-        ids = list(row.ids)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
+    try:
+        prompt = ChatTemplate.of(tokenizer).first_prompt([{"role": "user", "content": QUESTION}])
+    except ValueError:  # no template, or one that refuses it
+        prompt = tokenizer.encode(QUESTION)
+    (reply,) = LocalPolicy(model, tokenizer).generate([prompt], [GREEDY], max_new_tokens=REPLY_TOKENS)
+    ids = [*prompt, *reply.ids] if ids is None else ids
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].float()
-    return Examined(ids, logits, record.messages, f"{record.num_turns} turns, {record.stop_reason}")
+    return Examined(ids, logits, reply.ids)
 
 
 def compare_weights(merged: Any, served: Path) -> str:

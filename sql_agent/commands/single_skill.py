@@ -27,7 +27,7 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.model_files import check_device
-from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.local.start import failures_in_words, load_libraries, trained_here
 from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment, said_here
 from sql_agent.startup.machine import this_machine
 from sql_agent.success import Rate
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.prepare:
             return prepare(cfg)
         require(run_dir=run_dir)
-        require(policy=cfg.language_model.model_path)
+        require(**trained_here(cfg.language_model))
         require(scorer=cfg.task.reward_model, judge=cfg.task.llm_judge)
         load_libraries()
         with ends_in_order():
@@ -151,7 +151,7 @@ def prepare(cfg: ExperimentConfig) -> int:
     machine = this_machine()
     use = {name: machine[name] for name in ("python", "executable", "installed")}
     model = cfg.language_model
-    use |= {"backend": cfg.task.backend, "experiment_model": model, "policy": model.model_path, "experiment": cfg}
+    use |= {"backend": cfg.task.backend, "experiment_model": model, "experiment": cfg, **trained_here(model)}
     return show(examine(**use))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import json
 import logging
 import math
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from agentgrpo.chat.calls import call, numbered_id
 from agentgrpo.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
@@ -455,9 +455,8 @@ def _number(value: Any, where: str, reason: str) -> float:
 def _reference(step: Any, position: int) -> Message:
     if not isinstance(step, dict):
         return {"role": "assistant", "content": str(step)}
-    function = {"name": step.get("name"), "arguments": json.dumps(step.get("arguments") or {}, ensure_ascii=False)}
-    call = {"id": f"call_{position}", "type": "function", "function": function}
-    return {"role": "assistant", "content": step.get("content"), "tool_calls": [call]}
+    asked = call(str(step.get("name")), step.get("arguments") or {}, numbered_id(position))
+    return {"role": "assistant", "content": step.get("content"), "tool_calls": [asked]}
 
 
 def _log_once(raised: RaisedError) -> None:

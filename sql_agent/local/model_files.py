@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentgrpo.checks import Finding, UsageError
 from agentgrpo.hub import ModelNotFoundError, go_offline, model_folder
-from agentgrpo.model_kinds import ADAPTER_FILE, adapter_fault, other_kind
+from agentgrpo.model_kinds import ADAPTER_FILE, adapter_fault, other_kind, vocabulary_fault
 from agentgrpo.printed_commands import install_command
 from sql_agent.model_check import (
     OF_ONE_MODEL,
@@ -112,6 +112,8 @@ def whole_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
             whole_model(base, (*_adapters, str(folder.resolve())))
         except UsageError as error:
             raise UsageError(f"the adapter in {folder} needs its base: {error}") from error
+        if too_large := vocabulary_fault(folder, base_folder(folder)):
+            raise UsageError(str(too_large))
         return path
     if folder.exists():
         if other := other_kind(folder):

@@ -25,16 +25,13 @@ from trl.kernels import ChunkedLogProbFunction
 
 from agentgrpo.checks import UsageError
 from agentgrpo.micro_batches import MOST_ATTENDED, micro_batches
+from sql_agent import architectures
 from sql_agent.block_mask import block_mask, flex_shared_attention
 from sql_agent.settings.groups import SharedPrompts
 from sql_agent.shared_prefix import PackedRows, Segment, pack_rows, shared_beginning, shared_prefix_attention
 
 NAME = "sdpa"
 """transformers' name of the attention implementation that is extended; models with another one are not packed."""
-OWN_MASKS = {"doge", "glm_moe_dsa"}
-"""Model types that make attention masks of their own, or let a token attend to some of the tokens before it only."""
-BY_LENGTH = {"dynamic", "longrope"}
-"""Types of rotary embeddings whose values depend on the longest row of a forward pass."""
 
 
 def attend_plain_or_packed(
@@ -82,18 +79,10 @@ def packs(base: Any, shared_prompts: SharedPrompts | None = None) -> bool:
         shared_prompts: the setting; None: on a CPU alone. flex_attention cannot drop attention weights.
     """
     config = base.config.get_text_config()
-    rotation = getattr(config, "rope_parameters", None) or {}
     return (
         (base.device.type == "cpu" if shared_prompts is None else not getattr(config, "attention_dropout", 0))
-        and config.model_type not in OWN_MASKS
-        and getattr(config, "is_decoder", None) is not False
-        and rotation.get("rope_type") not in BY_LENGTH
-        and base._supports_attention_backend
-        and not base._is_stateful
         and config._attn_implementation == NAME
-        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
-        and getattr(config, "sliding_window", None) is None
-        and getattr(config, "attn_logit_softcapping", None) is None
+        and architectures.packs(config.to_dict())
     )
 
 

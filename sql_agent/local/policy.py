@@ -83,8 +83,6 @@ class LocalPolicy:
         pass_tokens: tokens of one forward and backward pass, where the settings name no number; None: the device's
             default.
         shared_prompts: what computes what rows share once; see the setting.
-    Raises:
-        ValueError: the adapter is on the output layer.
     """
 
     def __init__(
@@ -101,7 +99,6 @@ class LocalPolicy:
         self.shared_prompts: SharedPrompts | None = shared_prompts
         self.model, self.tokenizer, self._reference, self.bfloat16 = model, tokenizer, reference, bfloat16
         base = base_of(model)
-        output_layer(base)
         self.max_positions = int(getattr(base.config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
         stops: Any = base.generation_config.eos_token_id if base.generation_config is not None else None
         stops = stops if isinstance(stops, list) else [stops]
@@ -362,6 +359,7 @@ def load_policy(
                 target_modules=modules if isinstance(modules, str) else list(modules),
             ),
         )
+    output_layer(base_of(model))
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     frozen = load_model(reference_path, device=device).eval().requires_grad_(False) if reference_path else None

@@ -56,6 +56,11 @@ def _go_on(run_dir: Path, again: str) -> list[str]:
     return [how_to_go_on(run_dir / CHECKPOINTS, again)] if (run_dir / SETTINGS).is_file() else []
 
 
+def trained_here(model: ModelConfig) -> dict[str, Any]:
+    """The model as the table of checks takes one that plays and learns in this process."""
+    return {"policy": model.model_path, "trained": model.model_path, "trainer": "local", "row_tokens": 0}
+
+
 def load_libraries() -> None:
     """Do the imports that take seconds, before anything starts that Ctrl-C would have to end properly."""
     import sql_agent.local.learner

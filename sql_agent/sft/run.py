@@ -122,7 +122,8 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
     """The tokens of a pass, as asked or as long as the longest conversation; a line says what a short one costs."""
     try:
         shape = shape_of(read_json(base_folder(start.base) / "config.json"))
-    except ValueError:  # the memory of models of this kind is not estimated
+    except ValueError as fault:
+        say(f"memory: {fault}")
         shape = None
     rank = None if start.trains_all_weights else start.lora.r if start.lora else cfg.lora_rank
 

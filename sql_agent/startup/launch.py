@@ -43,13 +43,13 @@ def train(
     with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None
         if role == "runner":
-            cfg = checked(cfg, environment)
+            cfg = checked(cfg, environment, cpu=cpu)
         else:
             if network.is_loopback or network.gpus_of_nodes:
                 # before verl's process takes what the estimate counts
                 require(memory_of=cfg, gpus=gpus_of(cpu=cpu, of_nodes=network.gpus_of_nodes))
             driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
-            cfg = checked(cfg, environment)  # verl's process imports meanwhile
+            cfg = checked(cfg, environment, cpu=cpu)  # verl's process imports meanwhile
             ray_dir = folder / "ray"
             algorithm = make_algorithm(cfg, environment, checkpoint, driver, run_id, ray_dir, network, cpu=cpu)
         with uncollected():
@@ -60,7 +60,7 @@ def train(
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
-def checked(cfg: TrainConfig, environment: Taskset) -> TrainConfig:
+def checked(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> TrainConfig:
     """Check what takes seconds, and fill in the learning rate.
 
     Raises:
@@ -68,7 +68,7 @@ def checked(cfg: TrainConfig, environment: Taskset) -> TrainConfig:
         OutputError: the disk has no room for a checkpoint.
     """
     assert cfg.model is not None
-    require_model(cfg, cfg.model, environment)
+    require_model(cfg, cfg.model, environment, cpu=cpu)
     weights = count_weights(cfg.model)
     print(describe_learning_rate(cfg.optim, cfg.lora, weights))
     check_disk(cfg, weights)
@@ -126,7 +126,7 @@ def prepare(
 
     assert cfg.model is not None
     tasks = choose_tasks(cfg, environment)
-    template, split = tasks.template, tasks.split
+    template, split, fitted = tasks.template, tasks.split, with_prompts(cfg, tasks, cpu=cpu)
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
             f"{len(split.train)} training tasks are fewer than data.train_batch_size={cfg.data.train_batch_size}; "
@@ -146,7 +146,7 @@ def prepare(
             refuse_other_tasks(rows, file)
         write_rows(rows, file)
     write_trained_on(data, tasks.trained_on)  # every checkpoint gets a copy
-    overrides = to_verl(with_prompts(cfg, tasks), files, cpu=cpu, network=network)
+    overrides = to_verl(fitted, files, cpu=cpu, network=network)
     overrides["trainer"]["logger"] = usable_trackers(cfg.trainer.loggers, cfg.run_dir)
     if files.chat_template is not None:
         print(

@@ -62,7 +62,8 @@ def check_run_memory(cfg: TrainConfig, gpus: Sequence[Gpu] | None) -> Finding:
     """
     shape = shape_here(cfg)
     if isinstance(shape, str):
-        return Finding(f"not estimated ({shape}), a trained weight takes 16 bytes with its gradient and moments")
+        remedy = "a trained weight takes 16 bytes with its gradient and moments, beside activations and the sampler"
+        return Finding("unknown", (Problem(shape, remedy, blocks=False),))
     if gpus is None:
         return _check_cpu(cfg, cpu_need(cfg, shape), round(available_memory_gib() * GIB))
     if not gpus:
@@ -107,13 +108,13 @@ def _check_cpu(cfg: TrainConfig, needed: int, available: int) -> Finding:
 def shape_here(cfg: TrainConfig) -> ModelShape | str:
     """The shape of the run's model, or why nobody knows it."""
     if cfg.model is None or not cfg.model.is_dir():
-        return "the model is not on this machine"
+        return "not estimated: the model is not on this machine"
     try:
         return shape_of(read_json(cfg.model / "config.json"))
     except ValueError as fault:
         return str(fault)
     except KeyError as fault:
-        return f"{cfg.model / 'config.json'} has no {fault.args[0]}"
+        return f"not estimated: {cfg.model / 'config.json'} has no {fault.args[0]}"
 
 
 def fault_of(cfg: TrainConfig, shape: ModelShape, gpu: Gpu) -> str | None:

@@ -20,7 +20,7 @@ from sql_agent.settings.main_job import LoraConfig, OptimConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
 from sql_agent.startup.memory_check import Gpu, check_run_memory
-from sql_agent.startup.preflight import protocol_of
+from sql_agent.startup.preflight import protocol_of, training_of
 from sql_agent.startup.progress import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
@@ -86,13 +86,18 @@ def choose_tasks(cfg: TrainConfig, environment: Taskset) -> ChosenTasks:
     return ChosenTasks(environment, tokenizer, template, split, len(whole.val), prompts, record, notes)
 
 
-def with_prompts(cfg: TrainConfig, tasks: ChosenTasks) -> TrainConfig:
-    # A resumed run chooses the length of the prompts anew.
+def with_prompts(cfg: TrainConfig, tasks: ChosenTasks, *, cpu: bool) -> TrainConfig:
+    """A resumed run chooses the length of the prompts anew.
+
+    Raises:
+        UsageError: with such prompts rows may be longer than the model's layers see.
+    """
     data = cfg.data.model_copy(update={"max_prompt_tokens": tasks.max_prompt_tokens})
+    require(trained=cfg.model, **training_of(cfg.engine, data, cpu=cpu))
     return cfg.model_copy(update={"data": data})
 
 
-def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[str]]:
+def planned(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> tuple[TrainConfig, list[str]]:
     """The settings with the length of the prompts, and lines about tasks and prompts, for `--dry-run`.
 
     A model that is not on this machine is not fetched for it; the length stays unknown then.
@@ -102,7 +107,7 @@ def planned(cfg: TrainConfig, environment: Taskset) -> tuple[TrainConfig, list[s
         fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""
         return cfg, [f"tasks and prompts: not known before the model is on this machine{fetched}"]
     tasks = choose_tasks(cfg, environment)
-    return with_prompts(cfg, tasks), tasks.describe() + tasks.describe_prompts()
+    return with_prompts(cfg, tasks, cpu=cpu), tasks.describe() + tasks.describe_prompts()
 
 
 def describe_plan(cfg: TrainConfig, *, gpus: Sequence[Gpu] | None) -> list[str]:

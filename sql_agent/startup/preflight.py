@@ -16,11 +16,14 @@ from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from agentgrpo.machine import count_gpus
 from agentgrpo.printed_commands import agentgrpo_command, program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
+from sql_agent.architectures import Trainer
 from sql_agent.cluster.network import RAY_ADDRESS
 from sql_agent.environments.base import Taskset
 from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER, look
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
+from sql_agent.prompts.fit import MIN_PROMPT_TOKENS
 from sql_agent.reward_functions.load import load_functions
+from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.memory_check import Gpu, gpus_here
@@ -309,7 +312,7 @@ def find_model_here(model: Path) -> Path | None:
         raise
 
 
-def with_model_here(cfg: TrainConfig, environment: Taskset) -> TrainConfig:
+def with_model_here(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> TrainConfig:
     """Fill in the model's folder and check it, for a dry run; a model that is not on this machine stays as it is named.
 
     Raises:
@@ -318,16 +321,23 @@ def with_model_here(cfg: TrainConfig, environment: Taskset) -> TrainConfig:
     model = find_model_here(cfg.model or TINY_POLICY)
     if model is None or not model.is_dir():  # the run fetches it, or makes it
         return cfg
-    require_model(cfg, model, environment)
+    require_model(cfg, model, environment, cpu=cpu)
     return cfg.model_copy(update={"model": model})
 
 
-def require_model(cfg: TrainConfig, model: Path, environment: Taskset) -> None:
-    """Raises UsageError: the run cannot train the model; the message lists every problem, or the GPUs that cannot share
-    the model evenly.
+def require_model(cfg: TrainConfig, model: Path, environment: Taskset, *, cpu: bool) -> None:
+    """Raises UsageError: the run cannot train the model; the message lists every problem of its files, or why models of
+    its type or size cannot be trained so.
     """
     protocol = protocol_of(cfg, environment)
-    require(model=model, protocol=protocol, tensor_parallel=cfg.engine.tensor_parallel_size)
+    trained = {"trained": model, **training_of(cfg.engine, cfg.data, cpu=cpu)}
+    require(model=model, protocol=protocol, tensor_parallel=cfg.engine.tensor_parallel_size, **trained)
+
+
+def training_of(engine: EngineConfig, data: DataConfig, *, cpu: bool) -> dict[str, Any]:
+    """What trains the run, and how long its rows may be; before the prompts are known, how long they are at least."""
+    trainer: Trainer = "packed" if cpu or engine.shared_prompts is not None else "verl"
+    return {"trainer": trainer, "row_tokens": (data.max_prompt_tokens or MIN_PROMPT_TOKENS) + data.max_response_tokens}
 
 
 def protocol_of(cfg: TrainConfig, environment: Taskset) -> ProtocolName:

@@ -385,11 +385,11 @@ async def test_the_reference_played_by_the_main_agent_is_right_and_sees_the_real
         {
             "role": "assistant",
             "content": "The hens lay 12*2 =",
-            "tool_calls": [call("calculator", {"expression": "12*2"}, "call_0")],
+            "tool_calls": [call("calculator", {"expression": "12*2"}, "call00000")],
         },
-        {"role": "tool", "tool_call_id": "call_0", "content": "24"},
+        {"role": "tool", "tool_call_id": "call00000", "content": "24"},
         second,
-        {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+        {"role": "tool", "tool_call_id": "call00001", "content": "12"},
         {"role": "assistant", "content": "12 of them.\n#### 12"},
     ]
     assert (record.kind, record.malformed_calls, record.tool_calls) == ("gsm8k", 0, 2)

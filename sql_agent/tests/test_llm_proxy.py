@@ -108,7 +108,7 @@ def test_each_call_leaves_one_span_with_the_engines_ids_as_agent_lightning_reads
     client = OpenAI(base_url=base_url, api_key=os.environ[RUN_TOKEN])
     messages = [{"role": "user", "content": "hi"}]
     client.chat.completions.create(model="policy-0", messages=messages)
-    messages += [SQL, {"role": "tool", "tool_call_id": "call_0", "content": "[(1,)]"}]
+    messages += [SQL, {"role": "tool", "tool_call_id": "call00000", "content": "[(1,)]"}]
     client.chat.completions.create(model="policy-0", messages=messages)
 
     spans = spans_of(store_url, rollout, attempt, 2)

@@ -21,7 +21,7 @@ def tokenizer(random_policy_folder):
 
 
 def call(name: str, **arguments) -> dict:
-    return {"id": "call_0", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
 def test_a_rollout_of_three_turns_is_what_the_template_writes_of_its_messages(tokenizer):
@@ -29,7 +29,7 @@ def test_a_rollout_of_three_turns_is_what_the_template_writes_of_its_messages(to
     ask = {"role": "assistant", "content": "", "tool_calls": [call("execute_sql", query="SELECT 'a b'")]}
     thought = {"role": "assistant", "content": "I think."}
     turns = [
-        (ask, [{"role": "tool", "tool_call_id": "call_0", "content": "[(3,)]"}]),
+        (ask, [{"role": "tool", "tool_call_id": "call00000", "content": "[(3,)]"}]),
         (thought, [{"role": "user", "content": "No call was found."}]),
     ]
     messages, ids = list(FIRST), conversation.first_prompt(FIRST)

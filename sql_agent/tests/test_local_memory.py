@@ -189,7 +189,7 @@ def test_a_shape_is_read_from_a_folder_or_from_its_adapters_base(tmp_path):
     assert read_shape(str(base)) == read_shape(str(adapter)) == shape_of(QWEN_1_5B)
     with pytest.raises(ValueError, match=r"config\.json is missing"):
         read_shape(str(tmp_path))
-    with pytest.raises(ValueError, match="'gpt2' are not known here, only llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ValueError, match="not estimated for model type gpt2, only for llama, mistral, qwen2, qwen3"):
         shape_of({"model_type": "gpt2"})
 
 
@@ -278,7 +278,7 @@ def test_a_model_of_another_kind_is_said_not_to_be_estimated(tmp_path):
     tokens = {"prompt_tokens": 10, "common_tokens": 5}
     chosen, warnings = choose_pass(model, AdapterConfig(), workload, device="cpu", **tokens, reference=False)
     assert chosen == 2048
-    assert warnings[0].startswith("memory was not estimated: models of type 'gpt2'")
+    assert warnings[0].startswith("memory: not estimated for model type gpt2")
 
 
 def test_there_is_some_memory_here():

@@ -1,6 +1,6 @@
 import json
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -181,6 +181,41 @@ def test_a_template_that_cannot_be_trained_on_is_refused_with_the_row_and_what_t
         encode_all(other, [Demonstration(messages, fc.TOOLS, "task 't'")], max_length=100)
 
 
+WITHOUT_CALLS = "{% for m in messages %}{{ m.role + ': ' + (m.content or '') }}<|im_end|>\n{% endfor %}"
+# DeepSeek's form of a reply, whether it is the last one or not
+WITHOUT_THOUGHTS = WITHOUT_CALLS.replace("(m.content or '')", "m.content.split('</think>')[-1]")
+PROMPT = "{% if add_generation_prompt %}assistant: {% endif %}"
+THOUGHT = assistant("<think>one</think>One.")
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
+        (WITHOUT_CALLS, [user("a"), assistant("One.")], None),
+        (
+            WITHOUT_CALLS,
+            EPISODE,
+            "task 't': the chat template of .* leaves out the arguments of tool calls; leave such",
+        ),
+        (WITHOUT_THOUGHTS, [user("a"), assistant("One.")], None),
+        (WITHOUT_THOUGHTS, [user("a"), {**THOUGHT, "weight": 0}, user("b"), assistant("One.")], None),
+        (WITHOUT_THOUGHTS, [user("a"), THOUGHT], "leaves out the reasoning of replies .before </think>., which will"),
+        (WITHOUT_CALLS, [user("a"), THOUGHT], None),
+    ],
+)
+def test_what_a_template_does_not_write_of_a_reply_is_not_taken_for_learnt(template, messages, words):
+    """A user fine-tuned on 90 tokens of calls of which 6 were learnt, each the token that ends a turn."""
+    tokenizer = build_tokenizer(["a"])
+    tokenizer.chat_template = template + PROMPT
+    with pytest.raises(ChatTemplateError, match=words) if words else nullcontext():
+        (learnt,) = encode_all(tokenizer, [Demonstration(messages, [], "task 't'")], max_length=100)
+        said = messages[-1]["content"]
+        assert (
+            tokenizer.decode([i for i, kept in zip(learnt.ids, learnt.mask, strict=True) if kept])
+            == f"{said}<|im_end|>"
+        )
+
+
 def test_what_is_too_long_is_left_out_whole(tokenizer):
     short, long = ([user("a " * count), assistant("b")] for count in (1, 50))
     fits = len(encode_conversation(tokenizer, short).ids)
@@ -200,9 +235,9 @@ def test_the_oracles_episode_is_the_prompt_its_statement_the_real_result_and_the
     assert shown == Demonstration(
         [
             *fc.messages(task),
-            calls(call("execute_sql", {"query": task.gold.sql}, "call_sql")),
-            {"role": "tool", "tool_call_id": "call_sql", "content": f"[({count},)]"},
-            calls(call("commit_final_answer", {"answers": [count]}, "call_commit")),
+            calls(call("execute_sql", {"query": task.gold.sql}, "call00000")),
+            {"role": "tool", "tool_call_id": "call00000", "content": f"[({count},)]"},
+            calls(call("commit_final_answer", {"answers": [count]}, "call00001")),
         ],
         fc.TOOLS,
         f"task {task.id!r}",
@@ -630,7 +665,7 @@ def test_a_question_about_a_database_is_learnt_as_its_reference_handed_in(tmp_pa
         [first] = found.kept
         assert first.messages[:-1] == environment.messages(right)
     arguments = json.dumps({"sql": "SELECT name FROM fish"})
-    handed_in = {"id": "call_0", "type": "function", "function": {"name": "submit_sql", "arguments": arguments}}
+    handed_in = {"id": "call00000", "type": "function", "function": {"name": "submit_sql", "arguments": arguments}}
     assert first.messages[-1] == {"role": "assistant", "content": None, "tool_calls": [handed_in]}
     assert (first.where, found.left_out) == ("task 'q-0'", {"no_reference": 1, "sql_error": 1})
 

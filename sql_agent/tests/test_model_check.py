@@ -9,9 +9,12 @@ import pytest
 import trl
 from transformers import AutoTokenizer
 
-from agentgrpo.checks import Problem
+from agentgrpo.chat.replies import Conversation
+from agentgrpo.chat.tokenizer import load_tokenizer
+from agentgrpo.checks import Problem, UsageError, require
 from agentgrpo.forked import forked
 from agentgrpo.printed_commands import agentgrpo_command, program_command
+from dbbench_adapter.protocols import fc
 from reward_model.tests.conftest import make_base
 from sql_agent.model_check import (
     OF_ONE_MODEL,
@@ -164,6 +167,44 @@ def test_a_config_that_says_nothing_is_a_problem(model: Path, content: str, what
 def test_a_template_without_tool_support_is_a_problem(model: Path, template: str, what: str):
     (model / "chat_template.jinja").write_text(template)
     assert check_model_dir(model) == [Problem(f"the chat template of {model} {what}", write(model))]
+
+
+def test_ids_of_calls_are_those_that_every_family_takes(model: Path):
+    """Mistral's templates take nine letters and digits, and refused the ids of our own probe."""
+    nine = "{% if call.id is not defined or call.id|length != 9 %}{{ raise_exception('nine') }}{% endif %}<tool_call>"
+    answers = (
+        "{% if message.role == 'tool' and message.tool_call_id|length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    )
+    text = HERMES.replace("<tool_call>", nine).replace("<|im_start|>", answers + "<|im_start|>", 1)
+    (model / "chat_template.jinja").write_text(text)
+    assert check_model_dir(model) == []
+    Conversation(load_tokenizer(model), fc.TOOLS)
+
+
+def test_a_template_that_writes_no_thought_is_said_to_show_another_history(model: Path):
+    """DeepSeek's form cuts the last reply too, so that nothing of it is rewritten later."""
+    cut = "{{ message.content.split('</think>')[-1] }}"
+    (model / "chat_template.jinja").write_text(HERMES.replace("{{ message.content }}", cut))
+    (problem,) = check_model_dir(model)
+    assert (problem.blocks, "rewrites earlier turns (seen after words after a thought)" in problem.what) == (
+        False,
+        True,
+    )
+
+
+def test_a_vocabulary_that_is_larger_than_the_embeddings_is_a_problem(model: Path):
+    """Training ended in `IndexError: index out of range in self`."""
+    rows = json.loads((model / "config.json").read_text())["vocab_size"]
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    last = tokenizer["added_tokens"][-1]
+    for number, blocks in ((rows - 1, False), (rows, True)):
+        added = [*tokenizer["added_tokens"], {**last, "id": number, "content": "<|extra|>"}]
+        (model / "tokenizer.json").write_text(json.dumps({**tokenizer, "added_tokens": added}))
+        remedy = "take the tokenizer that belongs to the model, or resize the embeddings"
+        what = f"the tokenizer of {model} has token {rows}, the model {rows} embeddings (0 to {rows - 1})"
+        assert check_model_dir(model) == ([Problem(what, remedy)] if blocks else [])
+    with pytest.raises(UsageError, match=f"has token {rows}, the model {rows} embeddings"):
+        require(policy=str(model))  # as sft, dpo and local do
 
 
 def test_a_template_is_also_found_in_the_tokenizer_config(model: Path):

@@ -40,7 +40,7 @@ def test_it_runs_the_reference_of_the_task_it_recognises_and_commits_its_gold(ta
     with oracle.serve(oracle.app(oracle.replay([CHEAPEST, SET_PRICE]))) as url:
         history = messages(task)
         first = ask(url, history).json()["choices"][0]
-        history += [first["message"], {"role": "tool", "tool_call_id": "call_sql", "content": "[]"}]
+        history += [first["message"], {"role": "tool", "tool_call_id": "call00000", "content": "[]"}]
         second = ask(url, history).json()["choices"][0]
     assert the_call(first["message"]) == ("execute_sql", {"query": task.gold.sql})
     assert the_call(second["message"]) == ("commit_final_answer", {"answers": answers})

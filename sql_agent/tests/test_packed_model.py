@@ -8,6 +8,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agentgrpo.checks import UsageError
+from sql_agent.architectures import TOGETHER
 from sql_agent.local.memory import Pass, largest_pass
 from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs, score_tokens
 from sql_agent.local.policy import load_policy
@@ -51,6 +52,25 @@ def test_models_with_plain_causal_attention_pack(own, expected):
 
 
 ROWS = [[1, 2, 3, 4], [1, 2, 3, 5], [9, 9], [1, 2, 3, 6, 7]]
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 8, "n_group": 1}
+EXPERTS |= {"num_experts_per_tok": 2, "topk_group": 1, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+EXPERTS |= {"q_lora_rank": 8, "kv_lora_rank": 8, "first_k_dense_replace": 0}
+COMMON = {"llama", "mistral", "phi3", "qwen2", "qwen3"}
+
+
+@pytest.mark.parametrize("model_type", [
+    pytest.param(name, marks=() if name in COMMON else pytest.mark.slow) for name in sorted(TOGETHER)
+])  # fmt: skip
+def test_rows_together_have_the_states_of_rows_apart(model_type):
+    caps = {"attn_logit_softcapping": None} if model_type in ("gemma2", "vaultgemma") else {}
+    model = model_of(model_type=model_type, **EXPERTS, **caps)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    packed = pack_rows(ROWS)
+    states = packed_states(model, packed)
+    for row, places in zip(ROWS, packed.places, strict=True):
+        apart = model.base_model(input_ids=torch.tensor([row])).last_hidden_state[0]
+        torch.testing.assert_close(states[places], apart, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("most", "expected"), [

@@ -28,7 +28,7 @@ SETTINGS = [
 
 def plan(model, *more):
     cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
-    cfg, tasks = planned(cfg, make_taskset(cfg.environment))
+    cfg, tasks = planned(cfg, make_taskset(cfg.environment), cpu=True)
     return [*tasks, *describe_plan(cfg, gpus=None)]
 
 

@@ -214,7 +214,7 @@ def main_job(model, wide, *settings):
     cfg = settings_of(model, wide, *settings)
     chosen = choose_tasks(cfg, make_taskset(cfg.environment))
     with chosen.environment:
-        return [*map(chosen.tokenizer.prompt_ids, chosen.split.train)], with_prompts(cfg, chosen).data, chosen
+        return [*map(chosen.tokenizer.prompt_ids, chosen.split.train)], with_prompts(cfg, chosen, cpu=True).data, chosen
 
 
 def fine_tuning(model, wide, folder, *flags):
@@ -311,7 +311,7 @@ def test_what_is_chosen_is_no_setting_so_a_run_resumes_with_what_was_given(
 
     cfg, checkpoint = settings(given), checkpoint_of(tmp_path / "run", 1)
     chosen = choose_tasks(cfg, make_taskset(cfg.environment))
-    assert with_prompts(cfg, chosen).data.max_prompt_tokens is not None
+    assert with_prompts(cfg, chosen, cpu=True).data.max_prompt_tokens is not None
     assert cfg.data.max_prompt_tokens == given
     (tmp_path / "run" / "config.yaml").write_text(dump_config(cfg))
     check_resume(settings(given), checkpoint, cpu=True)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from agentgrpo.chat.calls import call, calls, tool
+from agentgrpo.chat.calls import call, calls, numbered_id, tool
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
@@ -69,7 +69,7 @@ def solution(question: Question, engine: Engine) -> list[Message]:
     query = question.query or ""
     *first, last = engine.statements(query) if question.changes else [query]
     asked = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
-    return [calls(call(name, {"sql": sql}, f"call_{number}")) for number, (name, sql) in enumerate(asked)]
+    return [calls(call(name, {"sql": sql}, numbered_id(number))) for number, (name, sql) in enumerate(asked)]
 
 
 class TextToSqlEpisode(CallingEpisode):

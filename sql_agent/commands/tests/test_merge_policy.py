@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -158,14 +159,44 @@ def test_the_shards_of_two_workers_become_the_model_they_were(sharded, random_po
     assert main(["--checkpoint", str(checkpoint / "actor"), "--output", str(tmp_path / "merged")]) == 0
     printed = capsys.readouterr().out
     assert "step 3 of run r, every file as it was written" in printed
-    assert "after: the same, word for word" in printed
+    assert "tokens: the same afterwards" in printed
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.dtype == torch.float32
     torch.testing.assert_close(merged(torch.arange(40)[None]).logits, logits, atol=1e-5, rtol=0)
     base = AutoTokenizer.from_pretrained(random_policy_folder)
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == base.chat_template
     record = json.loads((tmp_path / "merged" / "merge.json").read_text())
-    assert (record["train_step"], record["run_id"], record["same_greedy_episode"]) == (3, "r", True)
+    assert (record["train_step"], record["run_id"], record["same_greedy_reply"]) == (3, "r", True)
+
+
+WITHOUT_CALLS = "{% for m in messages %}{{ m.role + ': ' + (m.content or '') }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize("saved", [["lm_head"], None], ids=["its_output_layer", "matrices_alone"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_an_adapter_is_merged_to_what_peft_computes(random_policy_folder, tmp_path, saved, tied):  # noqa: F811
+    """An output layer among `modules_to_save` was refused, as for training; a model whose template writes no tool calls
+    was told to take the protocol text."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = shutil.copytree(random_policy_folder, tmp_path / "base")
+    (base / "chat_template.jinja").write_text(WITHOUT_CALLS)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, tie_word_embeddings=tied)
+    model.save_pretrained(base)
+    trained = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved))
+    with torch.no_grad():
+        for weight in filter(lambda weight: weight.requires_grad, trained.parameters()):
+            weight += 0.1 * torch.randn_like(weight)
+    trained.peft_config["default"].base_model_name_or_path = str(base)
+    trained.save_pretrained(tmp_path / "adapter")
+    assert main(["--adapter", str(tmp_path / "adapter"), "--output", str(tmp_path / "merged")]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    ids = torch.arange(40)[None]
+    torch.testing.assert_close(merged(ids).logits, trained.eval()(ids).logits, atol=1e-5, rtol=0)
+    assert merged.config.tie_word_embeddings is (tied and saved is None)
 
 
 @pytest.fixture(scope="module")

@@ -29,16 +29,11 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import detach_tree
 
 from agentgrpo.micro_batches import return_freed_memory
+from sql_agent.architectures import fault_of
 from sql_agent.block_mask import block_mask, flex_shared_attention
 from sql_agent.log_probs import LogProbs
 from sql_agent.shared_prefix import PackedRows, pack_chains
 from sql_agent.verl_side.plugin.packed_attention import NAME
-
-# Fields of a model's config that change logits after the output layer, unless they are None or 1.
-UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
-
-# Layer types (`layer_types` of a model's config) that see other tokens only through attention.
-ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class LogProbHead:
@@ -72,21 +67,9 @@ class LogProbHead:
 class PackedEngine(FSDPEngineWithLMHead):
     def _build_module(self) -> torch.nn.Module:
         module: Any = super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
-        config = module.config.get_text_config()
-        if recurrent := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
-            raise NotImplementedError(
-                f"{config.model_type} has layers of kind {', '.join(sorted(recurrent))}, which carry a state from "
-                "token to token: rows packed side by side would run into one another. Train it on a GPU without "
-                "engine.shared_prompts, or take another model"
-            )
-        changed = [name for name in UNSUPPORTED if getattr(config, name, None) not in (None, 1, 1.0)]
+        if problem := fault_of(module.config.to_dict(), "packed"):
+            raise NotImplementedError(str(problem))
         head = module.get_output_embeddings()
-        if changed or getattr(head, "bias", None) is not None:
-            what = f"sets {', '.join(changed)}" if changed else "has a bias in its output layer"
-            raise NotImplementedError(
-                f"{module.config.model_type} {what}; training on a CPU, or with engine.shared_prompts, does not "
-                "support that: take another model, or train this one on a GPU without the setting"
-            )
         self._log_prob_head = LogProbHead(head)
         head.forward = self._log_prob_head
         return module
