@@ -50,7 +50,7 @@ def compare(node: exp.Expr, finder: KindFinder) -> None:
         _null_if(node, finder)
     elif isinstance(node, exp.Case) and node.this is not None:
         _compare_all(node.this, [branch.this for branch in node.args["ifs"]], finder)
-    elif isinstance(node, exp.Like | exp.RegexpLike) and any(is_binary(side) for side in (node.this, node.expression)):
+    elif isinstance(node, exp.Like | exp.RegexpLike) and any(is_binary(side) for side in node.iter_expressions()):
         raise unsupported("LIKE and REGEXP of bytes")  # SQLite's operators do not see the collation
 
 
