@@ -12,7 +12,7 @@ import pytest
 
 from agentgrpo.own_files import find
 from dbbench_adapter.datatypes import Score
-from reward_model.preferences import read_any_form, read_preferences
+from reward_model.preferences import read_preferences
 from sql_agent import names
 from sql_agent.datatypes import Reward, ScorerResult
 from sql_agent.environments.base import make_environment
@@ -134,9 +134,7 @@ def test_the_command_writes_files_that_a_run_and_a_scorer_take(tmp_path, capsys)
     for name, questions in (("p.jsonl", halves[0]), ("p.held_out.jsonl", halves[1])):
         pairs = read_preferences(tmp_path / name)
         assert {pair.metadata["task_id"] for pair in pairs} <= {question["id"] for question in questions}
-        converted, _ = read_any_form(tmp_path / name)  # the form in which rollouts are scored
-        sides = [[(row.prompt, row.chosen, row.rejected) for row in each] for each in (pairs, converted)]
-        assert sides[0] == sides[1]
+        assert rows(tmp_path / name) == [pair.to_dict() for pair in pairs]  # as a scorer reads rollouts
     environment = make_environment(EnvironmentSettings("medical"))
     assert [task.row for task in environment.read_tasks(tmp_path / "q" / "train.jsonl")] == halves[0]
 
