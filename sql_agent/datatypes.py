@@ -35,8 +35,6 @@ class RolloutRecord:
     """Replies of the model, the last one included."""
     malformed_calls: int = 0
     """Calls, or with `text` and `lab` replies, that the protocol cannot parse."""
-    refused_statements: int = 0
-    """Statements that the embedded SQLite refused because only MariaDB or MySQL answer them with certainty."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation as it was sent, in chat-completions form: tool calls and results, never the gold answer."""
     prompt_tokens: int = 0
@@ -56,6 +54,8 @@ class RolloutRecord:
     comparison: dict[str, Any] | None = None
     """What the judge compared (`Comparison.to_dict`), solution included; None if there is no verdict or the environment
     does not say."""
+    refused_statements: int = 0
+    """Statements that the embedded SQLite refused because only MariaDB or MySQL answer them with certainty."""
 
     @property
     def tool_calls(self) -> int:
