@@ -12,6 +12,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import time
@@ -23,7 +24,7 @@ import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import tell
-from sql_agent.lightning.children import log_file, spawn
+from sql_agent.lightning.children import STARTED, log_file, spawn
 from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.settings.train import TrainConfig
@@ -114,6 +115,9 @@ class VerlGrpo(agl.Algorithm):
             with suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self.driver.wait, END_S)
             error = f"verl ended with exit code {self.driver.returncode}; its log has the cause"
+        written = log.read_text(errors="replace") if log.is_file() else ""
+        if cause := first_engine_error(written.rpartition(STARTED)[2]):
+            error = f"{error}\nthe first error of a vLLM engine: {cause}"
         raise TrainingFailedError(f"{error}\nlog: {log}")
 
     async def _tick(self) -> None:
@@ -138,6 +142,27 @@ class VerlGrpo(agl.Algorithm):
         for rollout in await store.query_rollouts(status_in=UNFINISHED):
             if (rollout.metadata or {}).get("run_id", self.order["run_id"]) != self.order["run_id"]:
                 await store.update_rollout(rollout.rollout_id, status="cancelled")
+
+
+# vLLM's form, `ERROR 11-28 21:20:47 [core.py:1346] EngineCore failed to start.`, behind Ray's name of the process
+_ERROR = re.compile(r"\bERROR [\d-]+ [\d:]+ \[\S+:\d+\] ?(.*)")
+
+
+def first_engine_error(log: str) -> str | None:
+    """What a vLLM engine said when it failed: its cause, where there is a traceback.
+
+    Others meet it later, as `Engine core initialization failed. See root cause above`, or as `'State' object has no
+    attribute 'server'`, since vLLM's answer of a dead engine ends a server that verl does not give it.
+    """
+    said = [match[1] for match in map(_ERROR.search, log.splitlines()) if match]
+    if not said:
+        return None
+    if said[1:2] != ["Traceback (most recent call last):"]:
+        return said[0]
+    cause = next((line for line in said[2:] if line and not line[0].isspace()), "")
+    if "EngineDeadError" in cause:  # nothing was said before somebody missed it
+        return "its process was ended from outside, as the kernel does where memory is short (`dmesg` says so)"
+    return f"{said[0].rstrip('.')}: {cause}"
 
 
 async def heartbeat(store: Any, run_id: str) -> None:

@@ -15,6 +15,9 @@ from agentgrpo.machine import HOME
 from sql_agent.cluster.network import TOKEN_MODE, Network
 from sql_agent.settings.train import TrainConfig
 
+STARTED = "--- started anew\n"
+"""A line of a log; what an earlier start of the run wrote is before it."""
+
 
 def log_file(cfg: TrainConfig, name: str) -> Path:
     return cfg.run_dir / "logs" / f"{name}.log"
@@ -34,6 +37,8 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch(mode=0o600)  # it may hold secrets of libraries or of the user's own code
     with log.open("a") as out:
+        out.write(STARTED)
+        out.flush()
         return subprocess.Popen(
             [sys.executable, "-m", module, *args],
             cwd=HOME,  # in a clone `python -m` finds the packages here

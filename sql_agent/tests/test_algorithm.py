@@ -10,7 +10,7 @@ import pytest
 
 from sql_agent.lightning import algorithm
 from sql_agent.lightning.algorithm import VerlGrpo
-from sql_agent.lightning.children import spawn
+from sql_agent.lightning.children import STARTED, spawn
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import TrainingFailedError
 
@@ -47,6 +47,54 @@ async def test_a_driver_that_has_finished_and_does_not_end_is_not_waited_for(mon
 async def test_a_driver_that_fails_is_quoted_whether_it_ends_or_not(monkeypatch, tmp_path, code, words):
     with pytest.raises(TrainingFailedError, match=words):
         await follow(monkeypatch, tmp_path, code)
+
+
+RAY = "\x1b[36m(vLLMHttpServer pid=2795)\x1b[0m "
+AT_START = [
+    "ERROR 11-28 21:20:47 [core.py:1346] EngineCore failed to start.",
+    "ERROR 11-28 21:20:47 [core.py:1346] Traceback (most recent call last):",
+    'ERROR 11-28 21:20:47 [core.py:1346]   File "core.py", line 1315, in run_engine_core',
+    "ERROR 11-28 21:20:47 [core.py:1346]     engine_core = EngineCoreProc(*args)",
+    "ERROR 11-28 21:20:47 [core.py:1346] ValueError: No common block size for 7.",
+    "Traceback (most recent call last):",
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+]
+KILLED = [
+    "ERROR 11-28 21:23:20 [async_llm.py:744] AsyncLLM output_handler failed.",
+    "ERROR 11-28 21:23:20 [async_llm.py:744] Traceback (most recent call last):",
+    "ERROR 11-28 21:23:20 [async_llm.py:744]     raise self._format_exception(outputs) from None",
+    "ERROR 11-28 21:23:20 [async_llm.py:744] vllm.v1.engine.exceptions.EngineDeadError: See stack trace (above).",
+    "ERROR:    Exception in ASGI application",
+    "AttributeError: 'State' object has no attribute 'server'",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (
+            AT_START,
+            "the first error of a vLLM engine: EngineCore failed to start: ValueError: No common block size for 7.",
+        ),
+        (
+            KILLED,
+            "the first error of a vLLM engine: its process was ended from outside, as the kernel does where memory is "
+            "short (`dmesg` says so)",
+        ),
+        ([*KILLED, STARTED.strip(), "INFO 11-28 21:30:00 [core.py:9] Ready."], None),  # of an earlier start
+    ],
+)
+async def test_the_first_error_of_an_engine_is_said_and_not_what_followed(monkeypatch, tmp_path, lines, cause):
+    """A user read `'State' object has no attribute 'server'`, and the cause stood in line 1,063 of a log."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "driver.log").write_text(
+        "".join(f"{RAY}{line}\n" for line in lines).replace(RAY + "---", "---")
+    )
+    failed = """print('{"event": "failed", "error": "lost"}')"""
+    with pytest.raises(TrainingFailedError) as raised:
+        await follow(monkeypatch, tmp_path, failed)
+    log = f"log: {tmp_path}/logs/driver.log"
+    assert str(raised.value).splitlines() == ["lost", *([cause] if cause else []), log]
 
 
 def test_a_child_finds_the_package_though_the_command_was_typed_inside_it(tmp_path, monkeypatch):
