@@ -137,9 +137,6 @@ def clone(tmp_path_factory):
     (clone / ".venv").symlink_to(ROOT / ".venv")
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     shutil.copytree(ROOT / "models" / "tiny-sql", clone / "models" / "tiny-sql")
-    tutorial = "doc/tutorial_agent.md"
-    (clone / "my_agent.py").write_text(*blocks(tutorial, "python"))
-    (clone / "tasks.jsonl").write_text(*(block for block in blocks(tutorial) if block.startswith("{")))
     for maker in (
         "examples/own_database/make_shop.py shop",
         "scripts/generate_db_bench_data.py --num_samples 64 --output_path brought.json",
@@ -155,6 +152,13 @@ def clone(tmp_path_factory):
     for folder in ("", "reward_model"):
         (clone / folder / "raw.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
     return clone
+
+
+def bring_agent(page: str, clone: Path) -> None:
+    """Write the agent and its tasks as the page has them, or the page that it names for them."""
+    shown = "README.md" if page.startswith("README") else "doc/tutorial_agent.md"
+    (clone / "my_agent.py").write_text(*blocks(shown, "python"))
+    (clone / "tasks.jsonl").write_text(*(block for block in blocks(shown) if block.startswith("{")))
 
 
 @contextmanager
@@ -204,6 +208,19 @@ def answer_of(url: str, body: dict | None) -> str | None:
     return answer.text if answer.status_code == 200 else None
 
 
+@pytest.mark.timeout(1800)
+def test_the_readmes_agent_trains_a_step_as_it_stands_there(clone):
+    """It was refused as printed: one row cannot be split. The small policy stands for the page's model."""
+    bring_agent("README.md", clone)
+    (line,) = (each.text for each in commands("README.md") if "--agent my_agent.py:agent" in each.text)
+    line, swapped = re.subn(r"--model \S+", "--model models/tiny-sql", line)
+    log = clone / "command.log"
+    with started(line, clone, log) as process:
+        process.communicate(timeout=1500)
+    assert (swapped, process.returncode) == (1, 0), log.read_text()[-5000:]
+    assert re.search(r"step 1/1  reward 0\.000  no spread 100%", log.read_text())
+
+
 def say(command: Command, since: float, shown: str) -> None:
     """Print what the command said at its end, which `pytest -rP` shows."""
     print(f"\n[{time.monotonic() - since:5.0f} s] {command.name}\n{shown[-1500:]}", flush=True)
@@ -214,6 +231,7 @@ def say(command: Command, since: float, shown: str) -> None:
 def test_the_commands_of_a_page_run_in_a_fresh_clone(page, clone, request):
     for folder in ("outputs", "runs"):  # each page is typed by another reader
         shutil.rmtree(clone / folder, ignore_errors=True)
+    bring_agent(page, clone)
     typed = [each for each in commands(page) if each.typed(full=request.config.getoption("--full"))]
     with ExitStack() as server:  # a server ends when the page starts another, or ends
         for command in typed:

@@ -140,7 +140,7 @@ def split_rows(tasks: Sequence[RowTask], held_out_fraction: float) -> tuple[list
     said = [json.dumps({k: v for k, v in task.row.items() if k != "id"}, sort_keys=True) for task in tasks]
     different = sorted(set(said))
     if len(different) < 2:
-        raise ValueError(f"{len(tasks)} row(s) that say the same cannot be split; {NO_SPLIT}")
+        raise ValueError(f"{len(different)} different row is too few to hold some out; {NO_SPLIT}")
     random.Random(SPLIT_SEED).shuffle(different)
     held_out = set(different[: min(max(round(held_out_fraction * len(different)), 1), len(different) - 1)])
     train = [task for task, text in zip(tasks, said, strict=True) if text not in held_out]

@@ -95,10 +95,7 @@ class AgentConfig(Settings):
 SPLIT_SEED = 0
 """Seed of the split of a file into tasks to train on and held-out ones. It is no setting: a run's own seed draws orders
 and samples, and a command with another seed must not train on what this one holds out."""
-NO_SPLIT = (
-    "give held-out tasks in a file, --val-file FILE; fine-tuning and the local trainers can also learn every row, "
-    "--held-out-fraction 0"
-)
+NO_SPLIT = "give more, or held-out tasks in a file, --val-file FILE"
 """What to do about a file that cannot be split."""
 UNKNOWN_PROMPT_TOKENS = 1024
 """Room for what is not known before a rollout: the first prompt of a user's own agent, or an episode's opening."""

@@ -441,7 +441,7 @@ class Shop:
     pytest.param("class Shop\n", '{"prompt": "?"}', "shop.py:1: SyntaxError: expected ':'", id="syntax"),
     pytest.param(OWN, '{"question": "?"}', "rows.jsonl, line 1: no `prompt`; it has question. Add the column",
                  id="a_row_without_a_prompt"),
-    pytest.param(OWN, '{"prompt": "?"}', "1 row(s) that say the same cannot be split; give held-out tasks in a file, ",
+    pytest.param(OWN, '{"prompt": "?"}', "1 different row is too few to hold some out; give more, or held-out",
                  id="one_row"),
     pytest.param(OWN.replace("get_reward", "_reward"), '{"prompt": "?"}', "or give the class a `get_reward`",
                  id="neither_reward_nor_reward_model"),

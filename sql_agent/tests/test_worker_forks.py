@@ -16,6 +16,7 @@ import pytest
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side import setup_worker
 from sql_agent.verl_side.config import worker_environment
+from sql_agent.verl_side.driver import RayStartError, start_ray
 
 # `colorsys` stands for what takes seconds to import
 DRIVER = """
@@ -220,6 +221,55 @@ os.kill(os.getpid(), 9)
         for other in of(folder):  # Ray's own, which a run's guard ends
             os.kill(other, signal.SIGKILL)
             ended(other)
+
+
+@pytest.mark.slow
+def test_a_ray_whose_raylet_is_late_comes_up():
+    """On a busy machine a run ended because Ray waits for 30 s, a number that no setting of it changes."""
+    code = """
+import os, sys, threading, time
+from pathlib import Path
+import ray
+from ray._private import services
+from sql_agent.verl_side import driver
+driver._wait_longer(services)
+def raylets():
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            name, *others = (process / "cmdline").read_bytes().split(b"\\0")
+        except OSError:
+            continue
+        if name.endswith(b"raylet/raylet") and sys.argv[1].encode() in b" ".join(others):
+            yield int(process.name)
+def delay():
+    while not (found := list(raylets())):
+        time.sleep(0.02)
+    os.kill(found[0], 19)
+    time.sleep(40)
+    os.kill(found[0], 18)
+threading.Thread(target=delay).start()
+driver.start_ray(ray.init, {"num_cpus": 1, "include_dashboard": False, "_temp_dir": sys.argv[1]})
+print(len(ray.nodes()))
+ray.shutdown()
+"""
+    environment = os.environ | worker_environment(load_config(None), cpu=True) | {"RAY_AUTH_MODE": "disabled"}
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="late-", ignore_cleanup_errors=True) as folder:
+        found = subprocess.run([sys.executable, "-c", code, folder], env=environment, capture_output=True, text=True)
+        for other in of(folder):
+            os.kill(other, signal.SIGKILL)
+            ended(other)
+    assert found.stdout.splitlines()[-1:] == ["1"], found.stderr[-3000:]
+
+
+def test_a_ray_that_does_not_come_up_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")  # set here, it does not outlive the test
+
+    def init(**_settings):
+        raise Exception("The current node timed out during startup.")  # as `Node.__init__` does
+
+    words = "timed out during startup.*; the machine is too busy, or short of memory: end other work there and start"
+    with pytest.raises(RayStartError, match=words):
+        start_ray(init, {})
 
 
 def of(folder: str) -> list[int]:

@@ -85,7 +85,7 @@ def split_questions(questions: Sequence[Question], fraction: float) -> tuple[lis
     if len(held_out) == len(distinct):
         raise ValueError(
             f"{len(questions)} question(s) with {len(distinct)} different {'database' if several else 'reference'}(s) "
-            f"are too few to hold some out; give more, or {NO_SPLIT}"
+            f"are too few to hold some out; {NO_SPLIT}"
         )
     train, val = (
         [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)

@@ -16,8 +16,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +46,7 @@ def main() -> None:
 
         import ray
         from omegaconf import OmegaConf
-        from ray._private import node
+        from ray._private import node, services
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
         from verl.trainer.main_ppo_v0 import TaskRunner
         from verl.trainer.ppo import ray_trainer
@@ -105,6 +106,7 @@ def main() -> None:
     assert isinstance(runtime_env, dict)
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
     patches.change(node, _change_start)
+    patches.change(services, _wait_longer)
     patches.require("driver")
     watch, code = None, 1
     failing = threading.Lock()
@@ -121,7 +123,7 @@ def main() -> None:
         if network.is_loopback:
             ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
             assert isinstance(ray_init, dict)
-            ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
+            start_ray(ray.init, {**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})
         else:
             context.kept = join(network, runtime_env)
             watch = NodeWatch(
@@ -257,6 +259,48 @@ def _change_start(module: ModuleType) -> None:
     # Start neither Ray's dashboard, which runs even where none is asked for and queries the metadata servers of three
     # clouds, nor its autoscaler, which has nothing to do on one node and serves metrics to everybody.
     module.Node.start_api_server = module.Node.start_monitor = lambda *_, **__: None
+
+
+RAY_START_S = 120
+"""Seconds that Ray's own processes have to come up; Ray's 30 are too few on a machine that does other work."""
+
+
+class RayStartError(RuntimeError):
+    """Ray did not come up; the message says what to do."""
+
+
+def start_ray(init: Callable[..., Any], settings: Mapping[Any, Any]) -> None:
+    """
+    Args:
+        init: `ray.init`.
+    Raises:
+        RayStartError: it failed.
+    """
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(RAY_START_S))  # Ray's own name for one of its waits
+    try:
+        init(**settings)
+    except Exception as error:  # Ray raises plain ones
+        raise RayStartError(
+            f"Ray did not come up ({last_line(error)}); the machine is too busy, or short of memory: end other work "
+            "there and start the same command again"
+        ) from error
+
+
+def _wait_longer(module: ModuleType) -> None:
+    # `Node.__init__` asks for its raylet for 30 s, a number that no setting changes; each question takes longer here.
+    upstream = module.get_node
+
+    def get_node(*args: Any) -> Any:
+        until = time.monotonic() + RAY_START_S
+        while True:
+            try:
+                return upstream(*args)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.1)
+
+    module.get_node = get_node  # type: ignore[attr-defined]
 
 
 def last_line(error: Exception) -> str:
