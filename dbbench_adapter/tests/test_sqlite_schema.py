@@ -242,7 +242,8 @@ def test_names_of_tables_are_searched_for_as_they_are_written(backend, like):
 def test_temporary_tables_hold_as_much_as_a_database(database):
     limit = sqlite_sandbox.MAX_PAGES
     for _ in range(2):
-        ran(database, "CREATE TEMPORARY TABLE y (c LONGTEXT)", "INSERT INTO y SELECT REPEAT('x', 100000) FROM t")  # 3 MB
+        ran(database, "CREATE TEMPORARY TABLE y (c LONGTEXT)")
+        ran(database, "INSERT INTO y SELECT REPEAT('x', 100000) FROM t")  # 3 MB
         errors = [database.run("INSERT INTO y SELECT * FROM y").error for _ in range(4)]  # 6, 12, 24, 24 MB
         assert errors == [None, None, *["1114 (HY000): The table is full"] * 2]
         assert limit / 2 < database._read("PRAGMA temp.page_count")[0][0] <= limit
