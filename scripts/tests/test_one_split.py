@@ -11,7 +11,6 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from agentgrpo.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from sql_agent import evaluate, oracle, train_sql_agent
@@ -250,9 +249,11 @@ def test_evaluate_refuses_what_the_served_model_has_learnt_unless_it_is_asked_fo
 def test_evaluate_counts_what_a_part_of_a_file_leaves_out(shop, tmp_path, capsys):
     rows, file = json.loads((shop / "questions.json").read_text())[:8], tmp_path / "some.json"
     file.write_text(json.dumps([*rows, {"question": "What else?", "query": "SELECT nothing FROM nowhere"}]))
-    nobody = ("--base-url", f"http://127.0.0.1:{free_port()}/v1", "--model", "m", "--database", shop / "shop.sqlite")
-    said = refusal(capsys, evaluate.main, *nobody, "--tasks", file, "--split", "held-out", "--output", tmp_path / "out")
-    assert f"left out of {file}: reference_failed 1" in said and "no model server" in said
+    with oracle.serve(oracle.app(lambda history: {"role": "assistant", "content": "no"})) as url:
+        asked = ("--base-url", url, "--model", oracle.MODEL, "--database", shop / "shop.sqlite", "--tasks", file)
+        part = ("--split", "held-out", "--limit", "1", "--max-turns", "1", "--output", tmp_path / "out.jsonl")
+        evaluate.main([*map(str, (*asked, *part))])
+    assert f"left out of {file}: reference_failed 1" in "".join(capsys.readouterr())
 
 
 def test_instructions_are_not_chosen_on_tasks_that_the_policy_has_learnt(learnt, tasks, tmp_path):
