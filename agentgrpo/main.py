@@ -30,7 +30,7 @@ COMMANDS = {
     "interactive": ("sql_agent.commands.interactive", "a conversation with a trained agent"),
     "report": ("sql_agent.commands.report", "one page about a run: curves, questions before and after, rollouts"),
     "doctor": ("sql_agent.commands.doctor", "what is there, what is missing, whether a run can start"),
-    "gpu-check": ("sql_agent.commands.gpu_check", "what works on this machine's GPU: ten minutes, one page"),
+    "gpu-check": ("sql_agent.commands.gpu_check", "what works on this machine's GPU, as one page"),
     "check-env": ("sql_agent.commands.check_env", "plays an environment of your own without a model"),
     "merge": ("sql_agent.commands.merge", "whole weights from an adapter or from a checkpoint's shards"),
     "accept": ("sql_agent.commands.accept", "signs checkpoints that you trust"),
