@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable
-from importlib.metadata import requires
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 from agentgrpo.machine import IS_CLONE, ROOT
@@ -32,7 +32,17 @@ def program_command(name: str, *arguments: str | Path) -> str:
 
 def install_command(*packages: str) -> str:
     # `make setup` makes an environment without pip.
-    return _line(uv_path(), "pip", "install", "--python", sys.executable, *packages)
+    return _line(uv_path(), "pip", "install", "--python", sys.executable, *_pins(), *packages)
+
+
+def _pins() -> list[str | Path]:
+    """What keeps a clone's pinned packages where they are, on a CPU and on a GPU, whose vLLM is the real one."""
+    if not IS_CLONE:
+        return []
+    vllm = next((found.version for found in distributions(name="vllm")), "+cpu")
+    if not vllm.endswith("+cpu"):
+        return ["--constraint", ROOT / "requirements-gpu.txt"]
+    return ["--override", ROOT / "scripts" / "overrides.txt", "--constraint", ROOT / "requirements.txt"]
 
 
 def install_extra(name: str) -> str:

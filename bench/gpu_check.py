@@ -1,4 +1,4 @@
-"""What works on this machine's GPU? `make gpu-check`, or `python -m bench.gpu_check --model MODEL`: about ten minutes.
+"""What works on this machine's GPU? `make gpu-check`, or `python -m bench.gpu_check --model MODEL`.
 
 It imports the packages, tries attention and vLLM, trains two steps of a small model with a SIGKILL between them and one
 step with LoRA, compares the probabilities of sampler and trainer, and the memory with its estimate, and writes one

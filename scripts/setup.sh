@@ -61,11 +61,11 @@ install_packages() {
     fi
     local torch=()
     if [[ -n $UV_FIND_LINKS ]]; then
-        say "installing $(grep -c == requirements.txt) packages, torch from $UV_FIND_LINKS (some minutes the first time)"
+        say "installing $(grep -c == requirements.txt) packages, torch from $UV_FIND_LINKS"
     else
         unset UV_FIND_LINKS
         torch=(--torch-backend cpu)
-        say "installing $(grep -c == requirements.txt) packages, torch by uv --torch-backend cpu (some minutes the first time)"
+        say "installing $(grep -c == requirements.txt) packages, torch by uv --torch-backend cpu"
     fi
     local quiet=()
     [[ -t 2 ]] || quiet=(--quiet) # a progress bar for people, no list of names in logs

