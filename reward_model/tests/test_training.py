@@ -125,8 +125,8 @@ def test_a_row_that_the_template_refuses_is_named(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') if messages|length > 2 }}{{ messages }}"
     words = (
-        r"p, pair with the prompt 'How many\?': the model's chat template refuses it \(TemplateError: roles must "
-        r"alternate\); leave such rows out"
+        r"p, pair with the prompt 'How many\?': the chat template of .* refuses the conversation "
+        r"\(TemplateError: roles must alternate\); leave such rows out"
     )
     with pytest.raises(PreferenceFileError, match=words):
         encode_pairs([counting_pairs(1)[0], AGENT], tokenizer, None, "p")

@@ -89,8 +89,8 @@ def test_without_an_answer_there_is_the_reference_and_what_it_gives(shop):
 
 
 def test_the_judge_runs_each_query_once_and_the_explanation_none(shop, monkeypatch):
-    ran, run = [], TextToSql._run
-    monkeypatch.setattr(TextToSql, "_run", lambda self, *query: ran.append(query[1]) or run(self, *query))
+    ran, run = [], TextToSql._run_timed
+    monkeypatch.setattr(TextToSql, "_run_timed", lambda self, *query: ran.append(query[1]) or run(self, *query))
     played(shop, NAMES, ("submit_sql", "SELECT 1"))
     assert ran == ["SELECT 1", NAMES]
 

@@ -44,7 +44,8 @@ def test_an_agent_is_played_with_its_handoffs_and_its_reward_is_the_score(evalua
     # 2 x 1 for the right value, 2 x 0.1 for a wrong one that read the table
     assert {row["score"]["value"] for row in rollouts} == {2.0, 0.2}
     assert {(row["output"], row["stop_reason"], row["num_turns"]) for row in rollouts} == {("35", "answered", 3)}
-    assert "mean reward: 1.1; success is unknown" in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert "mean reward" in printed and "1.1" in printed and "success" not in printed
     assert {(request["model"], request["temperature"], request["max_tokens"]) for request in asked} == {
         ("served", 0.0, 512)
     }
