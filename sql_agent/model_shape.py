@@ -92,7 +92,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     """
     kind = config.get("model_type")
     if kind not in KNOWN_TYPES:
-        raise ValueError(f"not estimated for model type {kind}, only for {', '.join(KNOWN_TYPES)}")
+        raise ValueError(f"memory is not estimated for model type {kind}, only for {', '.join(KNOWN_TYPES)}")
     attention = ("q_proj", "k_proj", "v_proj")
     biases = attention if kind == "qwen2" else (*attention, "o_proj") if config.get("attention_bias") else ()
     if config.get("mlp_bias"):

@@ -297,7 +297,7 @@ def choose_pass(
     try:
         shape = read_shape(model.model_path)
     except ValueError as fault:
-        return usual, [f"memory: {fault}"]
+        return usual, [str(fault)]
     demand = Demand(
         shape,
         adapter,

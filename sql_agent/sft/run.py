@@ -123,7 +123,7 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
     try:
         shape = shape_of(read_json(base_folder(start.base) / "config.json"))
     except ValueError as fault:
-        say(f"memory: {fault}")
+        say(str(fault))
         shape = None
     rank = None if start.trains_all_weights else start.lora.r if start.lora else cfg.lora_rank
 

@@ -108,13 +108,13 @@ def _check_cpu(cfg: TrainConfig, needed: int, available: int) -> Finding:
 def shape_here(cfg: TrainConfig) -> ModelShape | str:
     """The shape of the run's model, or why nobody knows it."""
     if cfg.model is None or not cfg.model.is_dir():
-        return "not estimated: the model is not on this machine"
+        return "memory is not estimated: the model is not on this machine"
     try:
         return shape_of(read_json(cfg.model / "config.json"))
     except ValueError as fault:
         return str(fault)
     except KeyError as fault:
-        return f"not estimated: {cfg.model / 'config.json'} has no {fault.args[0]}"
+        return f"memory is not estimated: {cfg.model / 'config.json'} has no {fault.args[0]}"
 
 
 def fault_of(cfg: TrainConfig, shape: ModelShape, gpu: Gpu) -> str | None:

@@ -278,7 +278,7 @@ def test_a_model_of_another_kind_is_said_not_to_be_estimated(tmp_path):
     tokens = {"prompt_tokens": 10, "common_tokens": 5}
     chosen, warnings = choose_pass(model, AdapterConfig(), workload, device="cpu", **tokens, reference=False)
     assert chosen == 2048
-    assert warnings[0].startswith("memory: not estimated for model type gpt2")
+    assert warnings[0].startswith("memory is not estimated for model type gpt2")
 
 
 def test_there_is_some_memory_here():

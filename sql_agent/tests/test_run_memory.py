@@ -331,7 +331,7 @@ def test_the_check_says_what_is_needed_and_names_what_it_cannot_estimate(tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(config))
     cfg = load_config(None, [f"model={tmp_path}"])
     (warning,) = check_run_memory(cfg, []).problems
-    assert warning.what == "not estimated for model type gpt2, only for llama, mistral, qwen2, qwen3"
+    assert warning.what == "memory is not estimated for model type gpt2, only for llama, mistral, qwen2, qwen3"
     assert not warning.blocks
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     assert "config.json has no num_attention_heads" in check_run_memory(cfg, []).problems[0].what
