@@ -18,8 +18,6 @@ from contextlib import contextmanager
 
 # The functions of one statement make at most this many characters of long texts, since a sort compares all of them.
 MAX_MADE_CHARS = 16_777_216
-
-
 # 32 rollouts of a run may share a core while their statements compute, so load alone does not reach it.
 WALL_RATIO = 60
 

@@ -72,7 +72,7 @@ _CAST_TO = {
 
 
 def refuse_untranslated(nodes: Iterable[exp.Expr]) -> None:
-    """Refuse everything but `_TRANSLATED`, in it the options that SQLite would pass over.
+    """Refuse nodes that are not in `_TRANSLATED`, and options that SQLite would pass over.
 
     Raises:
         StatementError: the message names what is left out.

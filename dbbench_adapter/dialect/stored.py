@@ -102,18 +102,31 @@ def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColum
     kinds = finder.kinds_of(query)
     if (not kinds or None in kinds) and finder.knows_tables() and finder.knows_columns(query):
         raise unsupported("INSERT of a query with a column of unknown type")
-    items = [None if item.is_star else item.unalias() for item in query.selects] if not query.is_star else []
+    items = _selected(query, finder)
     items += [None] * (len(kinds) - len(items))
     columns = [*columns, *[None] * len(kinds)][: len(kinds)]
     names = [f"stored_{place}" for place in range(len(kinds))]
     if any(kind and kind.name == "double" and kind.scale for kind in kinds):
         raise unsupported("INSERT of a query with rounded doubles")
     values = [
-        exp.column(name) if _is_like(column, item, finder) else _held(column, exp.column(name), kind, item)
+        exp.column(name)
+        if type(query) is exp.Select and _is_like(column, item, finder)  # the other queries of a UNION may differ
+        else _held(column, exp.column(name), kind, item)
         for name, column, kind, item in zip(names, columns, kinds, items, strict=True)
     ]
     if not all(isinstance(value, exp.Column) for value in values):
         tree.set("expression", read_through(query, "stored_rows", names, values))
+
+
+def _selected(query: exp.Query, finder: KindFinder) -> list[exp.Expr | None]:
+    """The expressions that a query selects; those behind a star only where it stands for one table's columns."""
+    if not query.is_star:
+        return [item.unalias() for item in query.selects]
+    source = query.args.get("from_")
+    table = source.this if source is not None and isinstance(source.this, exp.Table) else None
+    if table is None or len(query.selects) > 1 or query.args.get("joins"):
+        return []
+    return [exp.column(column.name, table=table.alias_or_name) for column in finder.columns_of(table.name)]
 
 
 def _end_with_where(query: exp.Query) -> None:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.dialect.translate import translate
 from dbbench_adapter.engines import TableError, TableState
 from dbbench_adapter.tests.agent_sql import is_left_out
 
@@ -109,6 +110,8 @@ def test_an_insert_of_a_query_stores_the_same(database, column, value, held):
         ("INSERT INTO t (id, w) VALUES (9, 'abc'), (10, 'abcdef')", TOO_LONG),
         ("REPLACE INTO t (id, w) VALUES (9, 'abcdef')", TOO_LONG),
         ("INSERT INTO t (id, w) SELECT * FROM (SELECT 9, 'abcdef') q", TOO_LONG),
+        ("INSERT INTO t (id, w) SELECT id, w FROM t UNION ALL SELECT id, REPEAT(w, 2) FROM t", TOO_LONG),
+        ("INSERT INTO t (id, w) SELECT id, w FROM t UNION ALL SELECT id, x FROM (SELECT 9 id, 'abcdef' x) q", TOO_LONG),
         ("UPDATE t SET w = 'abcdef' WHERE id = 99", ""),  # no row takes it
         ("UPDATE t SET w = 'abcdef' WHERE nobody = 1", "1054"),
         ("INSERT INTO t SELECT * FROM t", ""),
@@ -118,6 +121,12 @@ def test_an_insert_of_a_query_stores_the_same(database, column, value, held):
 )
 def test_every_way_into_a_column_ends_at_its_type(database, sql, error):
     assert (database.run(sql).error or "").split(" ")[0] == error
+
+
+def test_rows_of_the_same_table_are_copied_as_they_are(sqlite):
+    """A function for each of a million rows takes seconds."""
+    with sqlite.open([T], typed=True) as database:
+        assert translate("INSERT INTO t SELECT * FROM t", database._columns).sql == "INSERT INTO `t` SELECT * FROM `t`"
 
 
 def test_the_columns_of_a_new_table_take_what_their_types_take(database):

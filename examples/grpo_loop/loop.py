@@ -51,7 +51,7 @@ class Rollout:
     sampled: list[int]
     """1 on tokens that the policy sampled, 0 on the prompt and on what the database answered."""
     log_probs: list[float]
-    """Of the sampled tokens, as the sampler reported them, in nats."""
+    """The sampler's log-probs of the sampled tokens, in nats; 0 elsewhere."""
     prompt_tokens: int
     turn_ends: list[int] = field(default_factory=list)
     ended: bool = False

@@ -59,7 +59,7 @@ class ClusterRequest(Settings):
     n_runners: int
     """Runners that Ray starts; 0 if they are started elsewhere."""
     weights: int
-    """Of the model."""
+    """The model's number of weights."""
     model: Path
     """Its folder, on nodes that train or sample."""
     files: tuple[Path, ...]
@@ -75,7 +75,7 @@ class ClusterRequest(Settings):
 @dataclass(frozen=True)
 class NodeFacts:
     versions: Mapping[str, str]
-    """Of Python, of packages that run in one version alone, and a digest of this project's modules."""
+    """Versions of Python and of packages that run in one version alone, and a digest of this project's modules."""
     gpus: int
     """GPUs that the NVIDIA driver lists."""
     gpu_bytes: tuple[tuple[int, int], ...]

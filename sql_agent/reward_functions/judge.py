@@ -3,8 +3,7 @@
 It is a reward function on the public interface. Scores are cached by content in the run's folder, so the judge is not
 asked about the same conversation twice, even after a resume. The number of calls of a run and the calls in flight are
 limited over all its processes. A failure is a `RewardUnavailable`, and one that the conversation causes is worth 0. A
-judge costs at most
-`judge.max_calls` times `judge.max_chars` and `judge.max_tokens`.
+judge costs at most `judge.max_calls` times `judge.max_chars` and `judge.max_tokens`.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ TASK = Task(
     gold=Gold(answers=("Pear",)),
 )
 GROUPS, EACH, PLAYED = 16, 4, 8
-"""Of each kind 16 x 4 = 64 rollouts: those that try to be lost, and beside them wrong and right ones. Eight of each are
-played, each of which stands in eight groups."""
+"""There are 16 x 4 = 64 rollouts of each kind: right ones, wrong ones, and those that try to be lost. Eight of a kind
+are played, and each of these stands in eight groups."""
 LONG = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c WHERE x<900) SELECT COUNT(*) FROM c p, c q, c r"
 LARGE = "SELECT REPEAT('x', 60000) FROM Fruit a, Fruit b, Fruit c, Fruit d, Fruit e LIMIT 40"
 
@@ -111,7 +111,7 @@ async def played(protocol, replies, environment=DbBench, max_turns=None):
 
 
 def mean_advantages(rollouts):
-    """Of each kind; a lost rollout is masked, so it is trained with 0."""
+    """The mean advantage of each kind; a lost rollout is masked, so it is trained with 0."""
     found = {kind: [] for kind in rollouts}
     for group in range(GROUPS):
         members = {kind: each[group * EACH : (group + 1) * EACH] for kind, each in rollouts.items()}
