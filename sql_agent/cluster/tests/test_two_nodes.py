@@ -41,7 +41,11 @@ def until(condition, command: subprocess.Popen[str], seconds: float) -> None:
     while not condition():
         if time.monotonic() > deadline or command.poll() is not None:
             command.kill()
-            pytest.fail("\n".join(command.communicate()))
+            try:
+                said = command.communicate(timeout=10)
+            except subprocess.TimeoutExpired as still_open:  # by processes of the run, which outlive its command here
+                said = still_open.stdout, still_open.stderr
+            pytest.fail("\n".join(map(str, said)))
         time.sleep(0.2)
 
 
