@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from agentgrpo.tests.seconds import seconds_here
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.engines import (
     BackendUnavailable,
@@ -227,7 +228,7 @@ def test_a_statement_that_overruns_is_ended_and_the_episode_goes_on(backend):
         database.run("SET SESSION max_recursive_iterations = 1000000000")
         started = time.monotonic()
         assert "interrupted" in database.run(endless).error
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < seconds_here(2.0)
         assert database.run("SELECT 1").rows == ((1,),)
 
 
@@ -309,7 +310,7 @@ def test_the_agent_cannot_take_its_time_limit_away(mariadb):
             assert database.run(f"SET {target} = 0").error.startswith("1227 (42000): Access denied")
         started = time.monotonic()
         assert "interrupted" in database.run("SELECT SLEEP(30)").error
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < seconds_here(3.0)
         assert database.run("SELECT 1").rows == ((1,),)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from agentgrpo.tests.seconds import seconds_here
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, Result
 from dbbench_adapter.engines.mysql.backend import MysqlBackend
@@ -180,7 +181,7 @@ class Player:
         act()
         elapsed_s = spent_s()
         self.worst_s[what] = max(self.worst_s[what], elapsed_s)
-        return [Finding("late", sql, f"{what} took {elapsed_s:.2f} s")] if elapsed_s > limit_s + 1 else []
+        return [Finding("late", sql, f"{what} took {elapsed_s:.2f} s")] if elapsed_s > limit_s + seconds_here(1) else []
 
     def _late(self, sql: str) -> list[Finding]:
         late_s = self.neighbour.settled_late_s()
