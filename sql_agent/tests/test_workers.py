@@ -20,7 +20,7 @@ from sql_agent.verl_side.checkpoints import SHARDS, describe, missing_shards
 from sql_agent.verl_side.config import worker_environment
 
 ROOT = Path(__file__).parents[2]
-SAME = 1e-6
+SAME = 2e-6
 """How far weights in float32 may be apart, of which the largest are 0.1: the order of sums differs, nothing else."""
 
 

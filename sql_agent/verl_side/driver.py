@@ -261,8 +261,8 @@ def _change_start(module: ModuleType) -> None:
     module.Node.start_api_server = module.Node.start_monitor = lambda *_, **__: None
 
 
-RAY_START_S = 120
-"""Seconds that Ray's own processes have to come up; Ray's 30 are too few on a machine that does other work."""
+RAY_START_S = 300
+"""Seconds that Ray's own processes have to come up. Its own 30 are too few beside other work, and so were 120."""
 
 
 class RayStartError(RuntimeError):
