@@ -25,11 +25,12 @@ from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.interaction import Episode, Message
 from sql_agent.credit.grpo import ClippedRatio, GroupRelative
-from sql_agent.credit.losses import LossInputs, token_weights
+from sql_agent.credit.losses import LossInputs
 from sql_agent.credit.row import Row
 from sql_agent.environments.dbbench import DbBench, generated
 from sql_agent.local.datatypes import GREEDY, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy, Rows, load_model
+from sql_agent.local.weighted_loss import token_weights
 from sql_agent.settings.groups import AgentConfig
 
 STEPS, TASKS_PER_STEP, GROUP_SIZE = 12, 8, 8

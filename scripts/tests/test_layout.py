@@ -11,7 +11,7 @@ from vulture import Vulture
 from agentgrpo import INTERFACE
 from agentgrpo.checks import CHECKS
 from bench.main_job import PARTS
-from sql_agent.credit.tables import ESTIMATORS, LOSSES
+from sql_agent.credit.registry import ESTIMATORS, LOSSES
 from sql_agent.names import ENVIRONMENTS, OWN, SAMPLERS
 from sql_agent.upstream_patches import PATCHES
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio
-from sql_agent.credit.spread import Group, judged
-from sql_agent.credit.tables import CreditSettings
+from sql_agent.credit.registry import CreditSettings, Group, judged
 
 
 class GroupRelative(CreditSettings):

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from agentgrpo.settings import Settings
 from sql_agent.credit.losses import LossInputs, LossOutput
-from sql_agent.credit.spread import Group, judged
+from sql_agent.credit.registry import Group, judged
 
 
 class RewardToGo(Settings):

@@ -1,10 +1,15 @@
-"""What is trained of one rollout: the model's calls (`Turn`), and the one sequence that they become (`Row`)."""
+"""What is trained of one rollout: the model's calls (`Turn`), and the one sequence that they become (`Row`). Pure.
+
+Every token id is the engine's own; nothing is tokenised again. The turns of a rollout may form several conversations,
+because of a handoff, an agent as a tool, a reset of the context, or parallel calls. Each becomes a chain, and the row
+holds the chains one after another (`stitch`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 BreakCause = Literal["template", "tool_call_rendering", "tokenisation"]
@@ -82,3 +87,158 @@ class Row:
         ends = self.turn_ends[:-1] if len(advantages) > 1 else ()
         places = (advantages[bisect_right(ends, place)] for place in range(len(self.ids)))
         return replace(self, credit=tuple(a if here else 0.0 for a, here in zip(places, self.sampled, strict=True)))
+
+
+@dataclass
+class _Chain:
+    """Turns in which each prompt continues the token ids of the turn before."""
+
+    prompt_tokens: int
+    seen: tuple[int, ...] = ()
+    """Prompt and sampled ids of the newest turn, whether it is in the row or not."""
+    ids: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    turns: int = 0
+    """Turns that are in the row."""
+    full: bool = False
+    """Whether a turn was dropped; the turns that continue it are dropped as well."""
+
+    def add(self, ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
+        # Tokens without log-probs are not trained.
+        self.ids += ids
+        self.sampled += [int(log_probs is not None)] * len(ids)
+        self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
+
+
+def stitch(
+    turns: Sequence[Turn],
+    *,
+    max_response_tokens: int,
+    max_row_tokens: int | None = None,
+    one_conversation: bool = True,
+    agents: Collection[str] = (),
+) -> Row:
+    """Join the turns of a rollout into chains, and the chains into one row.
+
+    A turn's prompt may begin with the ids of a chain, prompts and sampled ones; the turn belongs to the longest such
+    chain. The rest of its prompt (tool results, the template's own tokens) is masked. A turn without such a chain
+    begins a new one, with its whole prompt masked. So each sampled id is trained once, even if two turns continue the
+    same turn: the second one repeats the history as its prompt.
+
+    Args:
+        turns: at least one, in order.
+        max_response_tokens: limit of a chain after its first prompt. A turn that would exceed it is dropped, and so
+            is every turn that continues it, so that no turn is trained in part.
+        max_row_tokens: limit of the whole row, all prompts included; a turn that would exceed it is dropped likewise.
+            None: no limit. A row of one chain is limited by `max_response_tokens` alone.
+        one_conversation: True: every prompt should continue the turn before, and one that does not is a break.
+            False: it is a break only if a reply was rendered differently while the prompt before it is intact.
+        agents: names of the agents whose turns are trained; tokens of other agents are masked. Empty: all agents.
+    Returns:
+        The row; chains are in the order of their first turns, and chains without a trained token are left out.
+    Raises:
+        ValueError: no turns.
+    """
+    if not turns:
+        raise ValueError("a rollout without turns has nothing to stitch")
+    owners = _owners(turns)
+    wanted = {owner for owner, turn in zip(owners, turns, strict=True) if not agents or turn.agent in agents}
+    chains: dict[int, _Chain] = {}
+    row_tokens = dropped = 0
+    for turn, owner in zip(turns, owners, strict=True):
+        if wanted and owner not in wanted:
+            continue
+        more = 0 if owner in chains else len(turn.prompt_ids)
+        if owner not in chains:
+            chains[owner] = _Chain(len(turn.prompt_ids), turn.prompt_ids)
+            chains[owner].add(turn.prompt_ids)
+        chain = chains[owner]
+        length = len(turn.prompt_ids) - len(chain.seen) + len(turn.sampled_ids)
+        row_is_full = max_row_tokens is not None and len(chains) > 1 and row_tokens + more + length > max_row_tokens
+        chain.full = chain.full or row_is_full or len(chain.ids) + length > chain.prompt_tokens + max_response_tokens
+        if not chain.full:
+            chain.add(turn.prompt_ids[len(chain.seen) :])
+            chain.add(turn.sampled_ids, turn.log_probs if not agents or turn.agent in agents else None)
+            chain.turns += 1
+            row_tokens += more + length
+        else:
+            dropped += 1
+        chain.seen = turn.prompt_ids + turn.sampled_ids
+    cause = prefix_break(turns, one_conversation=one_conversation)
+    trained = [chain for chain in chains.values() if any(chain.sampled)]
+    row = _row(trained or [next(iter(chains.values()))], dropped, cause)
+    if prefix_break(turns, one_conversation=True):
+        return row
+    # in one conversation only the last turns may be missing, and each prompt holds all that came before
+    ends = tuple(len(turn.prompt_ids) + len(turn.sampled_ids) for turn in turns[: row.num_turns])
+    return replace(row, turn_ends=ends)
+
+
+def _owners(turns: Sequence[Turn]) -> list[int]:
+    """For each turn the number of its chain, which is the number of the chain's first turn."""
+    seen: dict[int, tuple[int, ...]] = {}
+    owners = []
+    for number, turn in enumerate(turns):
+        going_on = [first for first, ids in seen.items() if _begins_with(turn.prompt_ids, ids)]
+        owner = max(going_on, key=lambda first: len(seen[first]), default=number)
+        seen[owner] = turn.prompt_ids + turn.sampled_ids
+        owners.append(owner)
+    return owners
+
+
+def _row(chains: Sequence[_Chain], dropped: int, cause: BreakCause | None) -> Row:
+    ids, sampled, log_probs, starts = list[int](), list[int](), list[float](), list[int]()
+    for chain in chains:
+        starts.append(len(ids))
+        ids += chain.ids
+        sampled += chain.sampled
+        log_probs += chain.log_probs
+    return Row(
+        tuple(ids),
+        tuple(sampled),
+        tuple(log_probs),
+        prompt_tokens=chains[0].prompt_tokens,
+        num_turns=sum(chain.turns for chain in chains),
+        prefix_break=cause,
+        dropped_turns=dropped,
+        starts=tuple(starts[1:]),
+    )
+
+
+def _begins_with(ids: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
+    return ids[: len(beginning)] == beginning
+
+
+def prefix_break(turns: Sequence[Turn], *, one_conversation: bool) -> BreakCause | None:
+    """Why a prompt does not continue the ids of the turn before, for the first such prompt; None if all do.
+
+    Args:
+        turns: in order.
+        one_conversation: False: a prompt is compared with the turns whose prompt is its longest prefix. A prompt
+            that begins with no earlier prompt is a new conversation and no break.
+    """
+    for number, turn in enumerate(turns):
+        before = turns[max(number - 1, 0) : number] if one_conversation else _same_prompt_before(turns[:number], turn)
+        if before and not any(_begins_with(turn.prompt_ids, t.prompt_ids + t.sampled_ids) for t in before):
+            return break_cause(before[-1], turn)
+    return None
+
+
+def _same_prompt_before(earlier: Sequence[Turn], turn: Turn) -> list[Turn]:
+    """The earlier turns whose prompt is the longest proper prefix of `turn`'s prompt."""
+    prompts = {t.prompt_ids for t in earlier if len(t.prompt_ids) < len(turn.prompt_ids)}
+    longest = max((p for p in prompts if _begins_with(turn.prompt_ids, p)), key=len, default=None)
+    return [t for t in earlier if t.prompt_ids == longest]
+
+
+def break_cause(before: Turn, after: Turn) -> BreakCause:
+    """Why `after` does not begin with `before`'s prompt and sampled ids.
+
+    `template`: the earlier prompt itself changed (a template that rewrites history, for example drops reasoning).
+    `tool_call_rendering`: the prompt is intact; the reply held a tool call, which was rendered differently.
+    `tokenisation`: the prompt is intact and the reply was plain text, so its text was tokenised differently.
+    """
+    if after.prompt_ids[: len(before.prompt_ids)] != before.prompt_ids:
+        return "template"
+    return "tool_call_rendering" if before.has_tool_calls else "tokenisation"

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentgrpo.agl_without_litellm import agl
-from sql_agent.credit.row import Turn
-from sql_agent.credit.stitch import stitch
+from sql_agent.credit.row import Turn, stitch
 from sql_agent.lightning.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.model_address.held_calls import LONGEST_HOLD_S

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from agentgrpo.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed
-from sql_agent.credit.losses import Loss, LossInputs, LossStats, token_weights, weighted_loss
+from sql_agent.credit.losses import Loss, LossInputs
+from sql_agent.credit.registry import LOSSES, made
 from sql_agent.credit.row import Row
-from sql_agent.credit.tables import LOSSES, made
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.packed_model import base_of, micro_batches_of
 from sql_agent.local.policy import LocalPolicy, Rows
+from sql_agent.local.weighted_loss import LossStats, token_weights, weighted_loss
 from sql_agent.settings.local import LossConfig, OptimConfig
 
 MAX_BAD_STEPS = 3

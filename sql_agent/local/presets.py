@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
-from sql_agent.credit.tables import ESTIMATORS, Credit, made
+from sql_agent.credit.registry import ESTIMATORS, Credit, made
 from sql_agent.local.datatypes import Progress, Sampling
 from sql_agent.names import SAMPLERS
 from sql_agent.rewards import REWARDS, RewardPreset

@@ -17,7 +17,7 @@ from agentgrpo.settings import Settings
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.credit.tables import Aggregation, CreditSettings, EstimatorName, LossName, known
+from sql_agent.credit.registry import Aggregation, CreditSettings, EstimatorName, LossName, known
 from sql_agent.names import SAMPLERS, TINY_POLICY
 from sql_agent.settings.groups import (
     AgentConfig,
@@ -99,10 +99,10 @@ class LossConfig(CreditSettings):
     float64: ClassVar[bool] = True
     """Advantages are computed in float64."""
     name: Annotated[LossName, FlagName("loss")] = "grpo"
-    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.tables`."""
+    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.registry`."""
     estimator: EstimatorName | None = None
     """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
-    `sql_agent.credit.tables`; None: grpo."""
+    `sql_agent.credit.registry`; None: grpo."""
     clip_ratio: float = also("clip_param", 0.2, gt=0, lt=1)
     """PPO's epsilon."""
     kl_coef: float = also("beta", 0.04, ge=0)

@@ -20,11 +20,11 @@ from agentgrpo.chat.replies import Encoded
 from agentgrpo.checkpoints import CHECKPOINTS, SaveClock
 from agentgrpo.micro_batches import return_freed_memory
 from agentgrpo.training_run import RunLog, check_finite
-from sql_agent.credit.losses import LossStats
 from sql_agent.credit.row import Row
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy, Rows
 from sql_agent.local.run_folder import resume, save_checkpoint
+from sql_agent.local.weighted_loss import LossStats
 from sql_agent.settings.local import LossConfig, OptimConfig
 from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.fine_tuning import Start, in_bfloat16

@@ -140,5 +140,10 @@ class GroupSlot:
     """The last step that may train it."""
 
     @property
+    def trained(self) -> list[Rollout]:
+        """The group that is trained on, once the others are marked (`dynamic_sampling.filter_groups`)."""
+        return next(group for group in self.draws if group[0].filtered is None)
+
+    @property
     def has_ended(self) -> bool:
         return all(rollout.settled for rollout in self.draws[-1])

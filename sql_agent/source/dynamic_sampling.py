@@ -22,33 +22,34 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from sql_agent.credit.spread import NoSpread, no_spread
-from sql_agent.credit.tables import Credit
+from sql_agent.credit.registry import Credit, NoSpread, no_spread
 from sql_agent.datatypes import Reward
 from sql_agent.rewards import unavailable, without_function, without_score
 from sql_agent.source.datatypes import GroupSlot, Rollout, Task
 
 
-def level_rewards(group: Sequence[Rollout]) -> None:
-    """Take what one rollout lacks, the score or a function's number, out of every reward of its group."""
-    failures = Counter(why for r in group if (why := r.score_failure))
+def drop_scores_of_group(group: Sequence[Rollout]) -> list[Rollout]:
+    """The group without what one of its rollouts lacks, the score or a function's number, in any reward."""
+    dropped, failures = list(group), Counter(why for r in group if (why := r.score_failure))
     if failures:
         [(why, _)] = failures.most_common(1)
-        _level(group, why, partial(without_score, why=why))
-    for name, why in {name: why for r in group for name, why in unavailable(r.earned).items()}.items():
-        _level(group, why, partial(without_function, name=name, why=why))
+        dropped = [_reshaped(r, why, partial(without_score, why=why)) for r in dropped]
+    for name, why in {name: why for r in dropped for name, why in unavailable(r.earned).items()}.items():
+        dropped = [_reshaped(r, why, partial(without_function, name=name, why=why)) for r in dropped]
+    return dropped
 
 
-def _level(group: Sequence[Rollout], why: str, without: Callable[[Reward], Reward]) -> None:
-    for result in group:
-        if result.reward is not None:
-            result.earn(without(result.earned))
-            if not result.lost:
-                result.unshaped = why
+def _reshaped(result: Rollout, why: str, without: Callable[[Reward], Reward]) -> Rollout:
+    if result.reward is None:
+        return result
+    earned = without(result.earned)
+    if earned.value is None:
+        return replace(result, earned=earned, lost=earned.reason)
+    return replace(result, earned=earned, unshaped=why)
 
 
 def spreadless(group: Sequence[Rollout]) -> NoSpread | None:
-    """Why a group has no spread (`sql_agent.credit.spread.no_spread`)."""
+    """Why a group has no spread (`sql_agent.credit.registry.no_spread`)."""
     return no_spread([result.rewards for result in group], [result.success for result in group])
 
 
@@ -63,9 +64,7 @@ def needs_redraw(slot: GroupSlot, estimator: Credit) -> bool:
     """Whether the newest group of a slot has ended and teaches nothing, and a replacement task is left."""
     if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
         return False
-    newest = [replace(result) for result in slot.draws[-1]]  # rewards are levelled where the group is chosen
-    level_rewards(newest)
-    return teaches_nothing(newest, estimator) is not None
+    return teaches_nothing(drop_scores_of_group(slot.draws[-1]), estimator) is not None
 
 
 def draw_replacement(slot: GroupSlot) -> None:
@@ -97,20 +96,20 @@ def slots_to_take(pool: Sequence[GroupSlot], groups: int, step: int) -> list[Gro
     return [slot for slot in pool if slot in taken][:groups]
 
 
-def choose_group(slot: GroupSlot, estimator: Credit) -> list[Rollout]:
-    """The group that is trained on: one that teaches, if any does, else the one with the fewest lost rollouts.
+def filter_groups(draws: Sequence[Sequence[Rollout]], estimator: Credit) -> list[list[Rollout]]:
+    """The groups that were played for a slot, without scores that are missing in part.
 
-    The rollouts of the other groups are marked as `filtered`, each with its cause.
+    All but the one that is trained on are marked as `filtered`, each with its cause: one that teaches is trained on, if
+    any does, else the one with the fewest lost rollouts.
     """
-    for group in slot.draws:
-        level_rewards(group)
-    causes = [teaches_nothing(group, estimator) for group in slot.draws]
-    known = [sum(result.reward is not None for result in group) for group in slot.draws]
-    best = max(range(len(slot.draws)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
-    for draw, group in enumerate(slot.draws):
-        for result in group:
-            result.filtered = None if draw == best else causes[draw] or "lost"
-    return slot.draws[best]
+    groups = [drop_scores_of_group(group) for group in draws]
+    causes = [teaches_nothing(group, estimator) for group in groups]
+    known = [sum(result.reward is not None for result in group) for group in groups]
+    best = max(range(len(groups)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
+    return [
+        [replace(result, filtered=None if draw == best else causes[draw] or "lost") for result in group]
+        for draw, group in enumerate(groups)
+    ]
 
 
 def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = True) -> None:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from sql_agent.credit.tables import Credit
+from sql_agent.credit.registry import Credit
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import GroupSlot, Rollout, Task
 from sql_agent.source.dynamic_sampling import (
-    choose_group,
     draw_replacement,
+    filter_groups,
     needs_redraw,
     replacement_tasks,
     slots_to_take,
@@ -111,7 +111,9 @@ class Source:
         self._give_replacements(sampled_of(slots), step)
         pool = list(slots) if validate else [*self.open, *slots]
         taken = await self._play(slots, pool, groups or len(slots), step=step, validate=validate)
-        chosen = [choose_group(slot, self._estimator) for slot in taken]
+        for slot in taken:
+            slot.draws = filter_groups(slot.draws, self._estimator)
+        chosen = [slot.trained for slot in taken]
         self._credit([group for group in chosen if group[0].temperature is None])
         self._keep(rollouts_of(taken), step=step, validate=validate)
         self.last_end = max(rollout.end_seen_at for rollout in rollouts_of(taken))

@@ -14,11 +14,11 @@ import torch
 from torch.testing import assert_close
 
 from agentgrpo.settings import Settings
-from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio, token_weights, weighted_loss
-from sql_agent.credit.spread import Group, judged
-from sql_agent.credit.tables import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, made
+from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio
+from sql_agent.credit.registry import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, Group, judged, made
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.presets import Preset, estimator_of
+from sql_agent.local.weighted_loss import token_weights, weighted_loss
 from sql_agent.names import SAMPLERS
 from sql_agent.settings.load import load_config
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from sql_agent.credit.tables import VERLS_ONLY
+from sql_agent.credit.registry import VERLS_ONLY
 from sql_agent.settings.load import load_config
 from sql_agent.tests.test_docs import DOC
 from sql_agent.verl_side.allowed_keys import ALLOWED_KEYS

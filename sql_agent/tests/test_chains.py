@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sql_agent.credit.grpo import GroupRelative
-from sql_agent.credit.row import Row, Turn
-from sql_agent.credit.stitch import stitch
+from sql_agent.credit.row import Row, Turn, stitch
 from sql_agent.source.batch import CREDIT, to_tensors
 from sql_agent.source.dynamic_sampling import credit_group
 from sql_agent.tests.records import make_outcome, make_result, make_row

@@ -9,7 +9,7 @@ from sql_agent.credit.reinforce import RewardToGo
 from sql_agent.datatypes import ScorerResult
 from sql_agent.source.datatypes import GroupSlot, Rollout
 from sql_agent.source.dynamic_sampling import (
-    choose_group,
+    filter_groups,
     needs_redraw,
     replacement_tasks,
     rollout_seed,
@@ -64,7 +64,7 @@ def test_a_group_of_equal_rewards_stays_where_the_estimator_credits_them():
         group = [make_result("g", make_outcome(reward, verdict=reward)) for _ in range(2)]
         slot = GroupSlot(0, TASKS[:1], [group])
         assert needs_redraw(slot, RewardToGo()) is redrawn
-        assert choose_group(slot, RewardToGo())[0].filtered is None
+        assert filter_groups(slot.draws, RewardToGo())[0][0].filtered is None
 
 
 def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
@@ -78,8 +78,9 @@ def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
     slot = GroupSlot(0, TASKS[:1], [group])
     assert needs_redraw(slot, GroupRelative())
     assert [(result.reward, result.unshaped) for result in group] == [(1.2, None), (1.0, None)]
-    choose_group(slot, GroupRelative())
-    assert [(result.reward, result.unshaped) for result in group] == [(1.0, "scorer_unavailable")] * 2
+    [chosen] = filter_groups(slot.draws, GroupRelative())
+    assert [(result.reward, result.unshaped) for result in chosen] == [(1.0, "scorer_unavailable")] * 2
+    assert [(result.reward, result.unshaped) for result in group] == [(1.2, None), (1.0, None)]
 
 
 def test_no_task_stands_twice_in_a_step():
@@ -133,9 +134,9 @@ def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, cho
         [make_result("g", make_outcome(reward, verdict=reward, reason="db_unavailable")) for reward in rewards]
         for rewards in draws
     ]
-    slot = GroupSlot(0, draws=groups)
-    assert choose_group(slot, GroupRelative()) is groups[chosen]
-    assert [{r.filtered for r in group} for group in groups] == [{cause} for cause in causes]
+    slot = GroupSlot(0, draws=filter_groups(groups, GroupRelative()))
+    assert slot.trained is slot.draws[chosen]
+    assert [{r.filtered for r in group} for group in slot.draws] == [{cause} for cause in causes]
 
 
 def slot_of(number, *, due, ended=True):

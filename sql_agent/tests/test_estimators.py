@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sql_agent.credit.grpo import GroupRelative
+from sql_agent.credit.registry import no_spread
 from sql_agent.credit.reinforce import RewardToGo
-from sql_agent.credit.spread import no_spread
 
 EXACT = {"rtol": 0, "atol": 1e-6}
 

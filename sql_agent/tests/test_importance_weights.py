@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from sql_agent.credit.tables import LOSSES, made
+from sql_agent.credit.registry import LOSSES, made
 from sql_agent.settings.load import load_config
 from sql_agent.tests.test_config import FILES
 from sql_agent.tests.test_losses_parity import CLIP, verl_config

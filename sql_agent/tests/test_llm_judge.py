@@ -26,7 +26,7 @@ from sql_agent.rewards import NO_JUDGE, summed_reward
 from sql_agent.settings.groups import JudgeConfig
 from sql_agent.settings.load import load_config
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.dynamic_sampling import level_rewards
+from sql_agent.source.dynamic_sampling import drop_scores_of_group
 from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.resume import check_resume
@@ -174,7 +174,7 @@ async def test_what_a_policy_writes_to_keep_a_judge_from_judging_is_worth_0_and_
     rollout.earn(summed_reward(rollout.record, {"judge": 1.0}, given))
     neighbour = Rollout("g", {}, played=rollout.record)
     neighbour.earn(Reward(0.5, NO_JUDGE, {"judge": 0.5}, {"judge": 0.5}))
-    level_rewards([rollout, neighbour])
+    rollout, neighbour = drop_scores_of_group([rollout, neighbour])
     assert (rollout.reward, neighbour.reward) == (0.0, 0.5)
     with pytest.raises(TooManyLostError, match=r"1 of 1 rollouts were lost or refused a score.*'judge_"):
         check_lost([rollout], 0.5)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from sql_agent.credit.grpo import ClippedRatio, GroupRelative
-from sql_agent.credit.losses import LossInputs, LossStats, kl_k3, log_prob_ratio, token_weights, weighted_loss
+from sql_agent.credit.losses import LossInputs, log_prob_ratio
 from sql_agent.credit.reinforce import LogProb
+from sql_agent.local.weighted_loss import LossStats, kl_k3, token_weights, weighted_loss
 from sql_agent.settings.local import LossConfig
 
 LN2 = math.log(2)

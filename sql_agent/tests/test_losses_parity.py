@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from sql_agent.credit.losses import Aggregation, kl_k3, log_prob_ratio, token_weights
+from sql_agent.credit.losses import log_prob_ratio
+from sql_agent.credit.registry import Aggregation
+from sql_agent.local.weighted_loss import kl_k3, token_weights
 from sql_agent.tests.test_estimators import of_rollouts
 from sql_agent.tests.test_losses import grpo_loss, reinforce_loss
 

@@ -30,7 +30,7 @@ from sql_agent.rewards import NO_JUDGE, OWN_LOSSES, REWARDS, reward
 from sql_agent.settings.groups import AgentConfig, RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.dynamic_sampling import level_rewards
+from sql_agent.source.dynamic_sampling import drop_scores_of_group
 from sql_agent.source.metrics import SCORER_LOST
 from sql_agent.source.scoring import Rewarder
 from sql_agent.source.stops import _LOST_ADVICE
@@ -116,8 +116,7 @@ def mean_advantages(rollouts):
     for group in range(GROUPS):
         members = {kind: each[group * EACH : (group + 1) * EACH] for kind, each in rollouts.items()}
         together = [rollout for each in members.values() for rollout in each]
-        level_rewards(together)
-        credited = iter(GroupRelative()([rollout.rewards for rollout in together]))
+        credited = iter(GroupRelative()([rollout.rewards for rollout in drop_scores_of_group(together)]))
         for kind, each in members.items():
             found[kind] += [(advantages or [0.0])[0] for advantages in (next(credited) for _ in each)]
     return {kind: mean(each) for kind, each in found.items()}

@@ -15,7 +15,7 @@ from openai import BadRequestError, OpenAI
 from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
-from sql_agent.credit.stitch import stitch
+from sql_agent.credit.row import stitch
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning.spans import read_turns
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization

@@ -16,7 +16,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
-from sql_agent.credit.stitch import stitch
+from sql_agent.credit.row import stitch
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask

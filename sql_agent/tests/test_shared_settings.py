@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentgrpo.flags import FlagName
 from agentgrpo.settings import VerlKey
-from sql_agent.credit.tables import ESTIMATORS, LOSSES, CreditSettings
+from sql_agent.credit.registry import ESTIMATORS, LOSSES, CreditSettings
 from sql_agent.settings import local, main_job
 from sql_agent.settings.evaluation import EvaluateConfig
 from sql_agent.settings.groups import DataConfig, EnvironmentSettings

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sql_agent.credit.row import Row, Turn
-from sql_agent.credit.stitch import stitch
+from sql_agent.credit.row import Row, Turn, stitch
 from sql_agent.datatypes import ScorerResult
 from sql_agent.lightning.spans import (
     OUTCOME,

@@ -11,7 +11,7 @@ from sql_agent.report.figures import all_figures
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.load import dump_config
-from sql_agent.source.dynamic_sampling import level_rewards
+from sql_agent.source.dynamic_sampling import drop_scores_of_group
 from sql_agent.source.metrics import batch_metrics
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.source.stops import TooManyLostError, check_lost
@@ -117,7 +117,7 @@ def test_a_function_that_was_unavailable_for_one_is_in_no_reward_of_the_group():
     group = [played(RIGHT, 0.8), played(RIGHT, AWAY), played(WRONG, 0.4)]
     assert [result.reward for result in group] == [pytest.approx(1.4), 1.0, pytest.approx(0.2)]
     for _ in range(2):  # a group is looked at more than once
-        level_rewards(group)
+        group = drop_scores_of_group(group)
         assert [result.reward for result in group] == [1.0, 1.0, 0.0]
         assert [(result.lost, result.unshaped) for result in group] == [(None, "judge_unavailable")] * 3
     with pytest.raises(
@@ -134,20 +134,20 @@ def test_where_nothing_else_is_known_the_whole_group_is_lost():
         played(WRONG, 0.1, {"judge": 1.0}),
     ]
     for _ in range(2):
-        level_rewards(group)
+        group = drop_scores_of_group(group)
         assert [(result.reward, result.lost) for result in group] == [(None, "judge_unavailable")] * 3
 
 
 def test_a_group_whose_function_answered_keeps_its_rewards():
     group = [played(RIGHT, 0.8), played(WRONG, 0.4)]
-    level_rewards(group)
+    group = drop_scores_of_group(group)
     assert [result.reward for result in group] == [pytest.approx(1.4), pytest.approx(0.2)]
     check_lost(group, 0.0)
 
 
 def test_a_loss_of_ones_own_levels_nobody():
     group = [played(RIGHT, 0.8), played(RIGHT, FunctionReward(None, "reward_none"))]
-    level_rewards(group)
+    group = drop_scores_of_group(group)
     assert [(result.reward, result.lost) for result in group] == [(pytest.approx(1.4), None), (None, "reward_none")]
 
 
@@ -159,7 +159,7 @@ def test_a_lost_score_of_the_reward_model_leaves_the_functions_in():
         record = make_record(UNJUDGED)
         reward = summed_reward(record, weights, {"f": FunctionReward(2.0)}, scorer, SHAPING)
         group.append(make_result("g", rewarded(record, reward, scorer)))
-    level_rewards(group)
+    group = drop_scores_of_group(group)
     assert [result.reward for result in group] == [1.0, 1.0]
 
 

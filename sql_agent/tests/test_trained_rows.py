@@ -16,8 +16,8 @@ from sql_agent.lightning.spans import OUTCOME, TURN_SPAN, outcome_span, outcome_
 from sql_agent.lightning.transport import StoreTransport
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config
-from sql_agent.source.datatypes import GroupSlot, Rollout
-from sql_agent.source.dynamic_sampling import choose_group, credit_group, level_rewards, spreadless
+from sql_agent.source.datatypes import Rollout
+from sql_agent.source.dynamic_sampling import credit_group, drop_scores_of_group, filter_groups, spreadless
 from sql_agent.source.metrics import batch_metrics
 from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.tests.records import make_outcome, make_record, make_result, reported
@@ -64,7 +64,7 @@ def scored(*ends, preset="agentbench"):
 
 
 def trained(results):
-    group = choose_group(GroupSlot(0, draws=[results]), GroupRelative())
+    [group] = filter_groups([results], GroupRelative())
     credit_group(group, GroupRelative())
     return group
 
@@ -93,14 +93,12 @@ def test_a_group_whose_scores_are_all_there_keeps_them():
 
 def test_a_mixed_group_whose_right_ones_all_lost_their_score_is_not_all_wrong():
     results = scored((RIGHT, GONE), (RIGHT, GONE), (WRONG, ScorerResult(0.0)), (WRONG, ScorerResult(0.0)))
-    level_rewards(results)
-    assert spreadless(results) is None
+    assert spreadless(drop_scores_of_group(results)) is None
     metrics = batch_metrics(trained(results))
     assert (metrics["group/all_wrong_frac"], metrics["group/zero_std_frac"]) == (0.0, 0.0)
     assert (metrics["rollout/success"], metrics["reward/mean"], metrics["reward/unjudged_frac"]) == (0.5, 0.5, 0.0)
     all_right = scored((RIGHT, GONE), (RIGHT, ScorerResult(0.5)))
-    level_rewards(all_right)
-    assert spreadless(all_right) == "all_right"  # the score of the other one is no difference
+    assert spreadless(drop_scores_of_group(all_right)) == "all_right"  # the score of the other one is no difference
 
 
 def test_without_a_judge_a_group_that_lost_scores_is_lost_whole():

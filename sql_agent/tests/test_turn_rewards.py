@@ -5,8 +5,7 @@ import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.grpo import GroupRelative
-from sql_agent.credit.row import Turn
-from sql_agent.credit.stitch import stitch
+from sql_agent.credit.row import Turn, stitch
 from sql_agent.datatypes import FunctionReward, ScorerResult
 from sql_agent.rewards import summed_reward, without_function
 from sql_agent.settings.groups import RewardModelConfig

@@ -23,7 +23,7 @@ from agentgrpo.model_kinds import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.cluster.network import LOOPBACK, Network
-from sql_agent.credit.tables import VERLS
+from sql_agent.credit.registry import VERLS
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP

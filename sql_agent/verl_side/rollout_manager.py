@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from tensordict import TensorDict
 from verl import DataProto
 
-from sql_agent.credit.tables import ESTIMATORS, made
+from sql_agent.credit.registry import ESTIMATORS, made
 from sql_agent.lightning.store import PatientStore
 from sql_agent.lightning.transport import StoreTransport
 from sql_agent.source import run_context

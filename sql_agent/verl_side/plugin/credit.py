@@ -11,7 +11,7 @@ from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_pol
 from verl.utils.torch_functional import masked_mean
 
 from sql_agent.credit.losses import Loss, LossInputs
-from sql_agent.credit.tables import LOSSES, VERLS, made
+from sql_agent.credit.registry import LOSSES, VERLS, made
 from sql_agent.settings.main_job import LossConfig
 from sql_agent.source.batch import CREDIT
 from sql_agent.verl_side.config import ESTIMATOR, LOSS

@@ -1,6 +1,6 @@
 """Lists the estimators of advantages and the losses. A new one needs a module and a line here.
 
-Each is a frozen settings class whose instances are called: an estimator with the rewards of one group (`spread.Group`),
+Each is a frozen settings class whose instances are called: an estimator with the rewards of one group (`Group`),
 a loss with `losses.LossInputs`. A trainer's `loss` settings fill the class's fields of the same name. A class is
 imported when one is made, so that importing this is instant.
 """
@@ -8,8 +8,9 @@ imported when one is made, so that importing this is instant.
 from __future__ import annotations
 
 import importlib
+import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -17,8 +18,10 @@ from pydantic import AfterValidator, Field
 from agentgrpo.flags import FlagName
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.settings import Settings, VerlKey
-from sql_agent.credit.spread import Group
 
+# The rewards of the rollouts of one task under one policy: for each rollout those of its turns, in order, or the one of
+# the whole rollout; None for one that could not be judged.
+Group = Sequence[Sequence[float] | None]
 # From the rewards of a group, of which none, one or all may be judged, to an advantage per turn, or one per rollout;
 # None stays None.
 Credit = Callable[[Group], list[list[float] | None]]
@@ -70,3 +73,35 @@ def made(row: str, settings: Any) -> Any:
     module, _, name = row.partition(":")
     made_of = getattr(importlib.import_module(module), name)
     return made_of(**{field: getattr(settings, field) for field in made_of.model_fields if hasattr(settings, field)})
+
+
+NoSpread = Literal["all_right", "all_wrong", "all_equal"]
+
+
+def judged(rewards: Group) -> list[Sequence[float]]:
+    """The rewards of the rollouts that were judged.
+
+    Raises:
+        ValueError: a reward is NaN or infinite.
+    """
+    known = [turns for turns in rewards if turns is not None]
+    if not all(math.isfinite(reward) for turns in known for reward in turns):
+        raise ValueError(f"rewards must be finite numbers, got {list(rewards)}; None says that one was not judged")
+    return known
+
+
+def no_spread(rewards: Group, success: Sequence[float | None]) -> NoSpread | None:
+    """Why a group has no spread; None if it has, or if fewer than two of its rollouts were judged.
+
+    Equal rewards count as right or wrong only with a judge's verdict: a reward model's score above 0 is not "right".
+
+    Args:
+        success: of the same rollouts, 1 for a verdict of exactly 1 and 0 for a lower one; None without a verdict.
+    Raises:
+        ValueError: a reward is NaN or infinite.
+    """
+    known = judged(rewards)
+    if len(known) < 2 or len({reward for turns in known for reward in turns}) > 1:
+        return None
+    verdicts = {right for right, turns in zip(success, rewards, strict=True) if turns is not None}
+    return "all_right" if verdicts == {1.0} else "all_wrong" if verdicts == {0.0} else "all_equal"
