@@ -35,7 +35,7 @@ from agentgrpo.processes import tell
 from bench.parts.children import Server, answer, python, started, store
 from bench.parts.report import Row, add_json, facts, finish
 from sql_agent import oracle
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, give_token
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
@@ -153,7 +153,7 @@ def attack(name: str, to: Targets, seconds: float) -> None:
     asyncio.run(repeat())
 
 
-async def play(client: PatientStore, proxy: str, calls: Calls, until: float) -> None:
+async def play(client: RetryingStore, proxy: str, calls: Calls, until: float) -> None:
     """Play rollouts until then, each with connections of its own."""
     while time.monotonic() < until:
         url = await _signed_address(client, proxy)
@@ -170,7 +170,7 @@ async def play(client: PatientStore, proxy: str, calls: Calls, until: float) -> 
                 await asyncio.sleep(PAUSE_S)
 
 
-async def _signed_address(client: PatientStore, proxy: str) -> str:
+async def _signed_address(client: RetryingStore, proxy: str) -> str:
     rollout = await client.start_rollout(input={})
     ids = rollout.rollout_id, rollout.attempt.attempt_id
     prefix = signed_prefix(RolloutSampling(*ids, "policy-0", 0.7, 64), os.environ[RUN_TOKEN])
@@ -179,7 +179,7 @@ async def _signed_address(client: PatientStore, proxy: str) -> str:
 
 async def phase(name: str | None, to: Targets, store_url: str) -> Calls:
     calls, until = Calls(), time.monotonic() + PHASE_S
-    client = PatientStore(store_url)
+    client = RetryingStore(store_url)
     attacker = multiprocessing.get_context("spawn").Process(target=attack, args=(name, to, PHASE_S))
     if name is not None:
         attacker.start()
@@ -216,7 +216,7 @@ def servers(log: Path) -> Iterator[dict[str, Server]]:
 
 
 async def measure(parts: dict[str, Server]) -> Iterator[Row]:
-    client = PatientStore(parts["store"].url)
+    client = RetryingStore(parts["store"].url)
     to = Targets([part.url for part in parts.values()], await _signed_address(client, parts["LLM proxy"].url))
     await client.close()
     await phase(None, to, parts["store"].url)  # warms up

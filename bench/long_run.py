@@ -37,7 +37,7 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from sql_agent import oracle
 from sql_agent.lightning.spans import TURN_SPAN
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
 
@@ -124,7 +124,7 @@ def store_alone(command: list[str], folder: Path, steps: int) -> Sizes:
 
 
 async def _drive(address: str, process: psutil.Process, steps: int) -> Sizes:
-    store, seen = PatientStore(address), []
+    store, seen = RetryingStore(address), []
     tasks = [task.to_dict() for task in generate_tasks(ROLLOUTS, seed=0, split="held_out")]
     try:
         for _ in range(steps):
@@ -140,7 +140,7 @@ async def _drive(address: str, process: psutil.Process, steps: int) -> Sizes:
     return seen
 
 
-async def _play(store: PatientStore, rollout: Any) -> None:
+async def _play(store: RetryingStore, rollout: Any) -> None:
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     for number, (prompt_tokens, reply_tokens) in enumerate(SEVEN_B_TURNS, start=1):
         attributes = {
@@ -154,7 +154,7 @@ async def _play(store: PatientStore, rollout: Any) -> None:
     await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
 
 
-async def _read(store: PatientStore, rollout: Any) -> None:
+async def _read(store: RetryingStore, rollout: Any) -> None:
     spans = await store.query_spans(rollout.rollout_id, attempt_id="latest")
     if len(spans) != len(SEVEN_B_TURNS):
         raise RuntimeError(f"rollout {rollout.rollout_id} has {len(spans)} spans, expected {len(SEVEN_B_TURNS)}")

@@ -26,9 +26,9 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, tell
 from bench.parts.children import answer, cpu_s
 from bench.parts.overhead import AT_ONCE, ROUNDS
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.lightning.children import log_file, spawn
 from sql_agent.lightning.heartbeats import TRAINER_WORKER
-from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.settings.load import load_config
 from sql_agent.source import run_context

@@ -12,9 +12,9 @@ import aiohttp
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc
 from sql_agent.lightning.spans import turn_span
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
-from sql_agent.model_servers.replies import TURN, with_turn
+from sql_agent.model_servers.turns import TURN, with_turn
 
 STORED_S = 60.0
 
@@ -38,7 +38,7 @@ def call_all(order: Order, store_url: str) -> tuple[list[float], float]:
 
 
 async def _call_all(order: Order, store_url: str) -> tuple[list[float], float]:
-    store = PatientStore(store_url)
+    store = RetryingStore(store_url)
     rollout = await store.start_rollout(input={})
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     path = "rollout/{rollout_id}/attempt/{attempt_id}".format(**ids)

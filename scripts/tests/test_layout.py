@@ -43,7 +43,7 @@ CALLED_BY_FRAMEWORKS = {
         "get_langchain_handler", "get_rollout_results", "_post_process_rollout_result",
     },
     "verl": {
-        "PackedEngine", "FlexEngine", "QuietWeightSync", "forward_step", "EpisodeTool", "EpisodeLoop", "TurnManager",
+        "PackedEngine", "FlexEngine", "DrainedWeightSync", "forward_step", "EpisodeTool", "EpisodeLoop", "TurnManager",
         "_handle_processing_tools_state",
     },
     "verl's platform": {

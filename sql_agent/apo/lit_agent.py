@@ -10,7 +10,7 @@ from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Environment, Taskset
-from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.train import TrainConfig
 

@@ -29,7 +29,8 @@ from sql_agent.environments.base import InstructionsError, Taskset
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
 from sql_agent.lightning.spans import read_outcome
 from sql_agent.lightning.store import UNFINISHED
-from sql_agent.model_servers.ask import ChatClient, failure_text
+from sql_agent.model_servers.ask import failure_text
+from sql_agent.model_servers.chat_client import ChatClient
 from sql_agent.report.reading import Change
 from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig

@@ -75,7 +75,7 @@ def made(row: str, settings: Any) -> Any:
     return made_of(**{field: getattr(settings, field) for field in made_of.model_fields if hasattr(settings, field)})
 
 
-NoSpread = Literal["all_right", "all_wrong", "all_equal"]
+ZeroVariance = Literal["all_right", "all_wrong", "all_equal"]
 
 
 def judged(rewards: Group) -> list[Sequence[float]]:
@@ -90,7 +90,7 @@ def judged(rewards: Group) -> list[Sequence[float]]:
     return known
 
 
-def no_spread(rewards: Group, success: Sequence[float | None]) -> NoSpread | None:
+def zero_variance_of(rewards: Group, success: Sequence[float | None]) -> ZeroVariance | None:
     """Why a group has no spread; None if it has, or if fewer than two of its rollouts were judged.
 
     Equal rewards count as right or wrong only with a judge's verdict: a reward model's score above 0 is not "right".

@@ -16,7 +16,7 @@ TRAINER_GONE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """What has been learnt of a worker by looking at its heartbeats."""
 
     beat: float | None
@@ -30,14 +30,14 @@ class Pulse:
         return self.seen and now - self.since > TRAINER_GONE_S
 
 
-def look(pulse: Pulse | None, beat: float | None, now: float) -> Pulse:
+def look(heartbeat: Heartbeat | None, beat: float | None, now: float) -> Heartbeat:
     """What is known after one more look.
 
     Args:
-        pulse: what was known before; None at the first look.
+        heartbeat: what was known before; None at the first look.
         beat: `last_heartbeat_time` in the store; None if the store has no heartbeat, as one that was started again.
         now: on the watcher's monotonic clock.
     """
-    if pulse is None:
-        return Pulse(beat, now)
-    return pulse if beat in (None, pulse.beat) else Pulse(beat, now, seen=True)
+    if heartbeat is None:
+        return Heartbeat(beat, now)
+    return heartbeat if beat in (None, heartbeat.beat) else Heartbeat(beat, now, seen=True)

@@ -33,11 +33,11 @@ import uvloop
 from starlette.applications import Starlette
 
 from sql_agent.lightning.spans import turn_span
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
-from sql_agent.model_servers.replies import turn_of
+from sql_agent.model_servers.turns import turn_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ async def serve(store_url: str, host: str, port: int, timeout_s: float, context_
     if not line:
         return
     order = json.loads(line)
-    store = PatientStore(store_url)
+    store = RetryingStore(store_url)
 
     async def write(turn: Turn) -> None:
         try:

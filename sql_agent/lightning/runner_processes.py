@@ -37,7 +37,7 @@ DEATHS_WITHIN_S = 60.0
 RESTART_PAUSE_S = 0.5
 
 
-class LastingRunners(agl.ClientServerExecutionStrategy):
+class SupervisedRunners(agl.ClientServerExecutionStrategy):
     """Upstream's execution strategy with runners that are restarted when they die.
 
     Args:
@@ -171,7 +171,8 @@ class RunnerActor:
 
     async def play(self) -> None:
         """Play rollouts until the trainer has finished, or the store is gone."""
-        from sql_agent.lightning.runner import ConcurrentRunner, SqlLitAgent
+        from sql_agent.lightning.agent import SqlLitAgent
+        from sql_agent.lightning.runner import ConcurrentRunner
         from sql_agent.settings.load import load_config
 
         cfg = load_config(self._config)

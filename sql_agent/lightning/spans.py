@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from agentgrpo.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.row import Turn
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
-from sql_agent.model_servers.replies import AGENT, ASKED_AGAIN, WEIGHTS
+from sql_agent.model_servers.turns import AGENT, ASKED_AGAIN, WEIGHTS
 from sql_agent.source.datatypes import Rollout
 
 # Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes.
@@ -24,6 +28,7 @@ TURN_SPAN = "litellm_request"
 OUTCOME = "agentgrpo.outcome"
 # The number of a rollout's last span, higher than that of any call.
 OUTCOME_SEQUENCE_ID = 1_000_000_000
+_IDS = agl.semconv.LightningResourceAttributes
 _AS_THEY_ARE = ("scorer_down_s", "one_conversation")
 
 
@@ -48,7 +53,7 @@ def turn_span(
     """The span of a model call that has just ended.
 
     Args:
-        turn: its attributes (`sql_agent.model_servers.replies`).
+        turn: its attributes (`sql_agent.model_servers.turns`).
         number: of the call in its rollout, counted from 1; without one agent-lightning would ask the store for it.
         started: Unix time; None: it is not known.
     """
@@ -74,6 +79,46 @@ def outcome_span(rollout: Rollout, rollout_id: str, attempt_id: str) -> Any:
         fields = agl.emit_reward(float(value), attributes=attributes, propagate=False)
     ids = {"rollout_id": rollout_id, "attempt_id": attempt_id}
     return agl.Span.from_core_fields(fields, **ids, sequence_id=OUTCOME_SEQUENCE_ID)
+
+
+def packed(spans: Iterable[Any]) -> bytes:
+    """The body of a request with these spans, in their order.
+
+    Raises:
+        TypeError, ValueError: an attribute is nothing that OTLP can hold.
+    """
+    request = ExportTraceServiceRequest()
+    for span in spans:
+        entry = request.resource_spans.add()
+        ids = {_IDS.ROLLOUT_ID: span.rollout_id, _IDS.ATTEMPT_ID: span.attempt_id}
+        ids[_IDS.SPAN_SEQUENCE_ID] = span.sequence_id
+        entry.resource.attributes.extend(_key_value(name.value, value) for name, value in ids.items())
+        entry.scope_spans.add().spans.add(
+            trace_id=bytes.fromhex(span.trace_id),
+            span_id=bytes.fromhex(span.span_id),
+            name=span.name,
+            start_time_unix_nano=_nanoseconds(span.start_time),
+            end_time_unix_nano=_nanoseconds(span.end_time),
+            attributes=[_key_value(name, value) for name, value in span.attributes.items()],
+            status=Status(code=Status.StatusCode.Value(f"STATUS_CODE_{span.status.status_code}")),
+        )
+    return request.SerializeToString()
+
+
+def _key_value(name: str, value: Any) -> KeyValue:
+    if isinstance(value, bool):
+        return KeyValue(key=name, value=AnyValue(bool_value=value))
+    if isinstance(value, int):
+        return KeyValue(key=name, value=AnyValue(int_value=value))
+    if isinstance(value, float):
+        return KeyValue(key=name, value=AnyValue(double_value=value))
+    if isinstance(value, str):
+        return KeyValue(key=name, value=AnyValue(string_value=value))
+    raise TypeError(f"attribute {name} is {type(value).__name__}; a span holds texts and numbers, lists as JSON")
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return int(1e9 * seconds) if seconds else 0
 
 
 def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> list[Turn]:

@@ -12,13 +12,13 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
-from sql_agent.lightning.span_sender import SpanSender
+from sql_agent.lightning.spans import packed
 from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
 from sql_agent.store_server import READ
 
@@ -29,10 +29,14 @@ PATIENCE_S = 60.0
 REQUEST_TIMEOUT_S = 15.0
 # The longest pause between two tries; the first is 0.1 s, and each further one is twice as long.
 LONGEST_PAUSE_S = 2.0
+# Seconds that a span waits for others. A step's last rollout is read that much later at most.
+HOLD_S = 0.01
+# Spans of one request; the store does nothing else while it takes them.
+MOST_SPANS = 64
 # States of a rollout that a runner may still play.
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
 _ENQUEUE = "/queues/rollouts/enqueue"
-# Key of the metadata of a rollout by which a request that is sent again is known; no caller of `PatientStore` sees it.
+# Key of the metadata of a rollout by which a request that is sent again is known; no caller of `RetryingStore` sees it.
 # The store keeps nothing else that a client may choose.
 _SENT = "agentgrpo_sent"
 # Key of the metadata of an attempt that holds what the judge compared, as JSON.
@@ -54,7 +58,7 @@ class StoreClient(agl.LightningStoreClient):
         return session
 
 
-class PatientStore(StoreClient):
+class RetryingStore(StoreClient):
     def __init__(self, address: str) -> None:
         super().__init__(address, retry_delays=(), health_retry_delays=(), request_timeout=REQUEST_TIMEOUT_S)
         self._sender = SpanSender(self._add_packed_spans, super().add_span)
@@ -206,3 +210,80 @@ class _Patience:
         logger.info("%s: %s: %s; trying again", self._call, type(error).__name__, error)
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+class SpanSender:
+    """Sends spans together: one by itself costs the store a request, its validation and its echo; sixteen cost three.
+
+    It belongs to one event loop.
+
+    Args:
+        send_many: sends the body of an OTLP request; what it raises is not repeated.
+        send_one: sends one span, and tries again as long as that makes sense.
+    """
+
+    def __init__(
+        self, send_many: Callable[[bytes], Awaitable[None]], send_one: Callable[[Any], Awaitable[Any]]
+    ) -> None:
+        self._send_many, self._send_one = send_many, send_one
+        self._held: list[tuple[Any, asyncio.Future[None]]] = []
+        self._at_work: set[asyncio.Task[None]] = set()
+        self._sending = False
+
+    async def send(self, span: Any) -> None:
+        """Return when the store has the span; a rollout has ended when all of its spans have returned."""
+        stored = asyncio.get_running_loop().create_future()
+        self._held.append((span, stored))
+        if not self._sending:
+            self._sending = True
+            self._begin(self._send_held())
+        await stored
+
+    async def _send_held(self) -> None:
+        # One request at a time: what comes meanwhile is held, so the busier the store, the more goes together.
+        try:
+            await asyncio.sleep(HOLD_S)
+            while self._held:
+                batch, self._held = self._held[:MOST_SPANS], self._held[MOST_SPANS:]
+                try:
+                    await self._send_many(packed([span for span, _ in batch]))
+                except Exception as error:  # one unknown rollout, for which a store refuses all, or no store at all
+                    logger.info("%d spans go one by one: %s: %s", len(batch), type(error).__name__, error)
+                    for of_rollout in _by_rollout(batch):
+                        self._begin(self._one_by_one(of_rollout))
+                else:
+                    for _, stored in batch:
+                        _settle(stored)
+        finally:
+            self._sending = False
+
+    async def _one_by_one(self, batch: Iterable[tuple[Any, asyncio.Future[None]]]) -> None:
+        failed: Exception | None = None
+        for span, stored in batch:
+            if failed is None:
+                try:
+                    await self._send_one(span)
+                except Exception as error:  # its sender hears of it; the rest would wait for the same store again
+                    failed = error
+            _settle(stored, failed)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
+
+
+def _settle(stored: asyncio.Future[None], error: Exception | None = None) -> None:
+    if stored.done():  # its sender was cancelled
+        return
+    if error is None:
+        stored.set_result(None)
+    else:
+        stored.set_exception(error)
+
+
+def _by_rollout(batch: Sequence[tuple[Any, Any]]) -> Iterable[list[tuple[Any, Any]]]:
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    for entry in batch:
+        found.setdefault(entry[0].rollout_id, []).append(entry)
+    return found.values()

@@ -18,10 +18,10 @@ from typing import Any
 from agentgrpo.agl_without_litellm import agl
 from sql_agent.credit.row import Turn, stitch
 from sql_agent.lightning.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
-from sql_agent.lightning.store import UNFINISHED, PatientStore
-from sql_agent.model_address.held_calls import LONGEST_HOLD_S
+from sql_agent.lightning.store import UNFINISHED, RetryingStore
+from sql_agent.model_address.weight_sync_pause import LONGEST_HOLD_S
 from sql_agent.settings.train import TrainConfig
-from sql_agent.source.datatypes import GroupSlot, Rollout
+from sql_agent.source.datatypes import PendingGroup, Rollout
 from sql_agent.source.dynamic_sampling import rollout_seed
 from sql_agent.store_server import FIRST
 
@@ -38,7 +38,13 @@ class StoreTransport:
     """
 
     def __init__(
-        self, cfg: TrainConfig, run_id: str, store: PatientStore, model: str, backends: list[str], proxy_url: str | None
+        self,
+        cfg: TrainConfig,
+        run_id: str,
+        store: RetryingStore,
+        model: str,
+        backends: list[str],
+        proxy_url: str | None,
     ) -> None:
         self.cfg, self.run_id, self.store = cfg, run_id, store
         self._model, self._backends, self._proxy_url = model, backends, proxy_url
@@ -65,7 +71,7 @@ class StoreTransport:
         if read:
             await self.store.mark_read(read)
 
-    async def end(self, slots: Sequence[GroupSlot]) -> None:
+    async def end(self, slots: Sequence[PendingGroup]) -> None:
         ending = {id(rollout) for slot in slots for rollout in slot.draws[-1]}
         late = {name: rollout for name, rollout in self._pending.items() if id(rollout) in ending}
         for name, rollout in late.items():  # nothing asks for the ids of late rollouts again
@@ -100,7 +106,7 @@ class StoreTransport:
             return {"base_url": f"{self._backends[number]}/v1"}
         return {"model": f"policy-{number}"}
 
-    async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
+    async def enqueue(self, slots: Sequence[PendingGroup], *, step: int, validate: bool) -> None:
         """Queue the newest group of each slot, all in one request."""
         resources_id, lag = await self._publish(), self.cfg.trainer.max_lag
         retry = agl.RolloutConfig(

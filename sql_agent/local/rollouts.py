@@ -22,7 +22,7 @@ from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.play.state import Call, Play
 from sql_agent.settings.groups import AgentConfig
-from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.datatypes import PendingGroup, Rollout, Task
 from sql_agent.source.scoring import Rewarder
 
 Played = tuple[RolloutRecord, Row | None]
@@ -209,7 +209,7 @@ class InProcess:
         self._player, self._rewarder, self._sampling, self._task_of = player, rewarder, sampling, task_of
         self._queued: list[Rollout] = []
 
-    async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
+    async def enqueue(self, slots: Sequence[PendingGroup], *, step: int, validate: bool) -> None:
         self._queued += [rollout for slot in slots for rollout in slot.draws[-1]]
 
     async def collect(self) -> None:
@@ -222,7 +222,7 @@ class InProcess:
                 *(self._settle(rollout, *each, free) for rollout, each in zip(queued, played, strict=True))
             )
 
-    async def end(self, slots: Sequence[GroupSlot]) -> None:
+    async def end(self, slots: Sequence[PendingGroup]) -> None:
         for rollout in self._queued:
             rollout.lost = "step_deadline"
         self._queued = []

@@ -35,8 +35,8 @@ from sql_agent.local.rollouts import REWARDED_TOGETHER, InProcess, Player
 from sql_agent.local.run_folder import KEPT, RunFolder
 from sql_agent.local.start import start_policy
 from sql_agent.reward_functions.load import load_functions
-from sql_agent.source.datatypes import GroupSlot, Rollout, StopError, Task
-from sql_agent.source.dynamic_sampling import spreadless
+from sql_agent.source.datatypes import PendingGroup, Rollout, StopError, Task
+from sql_agent.source.dynamic_sampling import zero_variance
 from sql_agent.source.metrics import CORRECT, SCORE, WINDOW, RewardHackingAlarm
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.source.scoring import Rewarder
@@ -181,7 +181,7 @@ class Trainer:
                 "fault, since a run goes on with those that it began with"
             )
 
-    def _slots(self, drawn: Sequence[tuple[str, Any]]) -> list[GroupSlot]:
+    def _slots(self, drawn: Sequence[tuple[str, Any]]) -> list[PendingGroup]:
         ways = [(1, 0.0)] * self._preset.greedy_first + [(self._preset.cfg.group_size, None)]
         return [
             slot_of(number, task, size, temperature, skill)
@@ -189,7 +189,7 @@ class Trainer:
         ]
 
     def _play(
-        self, slots: Sequence[GroupSlot], *, step: int, validate: bool = False
+        self, slots: Sequence[PendingGroup], *, step: int, validate: bool = False
     ) -> tuple[list[list[Rollout]], dict[str, float]]:
         return self._loop.run_until_complete(self._source.batch(slots, step=step, validate=validate))
 
@@ -226,7 +226,7 @@ class Trainer:
         progress, skipped, unjudged = self.progress, Counter[str](), Counter[str]()
         for group in groups:
             if len(group) > 1 and all(rollout.advantage is None for rollout in group):
-                skipped[spreadless(group) or "unjudged"] += 1
+                skipped[zero_variance(group) or "unjudged"] += 1
             for rollout in group:
                 if rollout.temperature is None:
                     unjudged.update([rollout.lost] if rollout.lost else [])
@@ -271,11 +271,11 @@ def names_of(folder: RunFolder) -> dict[str, str]:
     }
 
 
-def slot_of(number: int, task: Any, size: int, temperature: float | None, skill: str) -> GroupSlot:
+def slot_of(number: int, task: Any, size: int, temperature: float | None, skill: str) -> PendingGroup:
     """A group of one task to be played."""
     fields = task.to_dict()
     rollouts = [Rollout(str(number), fields, temperature=temperature, drawn_for=skill) for _ in range(size)]
-    return GroupSlot(number, draws=[rollouts])
+    return PendingGroup(number, draws=[rollouts])
 
 
 def start_trainer(preset: Preset, environment: Environment, folder: RunFolder, opening: Sequence[str] = ()) -> Trainer:

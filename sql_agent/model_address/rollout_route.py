@@ -25,14 +25,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from agentgrpo.json_text import parse_json
-from sql_agent.model_address import held_calls
+from sql_agent.model_address import weight_sync_pause
 from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog, policy_request, stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, read_body
 from sql_agent.model_address.request_limits import RequestLimits, error_body
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.model_servers.ask import ChatServers
 from sql_agent.model_servers.refusals import UNREAD_CALL, words_of
-from sql_agent.model_servers.replies import with_turn, without_tokens
+from sql_agent.model_servers.turns import with_turn, without_tokens
 
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
@@ -78,8 +78,8 @@ class _Attempt:
 
 class RolloutRoute:
     """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, `models` for agents and `ended` for the
-    runner, `held_calls.PATH` for trainer and runner, and passes every other path without a signature to `app`, which
-    serves none in a run.
+    runner, `weight_sync_pause.PATH` for trainer and runner, and passes every other path without a signature to `app`,
+    which serves none in a run.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers. The store adopts the highest number it sees.
@@ -98,7 +98,11 @@ class RolloutRoute:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self._calls, self._chat_servers, self._holds = CallCounter(), ChatServers(), held_calls.Holds()
+        self._calls, self._chat_servers, self._holds = (
+            CallCounter(),
+            ChatServers(),
+            weight_sync_pause.WeightSyncPauses(),
+        )
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Future[None]] = set()
         # The newest attempts; the entry of an ended one stays, so that later calls of it are refused.
@@ -109,7 +113,7 @@ class RolloutRoute:
         if scope["type"] == "http" and (signed := read_signed(path, os.environ[RUN_TOKEN])):
             sampling, path = signed
         match = _ROLLOUT_PATH.fullmatch(path) if scope["type"] == "http" else None
-        if scope["type"] == "http" and sampling is None and path == held_calls.PATH:
+        if scope["type"] == "http" and sampling is None and path == weight_sync_pause.PATH:
             await (await self._held(Request(scope, receive)))(scope, receive, send)
             return
         methods = (_OF_TOKEN if sampling is None else _OF_SIGNATURE).get(match[3] if match else "")
@@ -255,7 +259,7 @@ class RolloutRoute:
                 again += 1  # the server holds it until it has the new weights, so no reply mixes weights
 
         try:
-            async with held_calls.deadline(self.timeout_s, self._held_s):
+            async with weight_sync_pause.deadline(self.timeout_s, self._held_s):
                 status, answer = await servers.ask(url, request, send)
         except (aiohttp.ClientError, TimeoutError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}"), again

@@ -24,9 +24,9 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask, short
-from sql_agent.model_address.held_calls import LONGEST_HOLD_S, HeldS, deadline
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
+from sql_agent.model_address.weight_sync_pause import LONGEST_HOLD_S, HeldS, deadline
 from sql_agent.model_servers.ask import failure_text
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy

@@ -39,8 +39,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from sql_agent.datatypes import ROW_END, RolloutRecord
 from sql_agent.environments.base import EnvironmentTask, World
-from sql_agent.model_address.held_calls import LONGEST_HOLD_S, HeldS, deadline
-from sql_agent.model_servers.ask import ChatClient, failure_text
+from sql_agent.model_address.weight_sync_pause import LONGEST_HOLD_S, HeldS, deadline
+from sql_agent.model_servers.ask import failure_text
+from sql_agent.model_servers.chat_client import ChatClient
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE, UNREAD_CALL
 from sql_agent.play.state import Call, Play
 from sql_agent.settings.groups import MAX_RETRIES, AgentConfig
@@ -73,7 +74,7 @@ async def run_rollout(
         base_url: an OpenAI-compatible endpoint up to and including `/v1`.
         model: the model's name at that endpoint.
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
-        on_reply: called with each reply of the endpoint, with all fields that it has (`model_servers.replies`).
+        on_reply: called with each reply of the endpoint, with all fields that it has (`model_servers.turns`).
         seed: the sampler's; the same seed gives the same rollout from an endpoint that computes the same logits.
         max_response_tokens: limit of tokens after the first prompt, tool results included. verl's vLLM shortens the
             reply that would exceed it (`sql_agent.verl_side.plugin.model_server`); other servers ignore it.

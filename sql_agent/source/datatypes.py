@@ -64,7 +64,7 @@ class Rollout:
     settled: bool = False
     """Whether everything above is final."""
     filtered: str | None = None
-    """Why its group is not trained on: a `NoSpread`, or `lost`; None if the group is trained on."""
+    """Why its group is not trained on: a `ZeroVariance`, or `lost`; None if the group is trained on."""
     advantage: float | None = None
     """None if the rollout is not trained on. If rewards are credited by turn, the advantage of the first turn."""
     turn_advantages: list[float] | None = None
@@ -125,7 +125,7 @@ class Rollout:
 
 
 @dataclass(eq=False)
-class GroupSlot:
+class PendingGroup:
     """One group's place in a batch, and the groups that were played for it."""
 
     number: int

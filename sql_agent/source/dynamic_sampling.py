@@ -22,10 +22,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from sql_agent.credit.registry import Credit, NoSpread, no_spread
+from sql_agent.credit.registry import Credit, ZeroVariance, zero_variance_of
 from sql_agent.datatypes import Reward
 from sql_agent.rewards import unavailable, without_function, without_score
-from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.datatypes import PendingGroup, Rollout, Task
 
 
 def drop_scores_of_group(group: Sequence[Rollout]) -> list[Rollout]:
@@ -48,32 +48,32 @@ def _reshaped(result: Rollout, why: str, without: Callable[[Reward], Reward]) ->
     return replace(result, earned=earned, unshaped=why)
 
 
-def spreadless(group: Sequence[Rollout]) -> NoSpread | None:
-    """Why a group has no spread (`sql_agent.credit.registry.no_spread`)."""
-    return no_spread([result.rewards for result in group], [result.success for result in group])
+def zero_variance(group: Sequence[Rollout]) -> ZeroVariance | None:
+    """Why a group has no spread (`sql_agent.credit.registry.zero_variance_of`)."""
+    return zero_variance_of([result.rewards for result in group], [result.success for result in group])
 
 
-def teaches_nothing(group: Sequence[Rollout], estimator: Credit) -> NoSpread | None:
+def zero_advantage(group: Sequence[Rollout], estimator: Credit) -> ZeroVariance | None:
     """Why the estimator gives no rollout of a group an advantage; None if it gives one, or if too few were judged."""
-    cause = spreadless(group)
+    cause = zero_variance(group)
     credited = estimator([result.rewards for result in group]) if cause else []
     return None if any(any(advantages) for advantages in credited if advantages) else cause
 
 
-def needs_redraw(slot: GroupSlot, estimator: Credit) -> bool:
+def needs_resampling(slot: PendingGroup, estimator: Credit) -> bool:
     """Whether the newest group of a slot has ended and teaches nothing, and a replacement task is left."""
     if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
         return False
-    return teaches_nothing(drop_scores_of_group(slot.draws[-1]), estimator) is not None
+    return zero_advantage(drop_scores_of_group(slot.draws[-1]), estimator) is not None
 
 
-def draw_replacement(slot: GroupSlot) -> None:
+def draw_replacement(slot: PendingGroup) -> None:
     """Add a group for the slot's next replacement task, whose rollouts are still to be played."""
     newest, task = slot.draws[-1], slot.replacements.pop(0)
     slot.draws.append([Rollout(result.group, task, draw=len(slot.draws)) for result in newest])
 
 
-def slots_to_take(pool: Sequence[GroupSlot], groups: int, step: int) -> list[GroupSlot]:
+def slots_to_take(pool: Sequence[PendingGroup], groups: int, step: int) -> list[PendingGroup]:
     """The slots that a train step takes, those that have not ended included, for which it waits.
 
     Every later step takes as many, so a step takes what is due, and as many of what is due soon as the steps until then
@@ -85,7 +85,7 @@ def slots_to_take(pool: Sequence[GroupSlot], groups: int, step: int) -> list[Gro
         At most `groups` slots, the oldest first.
     """
     by_end = sorted(pool, key=lambda slot: not slot.has_ended)
-    taken = set[GroupSlot]()
+    taken = set[PendingGroup]()
     for due in sorted({slot.due for slot in pool}):
         until = [slot for slot in by_end if slot.due <= due]
         lacking = len(until) - groups * max(due - step, 0) - len(taken)
@@ -103,7 +103,7 @@ def filter_groups(draws: Sequence[Sequence[Rollout]], estimator: Credit) -> list
     any does, else the one with the fewest lost rollouts.
     """
     groups = [drop_scores_of_group(group) for group in draws]
-    causes = [teaches_nothing(group, estimator) for group in groups]
+    causes = [zero_advantage(group, estimator) for group in groups]
     known = [sum(result.reward is not None for result in group) for group in groups]
     best = max(range(len(groups)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
     return [

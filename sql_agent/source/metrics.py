@@ -19,7 +19,7 @@ import numpy as np
 from sql_agent.credit.row import Row
 from sql_agent.rewards import REWARDS
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.dynamic_sampling import spreadless
+from sql_agent.source.dynamic_sampling import zero_variance
 
 
 def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
@@ -189,7 +189,7 @@ def _group_metrics(results: Sequence[Rollout]) -> dict[str, float]:
     grouped = [members for members in groups.values() if len(members) > 1]
     if not grouped:
         return {}
-    causes = Counter(spreadless(group) for group in grouped)
+    causes = Counter(zero_variance(group) for group in grouped)
     right_or_wrong = {f"group/{cause}_frac": causes[cause] / len(grouped) for cause in ("all_right", "all_wrong")}
     judged = any(result.success is not None for result in trained)
     return {

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 from sql_agent.credit.registry import Credit
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
-from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.datatypes import PendingGroup, Rollout, Task
 from sql_agent.source.dynamic_sampling import (
     draw_replacement,
     filter_groups,
-    needs_redraw,
+    needs_resampling,
     replacement_tasks,
     slots_to_take,
 )
@@ -38,13 +38,13 @@ REPORT_S = 1.0
 class Transport(Protocol):
     """Plays rollouts. A rollout is `settled` when everything that is known of it is in it, its reward included."""
 
-    async def enqueue(self, slots: Sequence[GroupSlot], *, step: int, validate: bool) -> None:
+    async def enqueue(self, slots: Sequence[PendingGroup], *, step: int, validate: bool) -> None:
         """Queue the newest group of each slot."""
 
     async def collect(self) -> None:
         """Settle the rollouts that have ended meanwhile."""
 
-    async def end(self, slots: Sequence[GroupSlot]) -> None:
+    async def end(self, slots: Sequence[PendingGroup]) -> None:
         """Settle what has ended of these slots, and lose under `step_deadline` what is still played of them."""
 
 
@@ -83,7 +83,7 @@ class Source:
         self._estimator, self._seed, self._ending_s, self._tasks = estimator, seed, ending_s, tasks
         self._keep, self._report, self._credit = keep, report, credit
         self._prefix_stop = PrefixStop(max_broken_fraction)
-        self.open: list[GroupSlot] = []
+        self.open: list[PendingGroup] = []
         """The groups to train on that no step has taken yet, the oldest first."""
         self.last_end = 0.0
         """The latest `end_seen_at` of the newest batch."""
@@ -93,7 +93,7 @@ class Source:
         self._step_begins = asyncio.Event()
 
     async def batch(
-        self, slots: Sequence[GroupSlot], *, step: int, validate: bool = False, groups: int | None = None
+        self, slots: Sequence[PendingGroup], *, step: int, validate: bool = False, groups: int | None = None
     ) -> tuple[list[list[Rollout]], dict[str, float]]:
         """Play the first group of each slot, and others in place of those that teach nothing.
 
@@ -125,17 +125,17 @@ class Source:
         check_lost([rollout for group in chosen for rollout in group], self._rollout.max_lost_fraction, self._names)
         return chosen, self._metrics(taken if validate else sampled_of(taken), validate=validate)
 
-    def _metrics(self, slots: Sequence[GroupSlot], *, validate: bool) -> dict[str, float]:
+    def _metrics(self, slots: Sequence[PendingGroup], *, validate: bool) -> dict[str, float]:
         played = rollouts_of(slots)
         metrics = batch_metrics(played) | score_metrics(played)
         if validate:
             return metrics | skill_metrics(played)
         if self._rollout.redraws:  # groups that would have been replaced had there been time
-            metrics["group/redraw_too_late"] = float(sum(needs_redraw(slot, self._estimator) for slot in slots))
+            metrics["group/redraw_too_late"] = float(sum(needs_resampling(slot, self._estimator) for slot in slots))
         self._prefix_stop.add(metrics)
         return metrics
 
-    def _give_replacements(self, slots: Sequence[GroupSlot], step: int) -> None:
+    def _give_replacements(self, slots: Sequence[PendingGroup], step: int) -> None:
         taken = {rollout.task_id for rollout in rollouts_of(slots)}
         draws = self._rollout.redraws
         found = replacement_tasks(self._tasks, taken, slots=len(slots), draws=draws, seed=self._seed, step=step)
@@ -143,8 +143,8 @@ class Source:
             slot.replacements = own
 
     async def _play(
-        self, begun: Sequence[GroupSlot], pool: Sequence[GroupSlot], groups: int, *, step: int, validate: bool
-    ) -> list[GroupSlot]:
+        self, begun: Sequence[PendingGroup], pool: Sequence[PendingGroup], groups: int, *, step: int, validate: bool
+    ) -> list[PendingGroup]:
         """Play until the step has its groups, or until its deadline; return their slots, the oldest first."""
         await self._transport.enqueue(begun, step=step, validate=validate)
         report = _ProgressReport(self._report, step=step, validate=validate)
@@ -161,14 +161,14 @@ class Source:
         check_scorer_down(rollouts_of(taken), self._reward_model, self._names)
         return taken
 
-    async def _poll(self, slots: Sequence[GroupSlot], step: int, *, redraw_until: float = math.inf) -> None:
+    async def _poll(self, slots: Sequence[PendingGroup], step: int, *, redraw_until: float = math.inf) -> None:
         """Settle what has ended, and begin replacements; one that begins later than that might not end in time."""
         await self._transport.collect()
         if not all(slot.has_ended for slot in self.open):
             self.played_until = time.monotonic()
         check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
         in_time = time.monotonic() < redraw_until
-        redrawn = [slot for slot in slots if in_time and needs_redraw(slot, self._estimator)]
+        redrawn = [slot for slot in slots if in_time and needs_resampling(slot, self._estimator)]
         for slot in redrawn:
             draw_replacement(slot)
         if redrawn:
@@ -205,11 +205,11 @@ class _ProgressReport:
             self._send({**self._batch, **dict(zip(("done", "of", "lost", "redrawn"), counts, strict=True))})
 
 
-def sampled_of(slots: Iterable[GroupSlot]) -> list[GroupSlot]:
+def sampled_of(slots: Iterable[PendingGroup]) -> list[PendingGroup]:
     """The slots whose rollouts are trained on; the others are only measured."""
     return [slot for slot in slots if slot.draws[0][0].temperature is None]
 
 
-def rollouts_of(slots: Iterable[GroupSlot]) -> list[Rollout]:
+def rollouts_of(slots: Iterable[PendingGroup]) -> list[Rollout]:
     """All rollouts of a batch, those of filtered groups included."""
     return [rollout for slot in slots for group in slot.draws for rollout in group]

@@ -53,7 +53,7 @@ def train(
             ray_dir = folder / "ray"
             algorithm = make_algorithm(cfg, environment, checkpoint, driver, run_id, ray_dir, network, cpu=cpu)
         with uncollected():
-            from sql_agent.lightning.runner import SqlLitAgent
+            from sql_agent.lightning.agent import SqlLitAgent
 
         fit(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
         if algorithm is not None and not algorithm.finished:
@@ -180,8 +180,8 @@ def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBAC
     """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
     from agentgrpo.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner
-    from sql_agent.lightning.runner_processes import LastingRunners
-    from sql_agent.lightning.store import PatientStore
+    from sql_agent.lightning.runner_processes import SupervisedRunners
+    from sql_agent.lightning.store import RetryingStore
     from sql_agent.store_server import BoundedStore
 
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure itself
@@ -192,10 +192,10 @@ def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBAC
         algorithm=algorithm,
         runner=runner,
         n_runners=cfg.rollout.n_runners,
-        store=PatientStore(cfg.store.address) if cfg.store.address else BoundedStore(),
+        store=RetryingStore(cfg.store.address) if cfg.store.address else BoundedStore(),
         tracer=runner.tracer,
         adapter=agl.LlmProxyTraceToTriplet(),
-        strategy=LastingRunners(
+        strategy=SupervisedRunners(
             logs=cfg.run_dir / "logs",
             n_runners=cfg.rollout.n_runners,
             elsewhere=runs_actors(network),

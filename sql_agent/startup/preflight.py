@@ -169,12 +169,12 @@ def _is_going(trainer: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> boo
     if stats().get("host") == socket.gethostname():
         return psutil.pid_exists(stats()["pid"])
     until = time.monotonic() + NEXT_HEARTBEAT_S
-    pulse = look(None, trainer.get("last_heartbeat_time"), time.monotonic())
-    while not pulse.seen and time.monotonic() < until:
+    heartbeat = look(None, trainer.get("last_heartbeat_time"), time.monotonic())
+    while not heartbeat.seen and time.monotonic() < until:
         time.sleep(LOOK_S)
         trainer = ask()
-        pulse = look(pulse, trainer.get("last_heartbeat_time"), time.monotonic())
-    return pulse.seen and stats().get("state") == "running"
+        heartbeat = look(heartbeat, trainer.get("last_heartbeat_time"), time.monotonic())
+    return heartbeat.seen and stats().get("state") == "running"
 
 
 def check_episodes(cfg: TrainConfig, environment: Taskset) -> None:

@@ -88,8 +88,9 @@ import asyncio, sys
 from sql_agent.lightning import heartbeats
 
 heartbeats.TRAINER_GONE_S = 4.0
-from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
+from sql_agent.lightning.agent import SqlLitAgent
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.settings.load import load_config
 
 store_url, *settings = sys.argv[1:]

@@ -62,13 +62,13 @@ def main() -> None:
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
     from sql_agent import oracle
-    from sql_agent.model_address.held_calls import ask_held
     from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
     from sql_agent.model_address.rollout_route import RolloutRoute
+    from sql_agent.model_address.weight_sync_pause import ask_held
     from sql_agent.settings.load import load_config
     from sql_agent.source import run_context
     from sql_agent.verl_side.config import Files, compose, to_verl
-    from sql_agent.verl_side.servers import QuietWeightSync
+    from sql_agent.verl_side.servers import DrainedWeightSync
 
     old, new, ray_dir = sys.argv[1:]
     cfg = load_config(None, ["data.max_prompt_tokens=320", "data.max_response_tokens=704"])
@@ -132,14 +132,14 @@ def main() -> None:
 
     ask(PROMPT, 2)
     results = {"old": seen(ask(PROMPT, 2)), "rows": [lengths(*row) for row in ROWS]}
-    results["ours"] = sync(QuietWeightSync, new, 1)
+    results["ours"] = sync(DrainedWeightSync, new, 1)
     results["new"] = seen(ask(PROMPT, 2))
     with oracle.serve(RolloutRoute(None)) as proxy:
-        results["lagged"] = sync(QuietWeightSync, old, 2, lag=1, proxy_url=proxy.removesuffix("/v1"))
+        results["lagged"] = sync(DrainedWeightSync, old, 2, lag=1, proxy_url=proxy.removesuffix("/v1"))
         held = [asyncio.run(ask_held(proxy.removesuffix("/v1"), 60.0)) for _ in range(2)]
     results["lagged"] |= {"held_s": held[0], "ended": held[0] == held[1]}
     results["back"] = seen(ask(PROMPT, 2))
-    sync(QuietWeightSync, new, 3)
+    sync(DrainedWeightSync, new, 3)
     ask(PROMPT, 2)
     results["verl"] = sync(CheckpointEngineManager, old, 4)
     results["after_verl"] = seen(ask(PROMPT, 2))

@@ -7,14 +7,14 @@ import pytest
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.credit.reinforce import RewardToGo
 from sql_agent.datatypes import ScorerResult
-from sql_agent.source.datatypes import GroupSlot, Rollout
+from sql_agent.source.datatypes import PendingGroup, Rollout
 from sql_agent.source.dynamic_sampling import (
     filter_groups,
-    needs_redraw,
+    needs_resampling,
     replacement_tasks,
     rollout_seed,
     slots_to_take,
-    spreadless,
+    zero_variance,
 )
 from sql_agent.tests.records import make_outcome, make_result
 
@@ -40,7 +40,7 @@ TASKS = [{"id": f"t{i}"} for i in range(10)]
 def test_a_group_has_no_spread_where_all_known_rewards_are_equal(rewards, verdicts, cause):
     pairs = zip(rewards, verdicts, strict=True)
     group = [make_result("g", make_outcome(reward, verdict=verdict, reason="lost")) for reward, verdict in pairs]
-    assert spreadless(group) == cause
+    assert zero_variance(group) == cause
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def test_a_group_has_no_spread_where_all_known_rewards_are_equal(rewards, verdic
 def test_a_settled_group_without_spread_is_redrawn_while_a_task_is_left(rewards, replacements, settled, expected):
     group = [make_result("g", make_outcome(reward, verdict=reward)) for reward in rewards]
     group[-1].settled = settled
-    assert needs_redraw(GroupSlot(0, replacements, [group]), GroupRelative()) is expected
+    assert needs_resampling(PendingGroup(0, replacements, [group]), GroupRelative()) is expected
 
 
 def test_a_group_of_equal_rewards_stays_where_the_estimator_credits_them():
     """REINFORCE without a baseline credits two rewards of 1 with 1 each, and two of 0 with nothing."""
     for reward, redrawn in ((1.0, False), (0.0, True)):
         group = [make_result("g", make_outcome(reward, verdict=reward)) for _ in range(2)]
-        slot = GroupSlot(0, TASKS[:1], [group])
-        assert needs_redraw(slot, RewardToGo()) is redrawn
+        slot = PendingGroup(0, TASKS[:1], [group])
+        assert needs_resampling(slot, RewardToGo()) is redrawn
         assert filter_groups(slot.draws, RewardToGo())[0][0].filtered is None
 
 
@@ -75,8 +75,8 @@ def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
         make_result("g", make_outcome(reward, verdict=1.0, parts=parts, scorer=score, reason="match"))
         for reward, score in scores
     ]
-    slot = GroupSlot(0, TASKS[:1], [group])
-    assert needs_redraw(slot, GroupRelative())
+    slot = PendingGroup(0, TASKS[:1], [group])
+    assert needs_resampling(slot, GroupRelative())
     assert [(result.reward, result.unshaped) for result in group] == [(1.2, None), (1.0, None)]
     [chosen] = filter_groups(slot.draws, GroupRelative())
     assert [(result.reward, result.unshaped) for result in chosen] == [(1.0, "scorer_unavailable")] * 2
@@ -134,13 +134,13 @@ def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, cho
         [make_result("g", make_outcome(reward, verdict=reward, reason="db_unavailable")) for reward in rewards]
         for rewards in draws
     ]
-    slot = GroupSlot(0, draws=filter_groups(groups, GroupRelative()))
+    slot = PendingGroup(0, draws=filter_groups(groups, GroupRelative()))
     assert slot.trained is slot.draws[chosen]
     assert [{r.filtered for r in group} for group in slot.draws] == [{cause} for cause in causes]
 
 
 def slot_of(number, *, due, ended=True):
-    return GroupSlot(number, draws=[[Rollout(str(number), {"id": number}, settled=ended)]], due=due)
+    return PendingGroup(number, draws=[[Rollout(str(number), {"id": number}, settled=ended)]], due=due)
 
 
 def numbers(slots):
@@ -164,7 +164,7 @@ def test_a_step_takes_what_the_steps_until_it_is_due_could_not_take_any_more():
 
 def test_no_row_gets_older_than_its_slot_is_due_however_long_its_rollouts_take():
     """A run of twenty steps of four groups with a lag of three, in which any group may end at any time."""
-    random, pool, ages, lag = Random(0), list[GroupSlot](), [], 3
+    random, pool, ages, lag = Random(0), list[PendingGroup](), [], 3
     for step in range(1, 21):
         room = min((1 + lag) * 4, 4 * (21 - step)) - len(pool)
         pool += [slot_of(step, due=step + lag, ended=False) for _ in range(room)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sql_agent.credit.grpo import GroupRelative
-from sql_agent.credit.registry import no_spread
+from sql_agent.credit.registry import zero_variance_of
 from sql_agent.credit.reinforce import RewardToGo
 
 EXACT = {"rtol": 0, "atol": 1e-6}
@@ -77,7 +77,7 @@ def test_equal_rewards_teach_exactly_nothing(value):
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_number_is_refused_and_none_is_named(reward):
-    for reads in (GroupRelative(), RewardToGo(), lambda group: no_spread(group, [None, None])):
+    for reads in (GroupRelative(), RewardToGo(), lambda group: zero_variance_of(group, [None, None])):
         with pytest.raises(ValueError, match="None says that one was not judged"):
             reads([[1.0], [reward]])
 

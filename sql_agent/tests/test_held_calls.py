@@ -16,11 +16,17 @@ from starlette.routing import Route
 
 from agentgrpo.agl_without_litellm import agl
 from sql_agent import oracle
-from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.lightning.spans import read_turns
-from sql_agent.model_address import held_calls
-from sql_agent.model_address.held_calls import LONGEST_HOLD_S, Holds, ask_held, deadline, holding
+from sql_agent.model_address import weight_sync_pause
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
+from sql_agent.model_address.weight_sync_pause import (
+    LONGEST_HOLD_S,
+    WeightSyncPauses,
+    ask_held,
+    deadline,
+    paused_for_weight_sync,
+)
 from sql_agent.own_agents.play import play as play_own
 from sql_agent.own_agents.play import policy_of
 from sql_agent.settings.load import load_config
@@ -37,7 +43,7 @@ LAGGED = load_config(None, [*SETTINGS, "trainer.max_lag=1", "llm_proxy=true"])
 
 def test_what_is_held_of_the_last_seconds():
     now = SimpleNamespace(s=100.0)
-    holds = Holds(lambda: now.s)
+    holds = WeightSyncPauses(lambda: now.s)
     for now.s, held in ((110.0, True), (114.0, False), (120.0, True)):
         holds.set(held)
     now.s = 125.0
@@ -73,10 +79,10 @@ async def test_a_deadline_comes_although_it_cannot_be_told_what_was_held(caplog)
 
 
 async def test_a_proxy_that_is_gone_lets_the_deadline_pass(monkeypatch):
-    monkeypatch.setattr(held_calls, "_TELL_END_S", 0.5)
+    monkeypatch.setattr(weight_sync_pause, "_TELL_END_S", 0.5)
     assert await ask_held("http://127.0.0.1:9", 3.0) == 0.0
     began = time.monotonic()
-    async with holding("http://127.0.0.1:9"):  # nor does it stop the update
+    async with paused_for_weight_sync("http://127.0.0.1:9"):  # nor does it stop the update
         pass
     assert 0.5 <= time.monotonic() - began < 2.0
 
@@ -92,15 +98,15 @@ async def test_a_proxy_that_does_not_answer_is_told_again_that_the_hold_has_ende
             await asyncio.sleep(0.4)
         return JSONResponse({"seconds": 0.0})
 
-    monkeypatch.setattr(held_calls, "_ASK_S", 0.1)
-    app = Starlette(routes=[Route(held_calls.PATH, answers_late, methods=["GET", "POST"])])
+    monkeypatch.setattr(weight_sync_pause, "_ASK_S", 0.1)
+    app = Starlette(routes=[Route(weight_sync_pause.PATH, answers_late, methods=["GET", "POST"])])
     with oracle.serve(app) as url:
         proxy_url = url.removesuffix("/v1")
         assert await ask_held(proxy_url, 3.0) == 0.0
-        async with holding(proxy_url):
+        async with paused_for_weight_sync(proxy_url):
             pass
     assert told == [True, False, False]  # a beginning that is lost makes a deadline come earlier, and is let go
-    assert [each.getMessage() for each in caplog.records if each.name == held_calls.__name__] == [
+    assert [each.getMessage() for each in caplog.records if each.name == weight_sync_pause.__name__] == [
         "the LLM proxy does not say for how long calls were held: TimeoutError",
         "the LLM proxy was not told that calls are held=True: TimeoutError",
     ]
@@ -148,7 +154,7 @@ async def push(sampler, proxy_url):
     asked = sampler.asked
     while sampler.asked == asked:
         await asyncio.sleep(0.01)
-    async with holding(proxy_url):
+    async with paused_for_weight_sync(proxy_url):
         sampler.stands_still = True
         await asyncio.sleep(PUSH_S)
         sampler.stands_still = False
@@ -209,7 +215,9 @@ def test_an_agents_own_client_waits_for_every_push_that_a_call_may_meet(monkeypa
 
 @pytest.mark.slow
 def test_only_the_run_itself_may_say_and_ask_what_is_held(proxy_url):
-    assert requests.post(f"{proxy_url}/held", json={"held": True}).status_code == 401
-    assert requests.get(f"{proxy_url}/held").status_code == 401
+    assert requests.post(f"{proxy_url}/weight_sync_pause", json={"held": True}).status_code == 401
+    assert requests.get(f"{proxy_url}/weight_sync_pause").status_code == 401
     headers = authorization(RUN_TOKEN)
-    assert os.environ[RUN_TOKEN] and requests.get(f"{proxy_url}/held", headers=headers).json() == {"seconds": 0.0}
+    assert os.environ[RUN_TOKEN] and requests.get(f"{proxy_url}/weight_sync_pause", headers=headers).json() == {
+        "seconds": 0.0
+    }

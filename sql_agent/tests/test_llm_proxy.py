@@ -19,7 +19,7 @@ from agentgrpo.agl_without_litellm import agl
 from sql_agent import oracle
 from sql_agent.lightning.spans import TURN_SPAN, Turn, read_turns, turn_span
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
-from sql_agent.model_servers.replies import TURN
+from sql_agent.model_servers.turns import TURN
 from sql_agent.tests.conftest import HangingServer, llm_proxy
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.settings.local import GreedyGrpoConfig, ModelConfig
-from sql_agent.source.dynamic_sampling import spreadless
+from sql_agent.source.dynamic_sampling import zero_variance
 from sql_agent.tests.records import make_outcome, make_result, make_row
 
 
@@ -55,7 +55,7 @@ def test_rewards(value, stop, reward):
     ],
 )
 def test_a_group_without_spread_says_why(values, reason):
-    assert spreadless([make_result("g", make_outcome(value, verdict=value)) for value in values]) == reason
+    assert zero_variance([make_result("g", make_outcome(value, verdict=value)) for value in values]) == reason
 
 
 class Scripted:

@@ -15,7 +15,7 @@ from sql_agent.local.rollouts import Player
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.dynamic_sampling import spreadless
+from sql_agent.source.dynamic_sampling import zero_variance
 from sql_agent.success import Rate
 from sql_agent.tests.records import make_record, make_result, rewarded
 from sql_agent.tests.test_local_rollouts import Scripted, written
@@ -153,4 +153,4 @@ def test_a_reward_of_one_is_no_success_unless_the_environment_says_so():
     ],
 )
 def test_a_group_of_equal_rewards_says_what_is_known_about_success(rewards, reason):
-    assert spreadless(episodes(*rewards)) == reason
+    assert zero_variance(episodes(*rewards)) == reason

@@ -3,7 +3,7 @@
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.lightning.spans import outcome_span
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config

@@ -17,7 +17,7 @@ from sql_agent.evaluate import main
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.model_address.rollout_route import RolloutRoute
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
-from sql_agent.model_servers.ask import ChatClient
+from sql_agent.model_servers.chat_client import ChatClient
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.own_agents.evaluation import SERVER, policy_served
 from sql_agent.play.served import run_rollout

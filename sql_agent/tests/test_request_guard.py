@@ -21,7 +21,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.machine import free_port
 from sql_agent import oracle
 from sql_agent.lightning import store
-from sql_agent.lightning.runner_processes import LastingRunners
+from sql_agent.lightning.runner_processes import SupervisedRunners
 from sql_agent.model_address.request_guard import (
     RUN_TOKEN,
     STORE_TOKEN,
@@ -325,7 +325,7 @@ async def test_every_route_of_vllms_own_application_is_behind_the_door(monkeypat
 # the store ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("client", [store.StoreClient, store.PatientStore])
+@pytest.mark.parametrize("client", [store.StoreClient, store.RetryingStore])
 def test_the_store_that_a_run_keeps_answers_the_run_and_nobody_else(environment, client, tmp_path):
     give_token(shared=False, own_store=True)
     port, seen = free_port(), []
@@ -349,7 +349,7 @@ def test_the_store_that_a_run_keeps_answers_the_run_and_nobody_else(environment,
         for each in (ours, theirs):
             await each.close()
 
-    strategy = LastingRunners(
+    strategy = SupervisedRunners(
         logs=tmp_path, server_host="127.0.0.1", server_port=port, role="algorithm", managed_store=True
     )
     asyncio.run(strategy._execute_algorithm(algorithm, BoundedStore(), SimpleNamespace(set=lambda: None)))

@@ -15,7 +15,7 @@ from agentgrpo.printed_commands import install_command
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import FunctionReward
 from sql_agent.environments.base import make_taskset
-from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.oracle import call, calls
 from sql_agent.reward_functions import RewardRecord, RewardUnavailable
 from sql_agent.reward_functions.ask import RewardFunctions

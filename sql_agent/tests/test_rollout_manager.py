@@ -15,8 +15,9 @@ from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import gold_answers
 from sql_agent import oracle
-from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.agent import SqlLitAgent
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.settings.load import load_config
 from sql_agent.source import run_context, stops
 from sql_agent.source.batch import CREDIT
@@ -182,7 +183,7 @@ def test_the_store_gives_a_rollout_time_to_be_judged_after_its_deadline(play, st
     """Or it would be played a second time while its verdict is on its way, or new weights hold its calls."""
 
     async def timeouts():
-        store = PatientStore(store_url)
+        store = RetryingStore(store_url)
         try:
             return {each.rollout_id: each.config.timeout_seconds for each in await store.query_rollouts()}
         finally:
@@ -310,7 +311,7 @@ def test_a_rollout_that_ends_as_its_step_does_leaves_nothing(play, new_store_url
     async def silent(self, **_):  # all of them end, and the manager does not hear of it in time
         return []
 
-    monkeypatch.setattr(PatientStore, "wait_for_rollouts", silent)
+    monkeypatch.setattr(RetryingStore, "wait_for_rollouts", silent)
     settings = ["rollout.step_timeout_s=5", "agent.rollout_timeout_s=4", "agent.turn_timeout_s=1.3"]
     _, metrics = play(
         KNOWN, *settings, "agent.statement_timeout_s=1", "rollout.max_lost_fraction=1", store=new_store_url

@@ -21,10 +21,11 @@ from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning import algorithm, heartbeats, runner
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.lightning.heartbeats import TRAINER_WORKER
-from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
 from sql_agent.lightning.spans import outcome_text, read_turns
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.settings.load import load_config
 from sql_agent.source import scoring
@@ -112,7 +113,7 @@ async def test_gold_stands_in_no_span_but_beside_the_attempt_for_the_trajectory(
     with oracle.serve(oracle.app(oracle.recite([{"role": "assistant", "content": "I do not know."}]))) as base_url:
         async with running(store_url) as (_, store):
             ((rollout, spans),) = await play(store, base_url, [task])
-        patient = PatientStore(store_url)
+        patient = RetryingStore(store_url)
         compared = await patient.read_comparison(rollout.rollout_id)
         await patient.close()
     assert reported(spans) is not None
@@ -131,7 +132,7 @@ async def test_an_unreachable_model_is_tried_again_then_reported_as_unjudged(sto
 
 
 async def test_a_database_that_is_not_there_is_tried_again_then_reported_under_its_own_reason(store_url, monkeypatch):
-    monkeypatch.setattr(runner, "RETRY_PAUSE_S", 0.1)
+    monkeypatch.setattr("sql_agent.lightning.agent.RETRY_PAUSE_S", 0.1)
     gone = load_config(None, [f"rollout.backend=mysql://me:secret@127.0.0.1:{free_port()}"])
     async with running(store_url, gone) as (_, store):
         ended = await play(store, f"http://127.0.0.1:{free_port()}/v1", TASKS[:3])
@@ -248,13 +249,13 @@ async def test_cancelled_rollouts_end_within_a_second_and_others_get_their_place
 
 
 async def test_the_next_rollout_begins_while_the_last_one_is_reported_and_no_third(store_url, monkeypatch):
-    told, asked, add_span = asyncio.Event(), [], PatientStore.add_span
+    told, asked, add_span = asyncio.Event(), [], RetryingStore.add_span
 
     async def held(store, span):
         await told.wait()
         return await add_span(store, span)
 
-    monkeypatch.setattr(PatientStore, "add_span", held)
+    monkeypatch.setattr(RetryingStore, "add_span", held)
     with oracle.serve(oracle.app(oracle.replay(TASKS), on_request=asked.append)) as base_url:
         async with running(store_url, concurrency=1) as (_, store):
             rollouts = await enqueue(store, base_url, TASKS[:3])
@@ -484,7 +485,7 @@ async def test_it_ends_with_the_trainer_and_with_the_store(monkeypatch):
 
 async def test_runners_whose_clocks_are_off_play_and_end_with_the_trainer(store_url, monkeypatch):
     monkeypatch.setattr(algorithm, "HEARTBEAT_S", 0.3)
-    store = PatientStore(store_url)
+    store = RetryingStore(store_url)
     trainer = asyncio.create_task(algorithm.heartbeat(store, "run"))
     with (
         oracle.serve(oracle.app(oracle.replay(TASKS), latency_s=0.2)) as base_url,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from sql_agent.model_address import held_calls, rollout_route
+from sql_agent.model_address import rollout_route, weight_sync_pause
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN, authorization
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
@@ -84,7 +84,7 @@ async def test_of_the_llm_proxy_it_reaches_the_calls_of_its_rollout_alone():
         "/responses",
         "/embeddings",
         "/ended",
-        held_calls.PATH,
+        weight_sync_pause.PATH,
     ]
     expected = {(400, "POST", f"{SIGNATURE}{ROLLOUT}/chat/completions")}  # it holds no messages
     expected |= {(200, method, f"{SIGNATURE}{ROLLOUT}/models") for method in ("GET", "HEAD")}

@@ -12,7 +12,7 @@ from sql_agent.credit.grpo import GroupRelative
 from sql_agent.datatypes import Reward
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
-from sql_agent.source.datatypes import GroupSlot, Rollout
+from sql_agent.source.datatypes import PendingGroup, Rollout
 from sql_agent.source.dynamic_sampling import credit_groups
 from sql_agent.source.source import Source
 from sql_agent.source.stops import TooManyLostError
@@ -48,7 +48,7 @@ class Script:
 
 
 def slot(number, task, size=2, due=0, **fields):
-    return GroupSlot(number, due=due, draws=[[Rollout(str(number), {"id": task}, **fields) for _ in range(size)]])
+    return PendingGroup(number, due=due, draws=[[Rollout(str(number), {"id": task}, **fields) for _ in range(size)]])
 
 
 def source(script, *, tasks=(), kept=None, **settings):

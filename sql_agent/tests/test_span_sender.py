@@ -13,11 +13,11 @@ from agentgrpo.agl_without_litellm import agl
 from agentgrpo.machine import free_port
 from sql_agent.credit.row import Turn
 from sql_agent.lightning import store as store_client
-from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, RolloutLostError
-from sql_agent.lightning.span_sender import SpanSender, packed
-from sql_agent.lightning.spans import outcome_span, read_turns, turn_span
-from sql_agent.lightning.store import PatientStore
-from sql_agent.model_servers.replies import TURN, turn_of, with_turn
+from sql_agent.lightning.agent import RolloutLostError
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
+from sql_agent.lightning.spans import outcome_span, packed, read_turns, turn_span
+from sql_agent.lightning.store import RetryingStore, SpanSender
+from sql_agent.model_servers.turns import TURN, turn_of, with_turn
 from sql_agent.store_server import BoundedStore, StoreServer
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 from sql_agent.tests.records import make_outcome, reported
@@ -54,7 +54,7 @@ async def serving(kind):
 @pytest.fixture(params=KINDS)
 async def served(request):
     async with serving(request.param) as (url, asked):
-        store = PatientStore(url)
+        store = RetryingStore(url)
         yield store, asked
         await store.close()
 
@@ -146,7 +146,7 @@ async def test_what_comes_during_a_request_goes_with_the_next_one(served):
 async def test_one_unknown_rollout_costs_the_others_nothing(kind, monkeypatch):
     monkeypatch.setattr(store_client, "PATIENCE_S", 0.5)
     async with serving(kind) as (url, _):
-        store = PatientStore(url)
+        store = RetryingStore(url)
         one, other = [await store.start_rollout(input={}) for _ in range(2)]
         unknown = one.model_copy(update={"rollout_id": "ro-unknown"})
         ends = await asyncio.gather(
@@ -165,7 +165,7 @@ async def test_one_unknown_rollout_costs_the_others_nothing(kind, monkeypatch):
 async def test_a_span_is_there_once_when_its_sender_goes_on_whatever_becomes_of_a_request(of_store, kind):
     async with serving(of_store) as (url, _):
         with FaultProxy(url).serving() as faulty:
-            store = PatientStore(faulty.url)
+            store = RetryingStore(faulty.url)
             rollout = await store.start_rollout(input={})
             fault = faulty.inject(Fault(kind, requests=1, seconds=0.3, path="traces"))
             await asyncio.gather(*(store.add_span(span) for span in (turn(rollout, 1), turn(rollout, 2))))
@@ -193,7 +193,7 @@ async def test_a_rollout_whose_runner_is_told_to_end_before_the_store_has_its_sp
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     runner = ConcurrentRunner(PassiveTracer(), concurrency=1, poll_s=0.02, store_url=url)
-    runner._store = store = PatientStore(url)
+    runner._store = store = RetryingStore(url)
     rollout = SimpleNamespace(rollout_id="ro-1", attempt=SimpleNamespace(attempt_id="at-1"))
     sending = asyncio.create_task(runner._post_process_rollout_result(rollout, [turn(rollout, 1), reward(rollout)]))
     await asyncio.sleep(0.1)

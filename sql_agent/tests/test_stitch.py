@@ -18,7 +18,7 @@ from sql_agent.lightning.spans import (
     read_turns,
     turn_span,
 )
-from sql_agent.model_servers.replies import turn_of
+from sql_agent.model_servers.turns import turn_of
 from sql_agent.tests.records import make_outcome, reported
 
 

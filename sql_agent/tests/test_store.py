@@ -8,7 +8,7 @@ import pytest
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.machine import free_port
 from sql_agent.lightning import store as module
-from sql_agent.lightning.store import UNFINISHED, PatientStore, StoreUnavailableError
+from sql_agent.lightning.store import UNFINISHED, RetryingStore, StoreUnavailableError
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 async def client(store_url):
     """A patient client behind a proxy; yields both."""
     with FaultProxy(store_url).serving() as proxy:
-        store = PatientStore(proxy.url)
+        store = RetryingStore(proxy.url)
         yield store, proxy
         for rollout in await store.query_rollouts(status_in=UNFINISHED):
             await store.update_rollout(rollout.rollout_id, status="cancelled")
@@ -99,7 +99,7 @@ async def test_what_the_store_refuses_is_not_asked_again(client):
 async def test_a_store_that_stays_away_is_named(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 1.0)
     address = f"http://127.0.0.1:{free_port()}"
-    store = PatientStore(address)
+    store = RetryingStore(address)
     with pytest.raises(StoreUnavailableError, match=f"{address} failed for 1 s, the last time with ClientConnector"):
         await store.query_rollouts()
     await store.close()

@@ -11,13 +11,13 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.datatypes import ScorerResult
-from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.lightning.spans import OUTCOME, TURN_SPAN, outcome_span, outcome_text
 from sql_agent.lightning.transport import StoreTransport
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.load import load_config
 from sql_agent.source.datatypes import Rollout
-from sql_agent.source.dynamic_sampling import credit_group, drop_scores_of_group, filter_groups, spreadless
+from sql_agent.source.dynamic_sampling import credit_group, drop_scores_of_group, filter_groups, zero_variance
 from sql_agent.source.metrics import batch_metrics
 from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.tests.records import make_outcome, make_record, make_result, reported
@@ -93,12 +93,12 @@ def test_a_group_whose_scores_are_all_there_keeps_them():
 
 def test_a_mixed_group_whose_right_ones_all_lost_their_score_is_not_all_wrong():
     results = scored((RIGHT, GONE), (RIGHT, GONE), (WRONG, ScorerResult(0.0)), (WRONG, ScorerResult(0.0)))
-    assert spreadless(drop_scores_of_group(results)) is None
+    assert zero_variance(drop_scores_of_group(results)) is None
     metrics = batch_metrics(trained(results))
     assert (metrics["group/all_wrong_frac"], metrics["group/zero_std_frac"]) == (0.0, 0.0)
     assert (metrics["rollout/success"], metrics["reward/mean"], metrics["reward/unjudged_frac"]) == (0.5, 0.5, 0.0)
     all_right = scored((RIGHT, GONE), (RIGHT, ScorerResult(0.5)))
-    assert spreadless(drop_scores_of_group(all_right)) == "all_right"  # the score of the other one is no difference
+    assert zero_variance(drop_scores_of_group(all_right)) == "all_right"  # the score of the other one is no difference
 
 
 def test_without_a_judge_a_group_that_lost_scores_is_lost_whole():

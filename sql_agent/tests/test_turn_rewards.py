@@ -10,7 +10,7 @@ from sql_agent.datatypes import FunctionReward, ScorerResult
 from sql_agent.rewards import summed_reward, without_function
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.source.batch import CREDIT, to_tensors
-from sql_agent.source.dynamic_sampling import credit_group, spreadless
+from sql_agent.source.dynamic_sampling import credit_group, zero_variance
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.tests.records import make_record, make_result, make_row, rewarded, travelled
 
@@ -97,7 +97,7 @@ def test_the_trajectories_have_the_advantages_that_verl_trains_on():
     ],
 )
 def test_a_group_has_spread_where_its_turns_differ(group, cause):
-    assert spreadless([played("a", *turns) for turns in group]) == cause
+    assert zero_variance([played("a", *turns) for turns in group]) == cause
 
 
 def test_a_rollout_whose_row_is_whole_but_short_has_one_turn():

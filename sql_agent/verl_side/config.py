@@ -33,7 +33,7 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
 
 ROLLOUT_MANAGER = "sql_agent.verl_side.rollout_manager.RolloutManager"
-WEIGHT_SYNC = "sql_agent.verl_side.servers.QuietWeightSync"
+WEIGHT_SYNC = "sql_agent.verl_side.servers.DrainedWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
 # The estimator that `PLUGIN` registers: advantages come with the rollouts.
 ESTIMATOR = "credited_rows"

@@ -28,11 +28,11 @@ from tensordict import TensorDict
 from verl import DataProto
 
 from sql_agent.credit.registry import ESTIMATORS, made
-from sql_agent.lightning.store import PatientStore
+from sql_agent.lightning.store import RetryingStore
 from sql_agent.lightning.transport import StoreTransport
 from sql_agent.source import run_context
 from sql_agent.source.batch import to_tensors
-from sql_agent.source.datatypes import GroupSlot, Rollout, Task
+from sql_agent.source.datatypes import PendingGroup, Rollout, Task
 from sql_agent.source.dynamic_sampling import credit_groups
 from sql_agent.source.metrics import clip_metrics, lag_metrics
 from sql_agent.source.source import Source
@@ -50,14 +50,14 @@ class RolloutManager:
         estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
         self._tasks = read_tasks(str(config.data.train_files)) if cfg.rollout.redraws or cfg.trainer.max_lag else []
         self._resumed = read_open_groups(config.trainer.resume_from_path)
-        self._waiting: list[GroupSlot] = []
+        self._waiting: list[PendingGroup] = []
         """Slots that no step has begun yet."""
         self._batches: int | None = None
         """Batches of tasks so far, since the run's very first step; None before this process's first step."""
         self._handed_over = time.monotonic()
         run.open_groups = self.open_groups
         self.source = Source(
-            StoreTransport(cfg, run.run_id, PatientStore(run.store_url), model, backends, run.proxy_url),
+            StoreTransport(cfg, run.run_id, RetryingStore(run.store_url), model, backends, run.proxy_url),
             cfg.rollout,
             cfg.reward_model,
             estimator,
@@ -107,7 +107,7 @@ class RolloutManager:
         batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}
         return batch
 
-    def _begun(self, given: list[GroupSlot], step: int) -> list[GroupSlot]:
+    def _begun(self, given: list[PendingGroup], step: int) -> list[PendingGroup]:
         """The slots that begin in this step: as many as `max_lag` lets be open, and no more than the run still trains.
 
         Args:
@@ -132,7 +132,7 @@ class RolloutManager:
             slot.due = step + cfg.trainer.max_lag
         return begun
 
-    def _drawn(self, batch: int, groups: int, members: int) -> list[GroupSlot]:
+    def _drawn(self, batch: int, groups: int, members: int) -> list[PendingGroup]:
         tasks = random.Random(f"{self.run.cfg.seed} batch {batch}").sample(self._tasks, groups)
         return [new_slot(number, task, batch, members=members) for number, task in enumerate(tasks)]
 
@@ -153,9 +153,9 @@ def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
     return rows
 
 
-def new_slot(number: int, task: Task, batch: int, *, members: int) -> GroupSlot:
+def new_slot(number: int, task: Task, batch: int, *, members: int) -> PendingGroup:
     group = f"{batch}-{number}"
-    return GroupSlot(number, batch=batch, draws=[[Rollout(group, task) for _ in range(members)]])
+    return PendingGroup(number, batch=batch, draws=[[Rollout(group, task) for _ in range(members)]])
 
 
 def read_open_groups(checkpoint: str | None) -> dict[str, Any] | None:
@@ -164,10 +164,10 @@ def read_open_groups(checkpoint: str | None) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if checkpoint and file.is_file() else None
 
 
-def slots_of(tasks: Sequence[Task], rows: Mapping[str, Sequence[int]], validate: bool) -> list[GroupSlot]:
+def slots_of(tasks: Sequence[Task], rows: Mapping[str, Sequence[int]], validate: bool) -> list[PendingGroup]:
     temperature = 0.0 if validate else None
     return [
-        GroupSlot(number, draws=[[Rollout(group, tasks[row], temperature=temperature) for row in members]])
+        PendingGroup(number, draws=[[Rollout(group, tasks[row], temperature=temperature) for row in members]])
         for number, (group, members) in enumerate(rows.items())
     ]
 

@@ -23,11 +23,11 @@ import ray
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.utils.ray_utils import auto_await
 
-from sql_agent.model_address.held_calls import holding
+from sql_agent.model_address.weight_sync_pause import paused_for_weight_sync
 from sql_agent.source.run_context import current
 
 
-class QuietWeightSync(CheckpointEngineManager):
+class DrainedWeightSync(CheckpointEngineManager):
     @auto_await
     async def sleep_replicas(self) -> None:
         """Abort open calls and hold back new ones, then free the servers' memory if that is configured."""
@@ -39,7 +39,7 @@ class QuietWeightSync(CheckpointEngineManager):
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
         """Send the weights, then let the servers answer calls again."""
         run, lag = current(), current().cfg.trainer.max_lag
-        async with holding(run.proxy_url if lag else None):
+        async with paused_for_weight_sync(run.proxy_url if lag else None):
             if lag:
                 await self.abort_replicas()
             metrics = await super().update_weights(global_steps)  # pyright: ignore[reportArgumentType]

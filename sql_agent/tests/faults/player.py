@@ -19,9 +19,9 @@ from typing import Any
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import Events, end_with_parent, own_run
+from sql_agent.lightning.agent import SqlLitAgent
 from sql_agent.lightning.children import log_file, spawn
 from sql_agent.lightning.heartbeats import TRAINER_WORKER
-from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.oracle import MODEL
 from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig

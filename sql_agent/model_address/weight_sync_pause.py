@@ -1,9 +1,9 @@
 """Keeps the time for which new weights held the calls of the policy, so that no deadline counts it.
 
 With `trainer.max_lag` rollouts go on while new weights are sent: the open calls are ended, and no server answers one
-before it has the weights. The trainer tells the LLM proxy when that begins and ends (`holding`). The proxy lets the
-deadline of a call wait; who plays a rollout asks the proxy when the rollout's deadline has come (`ask_held`). What is
-asked and told are durations, because the clocks of two machines differ.
+before it has the weights. The trainer tells the LLM proxy when that begins and ends (`paused_for_weight_sync`). The
+proxy lets the deadline of a call wait; who plays a rollout asks the proxy when the rollout's deadline has come
+(`ask_held`). What is asked and told are durations, because the clocks of two machines differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 
 logger = logging.getLogger(__name__)
 
-PATH = "/held"
+PATH = "/weight_sync_pause"
 """The LLM proxy takes POST `{"held": true}` or false there, and GET `?seconds=S` gives the held ones of the last S."""
 LONGEST_HOLD_S = 600.0
 """A hold counts no longer than that, so that every wait has an end even where the trainer is gone."""
@@ -34,7 +34,7 @@ HeldS = Callable[[float], Awaitable[float]]
 """How many of the last so many seconds calls were held."""
 
 
-class Holds:
+class WeightSyncPauses:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, float("nan")
         self._ended = deque[tuple[float, float]](maxlen=_KEPT)
@@ -92,7 +92,7 @@ async def ask_held(proxy_url: str, of_last_s: float) -> float:
 
 
 @asynccontextmanager
-async def holding(proxy_url: str | None) -> AsyncIterator[None]:
+async def paused_for_weight_sync(proxy_url: str | None) -> AsyncIterator[None]:
     """Tell the LLM proxy that calls are held in this block; None: there is nobody to tell."""
     await _tell(proxy_url, held=True)
     try:
