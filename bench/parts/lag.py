@@ -1,4 +1,4 @@
-"""Measures what `trainer.max_lag` brings: seconds of a train step with lags of 0, 1 and 2.
+"""Measures what `trainer.max_off_policy_steps` brings: seconds of a train step with lags of 0, 1 and 2.
 
 Three kinds of rollouts: as they come; each of them waits without computing, as for a slow tool, so that rollouts take
 as long as the rest of a step; one in twelve waits 8 s. A reward function that sleeps stands for what they wait for. A
@@ -74,7 +74,9 @@ def play(
     reward.write_text(WAITS.format(seconds=wait_s, one_in=one_in))
     flags = ["--llm-proxy", "--config", "sql_agent/configs/demo.yaml", "--reward", "agent_peft"]
     flags += ["--reward", f"{reward}:waits=0"]
-    lines = train(model, run_dir, [*SETTINGS, *settings, f"trainer.max_lag={lag}", f"trainer.steps={steps}"], flags)
+    lines = train(
+        model, run_dir, [*SETTINGS, *settings, f"trainer.max_off_policy_steps={lag}", f"trainer.steps={steps}"], flags
+    )
     return timed(timeline(lines), [json.loads(line) for line in (run_dir / "metrics.jsonl").open()])
 
 

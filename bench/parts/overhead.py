@@ -39,7 +39,7 @@ CHAIN_SETTINGS = [
     f"rollout.n_runners={PROCESSES}",
     f"rollout.runner_concurrency={AT_ONCE // PROCESSES}",
     "data.max_response_tokens=100000",  # the oracle's tokens are bytes
-    "rollout.redraws=0",  # there is no file of training tasks to draw from
+    "rollout.max_resamples=0",  # there is no file of training tasks to draw from
 ]
 
 

@@ -26,7 +26,7 @@ from bench.parts.report import Row
 TIMEOUT_S = 1800.0
 SAMPLE_S = 2.0
 # A step has 32 rollouts, the batch for which `time/batch_ready_s` has its target.
-ROLLOUTS = ("data.train_batch_size=8", "rollout.group_size=4", "rollout.redraws=0")
+ROLLOUTS = ("data.train_batch_size=8", "rollout.group_size=4", "rollout.max_resamples=0")
 # Steps of the run with the LLM proxy. The first step is warm by then, and only the last one writes a checkpoint.
 STEPS = 4
 PHASES = {
@@ -35,7 +35,7 @@ PHASES = {
     "time/weight_sync_s": ("weights to the sampler", ""),
 }
 MEMORY_SETTINGS = ("trainer.steps=2", "trainer.save_every=2", "trainer.val_before_train=false", "trainer.val_every=0",
-                   "data.train_batch_size=2", "rollout.redraws=0")  # fmt: skip
+                   "data.train_batch_size=2", "rollout.max_resamples=0")  # fmt: skip
 # Words of a process's title or command line, by the name of its part; the rest is driver, command, store and Ray.
 ROLES = {
     "training worker": ("WorkerDict", "ActorRollout"),

@@ -22,7 +22,7 @@ from sql_agent.train_sql_agent import main
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ["agent.max_turns=4", "agent.max_tokens=128", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
+SETTINGS = ["agent.max_turns=4", "agent.max_tokens=128", "rollout.trajectories_per_step=16", "rollout.max_resamples=0"]
 OURS = {"--ci-fast": 0, "--device": 1, "--run-dir": 1}
 """Flags that the test gives itself, with the number of their values."""
 

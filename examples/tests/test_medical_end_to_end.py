@@ -20,7 +20,7 @@ CENTER, SCALE = 0.1, 2.0
 # Greedy, the small policy calls a tool that is not there until its turns are gone; hot, it babbles, which is an answer.
 SETTINGS = [
     *("agent.temperature=1.5", "agent.max_turns=3", "agent.max_tokens=64", "rollout.trajectories_per_step=16"),
-    "rollout.redraws=0",  # what is saved is what was played, however the sampled groups fall out
+    "rollout.max_resamples=0",  # what is saved is what was played, however the sampled groups fall out
     *(f"reward_model.center={CENTER}", f"reward_model.scale={SCALE}"),
 ]
 

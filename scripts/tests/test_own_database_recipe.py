@@ -28,7 +28,7 @@ SHORTER = {
     "models/smollm2-135m-instruct": "models/tiny-sql",
     "--learning-rate 5e-4": "--learning-rate 1e-3 --num-epochs 1 --num-tasks 8",
     "--run-dir runs/mine": "--run-dir runs/mine --set trainer.steps=1 data.train_batch_size=2 rollout.group_size=2 "
-    "rollout.redraws=0 agent.max_tokens=32 loss.entropy_coef=0.01",
+    "rollout.max_resamples=0 agent.max_tokens=32 loss.entropy_coef=0.01",
     "global_step_12": "global_step_1",
     "--split held-out": "--split held-out --max-tokens 32",
 }

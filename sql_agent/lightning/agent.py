@@ -106,10 +106,10 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if "temperature" in metadata:
             agent = agent.model_copy(update={"temperature": metadata["temperature"]})
         ids = rollout.rollout_id, rollout.attempt.attempt_id
-        held_s = functools.partial(ask_held, llm.endpoint) if self.cfg.trainer.max_lag else None
+        held_s = functools.partial(ask_held, llm.endpoint) if self.cfg.trainer.max_off_policy_steps else None
         if isinstance(environment, AgentTasks):
             model, seed = metadata.get("model", llm.model), metadata.get("seed")
-            holds = self.cfg.trainer.max_lag
+            holds = self.cfg.trainer.max_off_policy_steps
             policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed, holds=holds)
             alone = self.rewarder.rewards_alone
             asked = environment.task(task)

@@ -108,11 +108,12 @@ class StoreTransport:
 
     async def enqueue(self, slots: Sequence[PendingGroup], *, step: int, validate: bool) -> None:
         """Queue the newest group of each slot, all in one request."""
-        resources_id, lag = await self._publish(), self.cfg.trainer.max_lag
+        resources_id, lag = await self._publish(), self.cfg.trainer.max_off_policy_steps
         retry = agl.RolloutConfig(
             # The runner itself ends a rollout and the wait for its score. This limit is for a runner that died. If it
             # struck a rollout that is still being judged, that rollout would be played a second time. Before the step
-            # that trains it, it may meet `max_lag` pushes of new weights, each of which may hold its calls so long.
+            # that trains it, it may meet `max_off_policy_steps` pushes of new weights, each of which may hold its calls
+            # so long.
             timeout_seconds=self.cfg.agent.rollout_timeout_s
             + lag * LONGEST_HOLD_S
             + self.cfg.ending_s

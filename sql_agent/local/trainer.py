@@ -82,7 +82,7 @@ class Trainer:
             seed=cfg.seed,
             ending_s=0.0,
             max_broken_fraction=1.0,  # a conversation in this process continues its own ids
-            tasks=[task.to_dict() for task in preset.tasks] if cfg.redraws else (),
+            tasks=[task.to_dict() for task in preset.tasks] if cfg.max_resamples else (),
             keep=self._keep,
             credit=self._credit,
             names=names_of(folder),

@@ -1,9 +1,10 @@
 """Keeps the time for which new weights held the calls of the policy, so that no deadline counts it.
 
-With `trainer.max_lag` rollouts go on while new weights are sent: the open calls are ended, and no server answers one
-before it has the weights. The trainer tells the LLM proxy when that begins and ends (`paused_for_weight_sync`). The
-proxy lets the deadline of a call wait; who plays a rollout asks the proxy when the rollout's deadline has come
-(`ask_held`). What is asked and told are durations, because the clocks of two machines differ.
+With `trainer.max_off_policy_steps` rollouts go on while new weights are sent: the open calls are ended, and no server
+answers one before it has the weights. The trainer tells the LLM proxy when that begins and ends
+(`paused_for_weight_sync`). The proxy lets the deadline of a call wait; who plays a rollout asks the proxy when the
+rollout's deadline has come (`ask_held`). What is asked and told are durations, because the clocks of two machines
+differ.
 """
 
 from __future__ import annotations

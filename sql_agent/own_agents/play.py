@@ -48,7 +48,7 @@ def policy_of(
         address: address of the LLM proxy.
         model: name of the model server at the proxy.
         rollout: agent-lightning's `AttemptedRollout`.
-        holds: times that new weights may hold a call, `trainer.max_lag`.
+        holds: times that new weights may hold a call, `trainer.max_off_policy_steps`.
     """
     ids = rollout.rollout_id, rollout.attempt.attempt_id
     sampling = RolloutSampling(*ids, model, agent.temperature, agent.max_tokens, seed)

@@ -268,7 +268,7 @@ class RewardSettings(Settings):
             reward=self.reward or "agentbench",
             reward_timeout_s=self.reward_timeout_s,
             reward_on_error=self.reward_on_error,
-            redraws=0,
+            max_resamples=0,
             max_lost_fraction=self.max_lost_fraction,
         )
 
@@ -288,7 +288,7 @@ class LocalConfig(SamplingConfig, RewardSettings):
     sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
     """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
     of `sql_agent.names.SAMPLERS`."""
-    redraws: int = Field(default=0, ge=0)
+    max_resamples: int = also("redraws", 0, ge=0)
     """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     eval_tasks: int = Field(default=0, ge=0)
     """Held-out tasks that are played before training and after it; 0: none."""
@@ -324,7 +324,7 @@ class LocalConfig(SamplingConfig, RewardSettings):
 
     @property
     def rollout(self) -> RolloutConfig:
-        return super().rollout.model_copy(update={"redraws": self.redraws})
+        return super().rollout.model_copy(update={"max_resamples": self.max_resamples})
 
 
 class DbBenchTrainingConfig(LocalConfig, DbBenchConfig):

@@ -41,7 +41,7 @@ RewardNames = Annotated[str | dict[str, float], AfterValidator(known_rewards)]
 class RolloutConfig(Settings):
     group_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.n")] = Field(default=4, ge=2)
     """Rollouts per task (G)."""
-    redraws: int = Field(default=2, ge=0)
+    max_resamples: int = Field(default=2, ge=0, validation_alias="redraws")
     """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
@@ -68,7 +68,7 @@ class RolloutConfig(Settings):
     """How often the manager and the runners ask the store for news."""
     step_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds for which a step may wait for its rollouts; what is unfinished then is lost under `step_deadline`. Of a
-    group that began earlier (`trainer.max_lag`) they count from the step that waits for it."""
+    group that began earlier (`trainer.max_off_policy_steps`) they count from the step that waits for it."""
     span_timeout_s: float = Field(default=30.0, gt=0)
     """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`: two tries of a
     write that the store does not answer."""
@@ -182,9 +182,9 @@ class ClusterConfig(Settings):
     """Training workers (FSDP2 ranks) on a CPU, each with a model server beside it; on GPUs `engine.n_gpus`. They share
     the rows of an update evenly, and the cores."""
     sampler_gpus: Annotated[int, VerlKey("actor_rollout_ref.rollout.n_gpus_per_node")] = Field(default=0, ge=0)
-    """GPUs for the model servers alone, beside those that train; weights go there by NCCL. With `trainer.max_lag`
-    rollouts and updates then have all of their GPUs all of the time. 0: a model server beside each training worker, on
-    its GPU (experimental: no GPU has run it, doc/gpu.md)."""
+    """GPUs for the model servers alone, beside those that train; weights go there by NCCL. With
+    `trainer.max_off_policy_steps` rollouts and updates then have all of their GPUs all of the time. 0: a model server
+    beside each training worker, on its GPU (experimental: no GPU has run it, doc/gpu.md)."""
 
 
 class EngineConfig(Settings):
@@ -225,7 +225,7 @@ class EngineConfig(Settings):
     """Requests vLLM batches together."""
     train_threads: int | None = Field(default=None, ge=1)
     """OpenMP threads of a training worker on a CPU; None: the cores, shared among the workers. Rollouts and updates
-    take turns, unless `trainer.max_lag` is set."""
+    take turns, unless `trainer.max_off_policy_steps` is set."""
     sampler_threads: int = Field(default=1, ge=1)
     """OpenMP threads of a vLLM on a CPU; runners, proxy and store share the cores with it."""
 
@@ -233,7 +233,7 @@ class EngineConfig(Settings):
 class TrainerConfig(Settings):
     steps: Annotated[int, VerlKey("trainer.total_training_steps")] = Field(default=20, ge=1)
     """Train steps of the run, counted from its very first start."""
-    max_lag: int = Field(default=0, ge=0, le=16)
+    max_off_policy_steps: int = Field(default=0, ge=0, le=16, validation_alias="max_lag")
     """Train steps by which rollouts may be older than the weights that they train: so many more batches are played at
     once, and go on during update and validation, which pays where single rollouts are slow. What is due is
     waited for, never thrown away. Importance weights of tokens, truncated at 2 (verl's `algorithm.rollout_correction`),

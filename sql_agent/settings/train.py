@@ -117,7 +117,7 @@ class TrainConfig(Settings):
     def rollouts_at_once(self) -> int:
         """The most rollouts that are in flight."""
         batch = self.data.train_batch_size * self.rollout.group_size
-        played = self.trainer.max_lag * batch + max(batch, self.data.val_limit)
+        played = self.trainer.max_off_policy_steps * batch + max(batch, self.data.val_limit)
         return min(self.rollout.n_runners * self.rollout.runner_concurrency, played)
 
     @property
@@ -189,10 +189,10 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _servers_can_be_asked(self) -> TrainConfig:
-        if self.trainer.max_lag and not self.llm_proxy:
+        if self.trainer.max_off_policy_steps and not self.llm_proxy:
             raise ValueError(
-                "trainer.max_lag lets new weights end open calls, which the LLM proxy asks again, and llm_proxy is "
-                "false; add --llm-proxy"
+                "trainer.max_off_policy_steps lets new weights end open calls, which the LLM proxy asks again, and "
+                "llm_proxy is false; add --llm-proxy"
             )
         check_judge_asked(self.rollout, self.judge)
         at_once = self.rollouts_at_once

@@ -20,7 +20,7 @@ OPEN_GROUPS = "open_groups.json"
 
 NEWEST = "sampled_with_newest_weights"
 """The field of verl's batch that says of each row whether all its turns were sampled with the weights that are updated;
-only with `trainer.max_lag`."""
+only with `trainer.max_off_policy_steps`."""
 
 
 class TrainingFailedError(RuntimeError):
@@ -36,12 +36,12 @@ class RunContext:
     publish: Callable[[dict[str, Any]], str | None]
     """Passes on `{"model", "backends"}` of the model servers and returns the LLM proxy's address, None without one."""
     progress: Callable[[dict[str, Any]], None] = lambda _: None
-    """Receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost", "redrawn"}`."""
+    """Receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost", "resampled"}`."""
     step_metrics: dict[str, float] = field(default_factory=dict)
     """Filled by the rollout manager, emptied by the metrics sink after each step."""
     open_groups: Callable[[], dict[str, Any] | None] = lambda: None
     """The groups that no step has taken yet, which a resumed run plays again; set by the rollout manager. None: a run
-    without `trainer.max_lag` has none between two steps."""
+    without `trainer.max_off_policy_steps` has none between two steps."""
     proxy_url: str | None = None
     """The LLM proxy's address; set by the rollout manager."""
 

@@ -4,8 +4,8 @@ A `Transport` plays them: agent-lightning's store and runners, or a policy in th
 here for every trainer: which group gives way to another task, which is trained on, its advantages, when a run stops,
 and what is logged of a batch.
 
-Groups may be opened before the step that trains them (`trainer.max_lag`), so that rollouts go on beside update
-and validation. Nothing that was played is thrown away for its age: a step waits for what is due.
+Groups may be opened before the step that trains them (`trainer.max_off_policy_steps`), so that rollouts go on beside
+update and validation. Nothing that was played is thrown away for its age: a step waits for what is due.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Source:
         tasks: those to train on, of which groups without spread are replaced; () replaces none.
         keep: receives every rollout of a batch once it is credited, and the batch's `step` and `validate`.
         report: receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost",
-            "redrawn"}`.
+            "resampled"}`.
         credit: sets the advantages of the groups of a batch that are trained on.
         names: what a stop calls this trainer's settings and files (`stops.MAIN_JOB`).
     """
@@ -130,14 +130,14 @@ class Source:
         metrics = batch_metrics(played) | score_metrics(played)
         if validate:
             return metrics | skill_metrics(played)
-        if self._rollout.redraws:  # groups that would have been replaced had there been time
-            metrics["group/redraw_too_late"] = float(sum(needs_resampling(slot, self._estimator) for slot in slots))
+        if self._rollout.max_resamples:  # groups that would have been replaced had there been time
+            metrics["group/resampling_too_late"] = float(sum(needs_resampling(slot, self._estimator) for slot in slots))
         self._prefix_stop.add(metrics)
         return metrics
 
     def _give_replacements(self, slots: Sequence[PendingGroup], step: int) -> None:
         taken = {rollout.task_id for rollout in rollouts_of(slots)}
-        draws = self._rollout.redraws
+        draws = self._rollout.max_resamples
         found = replacement_tasks(self._tasks, taken, slots=len(slots), draws=draws, seed=self._seed, step=step)
         for slot, own in zip(slots, found, strict=True):
             slot.replacements = own
@@ -150,7 +150,7 @@ class Source:
         report = _ProgressReport(self._report, step=step, validate=validate)
         deadline = time.monotonic() + self._rollout.step_timeout_s
         while True:
-            await self._poll([*self.open, *begun], step, redraw_until=deadline - self._ending_s)
+            await self._poll([*self.open, *begun], step, resample_until=deadline - self._ending_s)
             taken = slots_to_take(pool, groups, step)
             report.send(rollouts_of(taken))
             if all(slot.has_ended for slot in taken) or time.monotonic() >= deadline:
@@ -161,18 +161,18 @@ class Source:
         check_scorer_down(rollouts_of(taken), self._reward_model, self._names)
         return taken
 
-    async def _poll(self, slots: Sequence[PendingGroup], step: int, *, redraw_until: float = math.inf) -> None:
+    async def _poll(self, slots: Sequence[PendingGroup], step: int, *, resample_until: float = math.inf) -> None:
         """Settle what has ended, and begin replacements; one that begins later than that might not end in time."""
         await self._transport.collect()
         if not all(slot.has_ended for slot in self.open):
             self.played_until = time.monotonic()
         check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
-        in_time = time.monotonic() < redraw_until
-        redrawn = [slot for slot in slots if in_time and needs_resampling(slot, self._estimator)]
-        for slot in redrawn:
+        in_time = time.monotonic() < resample_until
+        resampled = [slot for slot in slots if in_time and needs_resampling(slot, self._estimator)]
+        for slot in resampled:
             draw_replacement(slot)
-        if redrawn:
-            await self._transport.enqueue(redrawn, step=step, validate=False)
+        if resampled:
+            await self._transport.enqueue(resampled, step=step, validate=False)
 
     async def _watch(self, step: int) -> None:
         """Poll open slots while the trainer is busy, so that replacements begin as soon as they are due."""
@@ -197,12 +197,12 @@ class _ProgressReport:
 
     def send(self, rollouts: Sequence[Rollout]) -> None:
         done = [rollout for rollout in rollouts if rollout.settled or rollout.lost]
-        redrawn = sum(rollout.draw > 0 for rollout in rollouts)
-        counts = len(done), len(rollouts), sum(rollout.lost is not None for rollout in done), redrawn
+        resampled = sum(rollout.draw > 0 for rollout in rollouts)
+        counts = len(done), len(rollouts), sum(rollout.lost is not None for rollout in done), resampled
         soon = time.monotonic() < self._at + REPORT_S and len(done) < len(rollouts)
         if counts != self._sent and not soon:
             self._sent, self._at = counts, time.monotonic()
-            self._send({**self._batch, **dict(zip(("done", "of", "lost", "redrawn"), counts, strict=True))})
+            self._send({**self._batch, **dict(zip(("done", "of", "lost", "resampled"), counts, strict=True))})
 
 
 def sampled_of(slots: Iterable[PendingGroup]) -> list[PendingGroup]:

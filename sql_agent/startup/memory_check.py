@@ -201,7 +201,7 @@ def _with_share(cfg: TrainConfig, shape: ModelShape, gpus: Sequence[Gpu]) -> Tra
         return cfg
     need = need_of(cfg, shape, cpu=False)
     beside = phases(cfg, need, 0)  # without a share
-    shared = cfg.trainer.max_lag and not cfg.cluster.sampler_gpus
+    shared = cfg.trainer.max_off_policy_steps and not cfg.cluster.sampler_gpus
     taken = max(beside.values()) if shared else beside["rollouts"]
     share = min(MOST_SHARE, *(floor(100 * (gpu.free - taken) / gpu.total) / 100 for gpu in gpus))
     if any(share * gpu.total < need.sampler for gpu in gpus):

@@ -120,11 +120,13 @@ def describe_plan(cfg: TrainConfig, *, gpus: Sequence[Gpu] | None) -> list[str]:
     weights = count_weights(cfg.model) if cfg.model is not None else None
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
     updates = batch // (cfg.optim.mini_batch_size or batch)
-    redraws = (
-        f" (a group without spread gives way at most {_times(cfg.rollout.redraws)})" if cfg.rollout.redraws else ""
+    resampled = (
+        f" (a group without spread gives way at most {_times(cfg.rollout.max_resamples)})"
+        if cfg.rollout.max_resamples
+        else ""
     )
     lines.append(
-        f"train steps: {cfg.trainer.steps}, each of {batch} tasks x {group} rollouts{redraws}; updates in a step: "
+        f"train steps: {cfg.trainer.steps}, each of {batch} tasks x {group} rollouts{resampled}; updates in a step: "
         f"{updates}, each of {batch * group // updates} rollouts, at most {cfg.micro_batch_tokens(cpu=cpu):,} "
         "tokens in one pass"
     )

@@ -105,7 +105,7 @@ class Batch:
     done: int = 0
     of: int = 0
     lost: int = 0
-    redrawn: int = 0
+    resampled: int = 0
     """Rollouts in place of groups without spread, which are among `of`."""
 
 
@@ -134,7 +134,7 @@ class Progress:
         now = self._batch
         if now is None or (now.step, now.validate) != (step, validate):
             now, self._earlier = Batch(step, validate, self._clock()), self._micro
-        counts = (event[name] for name in ("done", "of", "lost", "redrawn"))
+        counts = (event[name] for name in ("done", "of", "lost", "resampled"))
         self._batch = Batch(step, validate, now.began_s, *counts)
 
     def take_micro_batches(self, micro: MicroBatches | None) -> None:
@@ -215,8 +215,8 @@ class Progress:
 
 
 def _played(batch: Batch) -> str:
-    redrawn = [f"{batch.redrawn} of them in place of groups without spread"] if batch.redrawn else []
-    said = ", ".join([*redrawn, *([f"{batch.lost} lost"] if batch.lost else [])])
+    resampled = [f"{batch.resampled} of them in place of groups without spread"] if batch.resampled else []
+    said = ", ".join([*resampled, *([f"{batch.lost} lost"] if batch.lost else [])])
     return f"{batch.done} of {_many(batch.of, 'rollout')}{f' ({said})' if said else ''}"
 
 

@@ -134,7 +134,7 @@ def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
         UsageError: a key of verl's has a value that verl cannot read.
     """
     share = need.sampler if total is None else int(cfg.engine.gpu_memory_utilization * total)
-    awake = cfg.trainer.max_lag > 0  # vLLM keeps its memory during the update
+    awake = cfg.trainer.max_off_policy_steps > 0  # vLLM keeps its memory during the update
     offload, bucket = offloaded(cfg), _bucket(cfg)
     resting = (0 if offload["optimizer_offload"] else need.moments) + (0 if offload["param_offload"] else need.weights)
     # the adapter is merged into weights that are on the GPU; without one each weight is sent from where it lies

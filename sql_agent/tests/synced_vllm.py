@@ -110,7 +110,7 @@ def main() -> None:
 
     def sync(manager_class, folder, step, lag=0, proxy_url=None):
         """Ends of the call in flight and of the sync: finish reason and tokens; error or None."""
-        cfg = SimpleNamespace(trainer=SimpleNamespace(max_lag=lag))
+        cfg = SimpleNamespace(trainer=SimpleNamespace(max_off_policy_steps=lag))
         run_context.enter(SimpleNamespace(cfg=cfg, proxy_url=proxy_url))  # type: ignore
         send = lambda global_steps, mode: [trainer.update_weights.remote(folder, global_steps)]  # noqa: E731
         manager = manager_class(

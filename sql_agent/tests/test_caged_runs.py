@@ -32,7 +32,7 @@ def permitted():
 @pytest.fixture(scope="module")
 def command(small_policy):
     command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu"]
-    shorter = ["--set", "agent.max_turns=4", "data.max_response_tokens=1500", "rollout.redraws=0"]
+    shorter = ["--set", "agent.max_turns=4", "data.max_response_tokens=1500", "rollout.max_resamples=0"]
     return [*command, "--model", str(small_policy), "--run-dir", str(RUN_DIR), "--llm-proxy", *shorter]
 
 

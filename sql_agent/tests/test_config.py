@@ -45,6 +45,15 @@ def test_both_names_of_a_setting_in_one_file_are_refused(tmp_path):
         load_config(file)
 
 
+def test_settings_have_their_earlier_names_too(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("rollout: {redraws: 0}\ntrainer: {max_lag: 3}\nllm_proxy: true\n")
+    cfg = load_config(file)
+    assert (cfg.rollout.max_resamples, cfg.trainer.max_off_policy_steps) == (0, 3)
+    cfg = load_config(file, ["rollout.redraws=5", "trainer.max_lag=1"])
+    assert (cfg.rollout.max_resamples, cfg.trainer.max_off_policy_steps) == (5, 1)
+
+
 def test_a_model_of_fewer_than_twenty_million_weights_takes_the_settings_of_the_small_policy(tmp_path):
     def lengths(cfg):
         return cfg.data.max_prompt_tokens, cfg.data.max_response_tokens
@@ -178,7 +187,10 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             "a reward model scores one conversation, and an agent of your own may hold several; leave reward_model.url",
         ),
         (["rollout.train_agents=[clerk]"], "names agents of an agent of your own; add --agent FILE.py:NAME"),
-        (["trainer.max_lag=1"], "trainer.max_lag lets new weights end open calls, .* llm_proxy is false; add --llm-pr"),
+        (
+            ["trainer.max_off_policy_steps=1"],
+            "trainer.max_off_policy_steps lets new weights end open calls, .* llm_proxy is false; add --llm-pr",
+        ),
         (["agent.temperature=0"], "all rollouts of a group would be equal and teach nothing; set it above 0"),
         (["agent.top_p=0.9"], "agent.top_p is 0.9: the sampler would leave out the less likely tokens"),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
@@ -218,7 +230,7 @@ def test_the_servers_take_a_call_of_every_rollout_that_the_settings_allow():
     ):
         assert load_config(None, [*allowed, "data.val_limit=512"])
     assert MOST_CALLS == MAX_NEW_UNKNOWN
-    lag = ["trainer.max_lag=1", "llm_proxy=true", "data.train_batch_size=100", "rollout.n_runners=99"]
+    lag = ["trainer.max_off_policy_steps=1", "llm_proxy=true", "data.train_batch_size=100", "rollout.n_runners=99"]
     # 100 x 4 that are open, beside as many that begin, or the validation's 64
     with pytest.raises(ValidationError, match="lets 800 rollouts call the policy at once"):
         load_config(None, lag)

@@ -81,7 +81,7 @@ def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end
 
 EVENTS = [
     {"event": "phase", "name": "first rollouts"},
-    {"event": "rollouts", "step": 1, "validate": False, "done": 0, "of": 16, "lost": 0, "redrawn": 0},
+    {"event": "rollouts", "step": 1, "validate": False, "done": 0, "of": 16, "lost": 0, "resampled": 0},
     {"event": "tick"},
     {"event": "step", "step": 1, "metrics": {"reward/mean": 0.5, "time/step_s": 60.0, "time/gen_s": 9.0}},
     {"event": "finished"},

@@ -1,4 +1,4 @@
-"""`sql_agent.source.dynamic_sampling`: which group is redrawn, to what, and which seed a rollout has."""
+"""`sql_agent.source.dynamic_sampling`: which group is resampled, to what, and which seed a rollout has."""
 
 from random import Random
 
@@ -60,10 +60,10 @@ def test_a_settled_group_without_spread_is_redrawn_while_a_task_is_left(rewards,
 
 def test_a_group_of_equal_rewards_stays_where_the_estimator_credits_them():
     """REINFORCE without a baseline credits two rewards of 1 with 1 each, and two of 0 with nothing."""
-    for reward, redrawn in ((1.0, False), (0.0, True)):
+    for reward, resampled in ((1.0, False), (0.0, True)):
         group = [make_result("g", make_outcome(reward, verdict=reward)) for _ in range(2)]
         slot = PendingGroup(0, TASKS[:1], [group])
-        assert needs_resampling(slot, RewardToGo()) is redrawn
+        assert needs_resampling(slot, RewardToGo()) is resampled
         assert filter_groups(slot.draws, RewardToGo())[0][0].filtered is None
 
 

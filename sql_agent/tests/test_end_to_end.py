@@ -142,7 +142,9 @@ def test_with_a_lag_rollouts_go_on_during_updates_and_those_that_were_open_at_a_
     small_policy, tmp_path
 ):
     short = ["agent.max_turns=2", "agent.max_tokens=64"]
-    run = Broken(tmp_path / "run", small_policy, "--llm-proxy", "--set", "trainer.max_lag=1", *short, steps=4)
+    run = Broken(
+        tmp_path / "run", small_policy, "--llm-proxy", "--set", "trainer.max_off_policy_steps=1", *short, steps=4
+    )
     with run.started():
         run.wait(lambda: "step 2/4" in run.said())
         run.kill(*processes_of(run.id))

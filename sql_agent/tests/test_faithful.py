@@ -129,7 +129,12 @@ class Chain:
 @pytest.fixture(scope="module")
 def chain(policy, store_url, tmp_path_factory):
     folder = tmp_path_factory.mktemp("faithful")
-    settings = ["llm_proxy=true", "rollout.redraws=0", "data.max_prompt_tokens=512", f"data.max_response_tokens={ROOM}"]
+    settings = [
+        "llm_proxy=true",
+        "rollout.max_resamples=0",
+        "data.max_prompt_tokens=512",
+        f"data.max_response_tokens={ROOM}",
+    ]
     chain = Chain(load_config(None, [f"run_dir={folder}", *settings]), policy, store_url, folder)
     try:
         chain.start()

@@ -38,7 +38,7 @@ from sql_agent.tests.test_runner import TASKS, running
 # longer than a turn may take, a rollout may take, and a client waits for a proxy that does not answer (`GRACE_S`)
 SAMPLING_S, PUSH_S = 0.3, 7.0
 SETTINGS = ["agent={turn_timeout_s: 1, rollout_timeout_s: 3, statement_timeout_s: 0.5}"]
-LAGGED = load_config(None, [*SETTINGS, "trainer.max_lag=1", "llm_proxy=true"])
+LAGGED = load_config(None, [*SETTINGS, "trainer.max_off_policy_steps=1", "llm_proxy=true"])
 
 
 def test_what_is_held_of_the_last_seconds():

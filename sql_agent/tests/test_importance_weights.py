@@ -1,5 +1,5 @@
-"""Importance weights of rollouts that are older than the weights that they train (`trainer.max_lag`): as the settings
-ask verl for them, and as they enter our rows of the losses, which are verl's then in value and gradient.
+"""Importance weights of rollouts that are older than the weights that they train (`trainer.max_off_policy_steps`): as
+the settings ask verl for them, and as they enter our rows of the losses, which are verl's then in value and gradient.
 """
 
 import functools
@@ -23,7 +23,7 @@ def weighed(sampler, trainer, mask):
     from verl import DataProto
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
-    cfg = load_config(None, ["trainer.max_lag=1", "llm_proxy=true"])
+    cfg = load_config(None, ["trainer.max_off_policy_steps=1", "llm_proxy=true"])
     asked = compose(to_verl(cfg, FILES, cpu=True)).algorithm.rollout_correction
     tensors = {"rollout_log_probs": sampler, "old_log_probs": trainer, "response_mask": mask}
     batch, metrics = compute_rollout_correction_and_add_to_batch(DataProto.from_single_dict(tensors), asked)

@@ -238,7 +238,7 @@ def test_a_command_ends_with_the_process_that_called_it(waits):
 @pytest.mark.timeout(1200)
 def test_the_cells_of_the_page_train_and_measure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    shorter = '"agent.max_tokens": 96, "rollout.redraws": 0, "data.train_batch_size": 4'
+    shorter = '"agent.max_tokens": 96, "rollout.max_resamples": 0, "data.train_batch_size": 4'
     before, after, cells = *PAGE.replace('"data.train_batch_size": 4', shorter).split("measured = "), {}
     exec(before, cells)
     assert cells["run"].config.agent.max_tokens == 96

@@ -249,7 +249,7 @@ def test_what_a_batch_earned_leaves_out_tasks_that_replaced_others(tmp_path, mon
     world = World()
     values = iter([0.0, 0.0, 1.0, 0.0] + [1.0, 0.0] * 50)  # the first group has no spread, and is replaced
     monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(next(values), "match", task.id) for task in tasks])
-    folder, _, _ = run(tmp_path, monkeypatch, world, redraws=1, num_epochs=1)
+    folder, _, _ = run(tmp_path, monkeypatch, world, max_resamples=1, num_epochs=1)
     line = json.loads(folder.metrics.read_text().splitlines()[0])
     assert line["rollout/success"] == {"n": 4, "judged": 4, "correct": 1}
     assert line["reward/mean"] == line["reward/correctness"]

@@ -124,7 +124,7 @@ def test_a_run_that_an_earlier_version_began_has_the_defaults_of_settings_that_c
     saved.write_text(saved.read_text().replace("redraws: 0\n", ""))
     RunFolder(tmp_path, config(tmp_path), resumed=True)
     with pytest.raises(UsageError, match="started with redraws = 0, now it is 2"):
-        RunFolder(tmp_path, config(tmp_path, redraws=2), resumed=True)
+        RunFolder(tmp_path, config(tmp_path, max_resamples=2), resumed=True)
 
 
 def test_a_run_is_not_resumed_without_a_file_that_it_began_with(tmp_path):

@@ -89,7 +89,7 @@ def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_sprea
         "from itertools import count\nplace = count()\n\n\ndef f(record):\n    return float(next(place) > 5)\n"
     )
     reward = f"{tmp_path}/my.py:f"
-    cfg = GreedyGrpoConfig(run_dir=tmp_path / "run", group_size=2, reward=reward, redraws=1, eval_tasks=1)
+    cfg = GreedyGrpoConfig(run_dir=tmp_path / "run", group_size=2, reward=reward, max_resamples=1, eval_tasks=1)
     folder = RunFolder(cfg.run_dir, cfg, resumed=False, kind="greedy-grpo")
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda *_: None)

@@ -24,10 +24,14 @@ FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
         (["optim.mini_batch_size=8"], True, True),  # of the 8 tasks of a step
         (["optim.mini_batch_size=4"], True, False),
         (["verl.actor_rollout_ref.actor.ppo_epochs=2"], True, False),
-        (["rollout.n_runners=1", "trainer.max_lag=1"], True, True),
-        (["rollout.n_runners=1", "trainer.max_lag=1", "optim.mini_batch_size=4"], True, False),
+        (["rollout.n_runners=1", "trainer.max_off_policy_steps=1"], True, True),
+        (["rollout.n_runners=1", "trainer.max_off_policy_steps=1", "optim.mini_batch_size=4"], True, False),
         (["verl.algorithm.rollout_correction.rollout_is=sequence"], True, True),
-        (["trainer.max_lag=1", "verl.algorithm.rollout_correction.rollout_is_batch_normalize=true"], True, False),
+        (
+            ["trainer.max_off_policy_steps=1", "verl.algorithm.rollout_correction.rollout_is_batch_normalize=true"],
+            True,
+            False,
+        ),
         (["verl.algorithm.rollout_correction.rollout_is_batch_normalize=true"], True, True),  # of no weights
         # verl's own engine would keep all logits of the update for their entropies
         (["verl.actor_rollout_ref.model.use_fused_kernels=false"], False, False),

@@ -11,7 +11,7 @@ from sql_agent.tests.conftest import train_small_policy
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXAMPLE = "examples/own_agent"
-SETTINGS = ["agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
+SETTINGS = ["agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.max_resamples=0"]
 
 
 def train(folder, *flags):

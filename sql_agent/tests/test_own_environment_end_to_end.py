@@ -17,7 +17,7 @@ from sql_agent.tests.conftest import ROOT, train_small_policy
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXAMPLE = "examples/own_environment"
-SETTINGS = ["agent.max_turns=4", "agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
+SETTINGS = ["agent.max_turns=4", "agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.max_resamples=0"]
 TRAINING = ["trainer.steps=2", "trainer.save_every=2", "trainer.val_every=2", "optim.learning_rate=1e-3"]
 
 

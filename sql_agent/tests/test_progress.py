@@ -27,9 +27,9 @@ def progress(rows=(), done=0, clock=None, *settings):
     return Progress(load_config(None, [*SETTINGS, *settings]), rows, done, clock or Clock())
 
 
-def rollouts(step, done, of=32, lost=0, validate=False, redrawn=0):
+def rollouts(step, done, of=32, lost=0, validate=False, resampled=0):
     batch = {"event": "rollouts", "step": step, "validate": validate}
-    return batch | {"done": done, "of": of, "lost": lost, "redrawn": redrawn}
+    return batch | {"done": done, "of": of, "lost": lost, "resampled": resampled}
 
 
 def test_before_the_first_step_it_is_said_what_comes_and_what_is_not_known():
@@ -65,7 +65,7 @@ def test_rollouts_say_how_many_are_done_and_lost_and_when_they_end_at_their_own_
 
 def test_rollouts_in_place_of_groups_without_spread_are_told_from_those_that_a_step_begins_with():
     run = progress()
-    run.take_rollouts(rollouts(1, 4, of=44, lost=1, redrawn=12))
+    run.take_rollouts(rollouts(1, 4, of=44, lost=1, resampled=12))
     assert run.now() == (
         "step 1/10: 4 of 44 rollouts (12 of them in place of groups without spread, 1 lost); left: not measured yet"
     )

@@ -29,7 +29,12 @@ pytestmark = pytest.mark.slow
 KNOWN = generate_tasks(2, seed=3, split="train")
 UNKNOWN = generate_tasks(1, seed=4, split="train")[0]
 """Of this one the model server knows nothing: it answers 404, which is no doing of the policy."""
-SETTINGS = ["agent.rollout_timeout_s=15", "agent.turn_timeout_s=5", "rollout.span_timeout_s=1", "rollout.redraws=0"]
+SETTINGS = [
+    "agent.rollout_timeout_s=15",
+    "agent.turn_timeout_s=5",
+    "rollout.span_timeout_s=1",
+    "rollout.max_resamples=0",
+]
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ def play(store_url, tmp_path):
         from sql_agent.verl_side.rollout_manager import RolloutManager
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
-        if cfg.trainer.max_lag:
+        if cfg.trainer.max_off_policy_steps:
             cfg = cfg.model_copy(update={"llm_proxy": False})  # here the runner traces
         train_file = tmp_path / "train.parquet"
         write_verl_parquet([*tasks, *replacements], train_file)
@@ -178,7 +183,9 @@ def test_a_step_whose_reward_model_is_gone_stops_and_says_so(play):
         play(KNOWN, *settings, "rollout.max_lost_fraction=1")
 
 
-@pytest.mark.parametrize(("settings", "held_s"), [([], 0.0), (["trainer.max_lag=2", "llm_proxy=true"], 2 * 600.0)])
+@pytest.mark.parametrize(
+    ("settings", "held_s"), [([], 0.0), (["trainer.max_off_policy_steps=2", "llm_proxy=true"], 2 * 600.0)]
+)
 def test_the_store_gives_a_rollout_time_to_be_judged_after_its_deadline(play, store_url, settings, held_s):
     """Or it would be played a second time while its verdict is on its way, or new weights hold its calls."""
 
@@ -234,7 +241,7 @@ def half_right(task, others):
 def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
     first, replacement = KNOWN
     batch, metrics = play(
-        [first], "rollout.redraws=2", replacements=[replacement], script=half_right(replacement, [first])
+        [first], "rollout.max_resamples=2", replacements=[replacement], script=half_right(replacement, [first])
     )
     rewards = batch.batch["rm_scores"].sum(dim=1).tolist()
     assert sorted(rewards) == [0.0, 1.0]
@@ -248,7 +255,7 @@ def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
         "group/played": 2.0,
         "group/set_aside_frac": 0.5,
         "group/set_aside/all_right": 1.0,
-        "group/redraw_too_late": 0.0,
+        "group/resampling_too_late": 0.0,
     }
     assert (metrics["rollout/count"], metrics["reward/mean"]) == (
         4.0,
@@ -267,10 +274,10 @@ def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
 def test_a_group_that_no_time_was_left_to_replace_is_trained_on_and_counted(play):
     """A rollout may take as long as the whole step, so a second one would not end in time."""
     first, replacement = KNOWN
-    settings = ["rollout.redraws=2", "rollout.step_timeout_s=15"]
+    settings = ["rollout.max_resamples=2", "rollout.step_timeout_s=15"]
     batch, metrics = play([first], *settings, replacements=[replacement], script=half_right(replacement, [first]))
     assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
-    assert (metrics["group/redraw_too_late"], metrics["group/played"], metrics["group/zero_std_frac"]) == (
+    assert (metrics["group/resampling_too_late"], metrics["group/played"], metrics["group/zero_std_frac"]) == (
         1.0,
         1.0,
         1.0,
@@ -279,7 +286,7 @@ def test_a_group_that_no_time_was_left_to_replace_is_trained_on_and_counted(play
 
 def test_where_no_draw_has_spread_the_first_one_is_trained_on(play):
     first, replacement = KNOWN
-    batch, metrics = play([first], "rollout.redraws=1", replacements=[replacement])
+    batch, metrics = play([first], "rollout.max_resamples=1", replacements=[replacement])
     assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
     assert (metrics["group/zero_std_frac"], metrics["group/set_aside/all_right"]) == (1.0, 1.0)
 
@@ -371,7 +378,7 @@ def test_a_judge_that_is_gone_leaves_correctness_and_stops_the_run_where_that_is
 
 
 def test_with_a_lag_one_batch_more_is_open_and_the_last_step_opens_none(play):
-    settings = ["trainer.max_lag=1", "llm_proxy=true", "trainer.steps=2"]
+    settings = ["trainer.max_off_policy_steps=1", "llm_proxy=true", "trainer.steps=2"]
     _, first = play(KNOWN, *settings)
     assert (first["lag/open_groups"], first["open"]["batches"]) == (2.0, 2)
     assert [slot["batch"] for slot in first["open"]["slots"]] == [2, 2]
@@ -382,7 +389,9 @@ def test_with_a_lag_one_batch_more_is_open_and_the_last_step_opens_none(play):
 
 def test_a_resumed_run_plays_the_open_groups_of_its_checkpoint_again(play):
     left = {"batches": 2, "slots": [{"number": 1, "task": KNOWN[1].to_dict(), "batch": 2}]}
-    batch, metrics = play([KNOWN[0]], "trainer.max_lag=1", "llm_proxy=true", "trainer.steps=1", open_groups=left)
+    batch, metrics = play(
+        [KNOWN[0]], "trainer.max_off_policy_steps=1", "llm_proxy=true", "trainer.steps=1", open_groups=left
+    )
     sql = oracle.call("execute_sql", {"query": KNOWN[1].gold.sql})
     assert bytes(oracle.byte_ids([oracle.calls(sql)])).decode() in sampled_text(batch, 0)  # not verl's task of the step
     assert metrics["open"] == {"batches": 2, "slots": []}
@@ -401,10 +410,10 @@ def test_with_a_lag_replacements_and_validations_do_not_wait_behind_batches_that
     play, new_store_url, lag, first_out
 ):
     first, replacement = KNOWN
-    settings = [f"trainer.max_lag={lag}", f"llm_proxy={lag > 0}", "trainer.steps=1"]
+    settings = [f"trainer.max_off_policy_steps={lag}", f"llm_proxy={lag > 0}", "trainer.steps=1"]
     script = half_right(replacement, [first])
     store = {"script": script, "store": new_store_url}
-    play([first], *settings, "rollout.redraws=1", replacements=[replacement], **store)
+    play([first], *settings, "rollout.max_resamples=1", replacements=[replacement], **store)
     play([first], *settings, validate=True, **store)
     found = requests.get(f"{new_store_url}/v1/agl/rollouts", timeout=5).json()["items"]
     queued = sorted((each["mode"], each["input"]["id"], str(each["metadata"].get("first"))) for each in found)

@@ -101,13 +101,13 @@ BUCKET_KEY = "verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bu
         pytest.param([], 1000, {"rollouts": 540, "weight sync": 5 + 40 + BUCKET + 4, "the update": 66}, id="by_turns"),
         pytest.param([], None, {"rollouts": 58, "weight sync": 49 + BUCKET, "the update": 66}, id="card_not_known"),
         pytest.param(
-            ["trainer.max_lag=1", "llm_proxy=true"],
+            ["trainer.max_off_policy_steps=1", "llm_proxy=true"],
             1000,
             {"rollouts": 540, "weight sync": 544 + BUCKET, "the update": 566},
             id="a_lag_keeps_the_sampler",
         ),
         pytest.param(
-            ["cluster.sampler_gpus=1", "trainer.max_lag=1", "llm_proxy=true"],
+            ["cluster.sampler_gpus=1", "trainer.max_off_policy_steps=1", "llm_proxy=true"],
             1000,
             # on one GPU the sampler, two buffers of NCCL and one to vLLM; on another the trainer and two buffers
             {"rollouts": 504 + 3 * BUCKET, "weight sync": 44 + 2 * BUCKET, "the update": 66},

@@ -38,7 +38,7 @@ def model(tmp_path_factory) -> Path:
     [pytest.param("fc", ODD, None, id="fc-own"), pytest.param("text", ODD_TEXTS, "qwen3_training", id="text-trl")],
 )
 def test_every_rollout_is_trained_whole(protocol, replies, template, model, store_url, tmp_path):
-    settings = ["llm_proxy=true", "rollout.redraws=0", f"agent.protocol={protocol}"]
+    settings = ["llm_proxy=true", "rollout.max_resamples=0", f"agent.protocol={protocol}"]
     settings += ["data.max_prompt_tokens=512", f"data.max_response_tokens={ROOM}"]
     text = template and (TEMPLATES / f"{template}.jinja").read_text()
     chain = Chain(load_config(None, [f"run_dir={tmp_path}", *settings]), model, store_url, tmp_path, text)

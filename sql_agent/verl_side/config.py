@@ -81,7 +81,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig).items()}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
     keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg, network, cpu=cpu)
-    keys |= AWAKE | CORRECTED if cfg.trainer.max_lag else {}
+    keys |= AWAKE | CORRECTED if cfg.trainer.max_off_policy_steps else {}
     keys |= AWAKE | SEPARATE if cfg.cluster.sampler_gpus else {}
     tree = merged(_nested(keys), _checked(cfg.verl, packed=cpu or cfg.engine.shared_prompts is not None))
     return merged(tree, _nested(ONE_PASS)) if _updates_once(cfg, tree, cpu=cpu) else tree
@@ -149,7 +149,7 @@ CORRECTED: dict[str, Any] = {
     "algorithm.rollout_correction.rollout_is": "token",
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
 }
-"""Keys of a run with `trainer.max_lag`."""
+"""Keys of a run with `trainer.max_off_policy_steps`."""
 
 ONE_PASS: dict[str, Any] = {
     "algorithm.rollout_correction.bypass_mode": True,

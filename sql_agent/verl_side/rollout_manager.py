@@ -5,9 +5,9 @@ one row per prompt row (verl experimental/agent_loop/agent_loop.py, `AgentLoopMa
 judged comes back as a masked row. A training group without spread is filtered, and the group of another task takes its
 rows. The decisions are those of `sql_agent.source.source`, the playing is `sql_agent.lightning.transport`.
 
-With `trainer.max_lag` k, k more batches are open than verl has asked for. The first step draws their tasks from the
-training file; from then on a step begins the tasks that verl gives it, and takes the oldest groups that are open, which
-may be of other tasks. The last k steps begin none, so a run plays as many groups as without.
+With `trainer.max_off_policy_steps` k, k more batches are open than verl has asked for. The first step draws their tasks
+from the training file; from then on a step begins the tasks that verl gives it, and takes the oldest groups that are
+open, which may be of other tasks. The last k steps begin none, so a run plays as many groups as without.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ class RolloutManager:
         backends = [f"http://{address}" for address in addresses]
         run.proxy_url = run.publish({"model": model, "backends": backends})
         estimator = made(ESTIMATORS[cfg.loss.estimator], cfg.loss)
-        self._tasks = read_tasks(str(config.data.train_files)) if cfg.rollout.redraws or cfg.trainer.max_lag else []
+        self._tasks = (
+            read_tasks(str(config.data.train_files))
+            if cfg.rollout.max_resamples or cfg.trainer.max_off_policy_steps
+            else []
+        )
         self._resumed = read_open_groups(config.trainer.resume_from_path)
         self._waiting: list[PendingGroup] = []
         """Slots that no step has begun yet."""
@@ -64,7 +68,7 @@ class RolloutManager:
             seed=cfg.seed,
             ending_s=cfg.agent.rollout_timeout_s + cfg.reward_wait_s,
             max_broken_fraction=cfg.max_broken_fraction,
-            tasks=self._tasks if cfg.rollout.redraws else [],
+            tasks=self._tasks if cfg.rollout.max_resamples else [],
             credit=partial(credit_groups, estimator=estimator),
             keep=run.save_trajectories,
             report=run.progress,
@@ -95,7 +99,7 @@ class RolloutManager:
         if not validate:
             metrics |= clip_metrics(results, self.run.cfg.data.prompt_tokens, self.run.cfg.data.max_response_tokens)
             self._handed_over = time.monotonic()
-        if not validate and self.run.cfg.trainer.max_lag:
+        if not validate and self.run.cfg.trainer.max_off_policy_steps:
             metrics |= lag_metrics(results, step) | {
                 "lag/open_groups": len(self.source.open),
                 "time/overlap_s": overlap_s,
@@ -108,7 +112,9 @@ class RolloutManager:
         return batch
 
     def _begun(self, given: list[PendingGroup], step: int) -> list[PendingGroup]:
-        """The slots that begin in this step: as many as `max_lag` lets be open, and no more than the run still trains.
+        """The slots that begin in this step.
+
+        They are as many as `max_off_policy_steps` lets be open, and no more than the run still trains.
 
         Args:
             given: those of the tasks that verl gives the step.
@@ -119,7 +125,7 @@ class RolloutManager:
             self._batches = int(resumed["batches"])
             self._waiting = [new_slot(members=members, **slot) for slot in resumed["slots"]]
         left = groups * max(cfg.trainer.steps - step + 1, 1)
-        room = max(0, min(groups * (1 + cfg.trainer.max_lag), left) - len(self.source.open))
+        room = max(0, min(groups * (1 + cfg.trainer.max_off_policy_steps), left) - len(self.source.open))
         from_verl = [given]
         while len(self._waiting) < room:
             self._batches += 1
@@ -129,7 +135,7 @@ class RolloutManager:
                 slot.batch = self._batches
         begun, self._waiting = self._waiting[:room], self._waiting[room:]
         for slot in begun:
-            slot.due = step + cfg.trainer.max_lag
+            slot.due = step + cfg.trainer.max_off_policy_steps
         return begun
 
     def _drawn(self, batch: int, groups: int, members: int) -> list[PendingGroup]:
@@ -137,12 +143,14 @@ class RolloutManager:
         return [new_slot(number, task, batch, members=members) for number, task in enumerate(tasks)]
 
     def open_groups(self) -> dict[str, Any] | None:
-        """What a resumed run plays again, for the checkpoint; None without `trainer.max_lag`."""
+        """What a resumed run plays again, for the checkpoint; None without `trainer.max_off_policy_steps`."""
         slots = [
             {"number": slot.number, "task": slot.draws[0][0].task, "batch": slot.batch}
             for slot in [*self.source.open, *self._waiting]
         ]
-        return {"batches": self._batches, "slots": slots} if slots or self.run.cfg.trainer.max_lag else None
+        return (
+            {"batches": self._batches, "slots": slots} if slots or self.run.cfg.trainer.max_off_policy_steps else None
+        )
 
 
 def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:

@@ -4,11 +4,11 @@ Open calls end before a weight sync (`actor_rollout_ref.rollout.checkpoint_manag
 weights when its rollouts have ended, but a call of a late rollout or of a disconnected client may still be open. vLLM
 then keeps its prefix cache and returns False. verl ignores that, and the next step would sample on keys and values of
 the old weights. Here every open call is aborted and the cache emptied as soon as a batch of rollouts is complete, and a
-later call waits until its server has the new weights. With `trainer.max_lag` rollouts go on beside the update: calls
-are aborted when the new weights are there, and the LLM proxy asks them again. It is told for how long they are held,
-since no deadline of a rollout counts that. `sql_agent.verl_side.plugin.model_server` checks vLLM's return value.
-Source: verl checkpoint_engine/base.py, `CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in
-turn.
+later call waits until its server has the new weights. With `trainer.max_off_policy_steps` rollouts go on beside the
+update: calls are aborted when the new weights are there, and the LLM proxy asks them again. It is told for how long
+they are held, since no deadline of a rollout counts that. `sql_agent.verl_side.plugin.model_server` checks vLLM's
+return value. Source: verl checkpoint_engine/base.py, `CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the
+two methods in turn.
 
 In place of the load balancer (`rollout.router_config_path`) there is a list of the servers' addresses. verl's serves
 its token-level client, which is not used here. It would be one more Ray actor, which needs 16 s of CPU to import verl
@@ -31,14 +31,14 @@ class DrainedWeightSync(CheckpointEngineManager):
     @auto_await
     async def sleep_replicas(self) -> None:
         """Abort open calls and hold back new ones, then free the servers' memory if that is configured."""
-        if not current().cfg.trainer.max_lag:
+        if not current().cfg.trainer.max_off_policy_steps:
             await self.abort_replicas()
             await super().sleep_replicas()
 
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
         """Send the weights, then let the servers answer calls again."""
-        run, lag = current(), current().cfg.trainer.max_lag
+        run, lag = current(), current().cfg.trainer.max_off_policy_steps
         async with paused_for_weight_sync(run.proxy_url if lag else None):
             if lag:
                 await self.abort_replicas()

@@ -9,7 +9,7 @@ from typing import Any
 from bench.parts.peers.order import REWARD, SEED, Order, read_lines
 
 
-def command(order: Order, max_lag: int) -> list[str]:
+def command(order: Order, max_off_policy_steps: int) -> list[str]:
     sizes = order.sizes
     settings = {
         "data.train_batch_size": sizes.groups,
@@ -17,14 +17,14 @@ def command(order: Order, max_lag: int) -> list[str]:
         "data.val_limit": max(sizes.held_out, 1),
         "agent.max_tokens": sizes.reply_tokens,
         "rollout.group_size": sizes.group_size,
-        "rollout.redraws": 0,  # every group is trained, as the peers do
+        "rollout.max_resamples": 0,  # every group is trained, as the peers do
         "rollout.reward": REWARD,
         "rollout.trajectories_per_step": 0,
         "loss.scale": "false",
         "optim.learning_rate": sizes.learning_rate,
         "engine.precision": sizes.precision,
         "engine.gradient_checkpointing": "false",
-        "trainer.max_lag": max_lag,
+        "trainer.max_off_policy_steps": max_off_policy_steps,
         "trainer.steps": 1000,  # it is ended from outside
         "trainer.val_before_train": "false",
         "trainer.val_every": 0,

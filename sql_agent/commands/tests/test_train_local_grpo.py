@@ -255,7 +255,7 @@ def test_a_run_with_a_reward_function_and_redraws_on_a_database_is_killed_and_en
 ):
     (tmp_path / "my.py").write_text(MINE_REWARD)
     always = ["--model", random_policy_folder, "--database", shop / "shop.sqlite", "--reward", "agentbench"]
-    always += ["--reward", f"{tmp_path}/my.py:brief=0.5", "--redraws", 1, "--train-file", shop / "train.json"]
+    always += ["--reward", f"{tmp_path}/my.py:brief=0.5", "--max-resamples", 1, "--train-file", shop / "train.json"]
     always += ["--held-out-fraction", 0.5, "--eval-tasks", 1, "--batch-size", 1, "--group-size", 3, "--num-epochs", 2]
     always += ["--max-tokens", 24, "--max-turns", 1, "--learning-rate", "1e-3", "--save-every", 1, "--temperature", 1.2]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
