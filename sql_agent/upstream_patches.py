@@ -4,7 +4,7 @@ If a library renamed a target, it would silently run without our change: no exac
 looks up every target in the installed sources before anything loads and compares its parameters with ours
 (`check_installed`), a change without effect or with other parameters raises where it is made (`install`, `change`), and
 a process checks that its changes were made before it begins its work (`require`). What is private and only used is
-listed too. The table leaves out upstream's extension points (an advantage estimator, a platform, a router class): if
+listed too. The table leaves out upstream's extension points (a policy loss, a platform, a router class): if
 one of them is gone, the run fails anyway.
 
 A new change is one entry in `upstream_patches.yaml`, and the function that it names. If two changes replace the same

@@ -8,10 +8,8 @@ import torch
 
 from sql_agent.credit.row import Row
 
-# The tensor of the advantages. Beside rewards, mask and groups, verl hands one tensor of a batch to an estimator, this
-# one (trainer/ppo/ray_trainer.py, `compute_advantage`), which no other code of verl reads unless the estimator is
-# ReMax. `rm_scores` stay the rewards, which verl's metrics and its validation read.
-CREDIT = "reward_baselines"
+# The tensor of the advantages. `rm_scores` stay the rewards, which verl's metrics and its validation read.
+CREDIT = "credit"
 
 
 def to_tensors(rows: Sequence[Row | None], rewards: Sequence[float | None], *, pad_id: int) -> dict[str, torch.Tensor]:

@@ -35,7 +35,7 @@ from sql_agent.verl_side.allowed_keys import check_keys
 ROLLOUT_MANAGER = "sql_agent.verl_side.rollout_manager.RolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.servers.DrainedWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
-# The estimator that `PLUGIN` registers: advantages come with the rollouts.
+# No estimator of verl's: `PLUGIN` takes the advantages that come with the rollouts, and without it verl stops here.
 ESTIMATOR = "credited_rows"
 # The environment variable that hands the run's `loss` settings, as JSON, to `PLUGIN`.
 LOSS = "AGENTGRPO_LOSS"
@@ -80,7 +80,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     """
     given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig).items()}
     keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
-    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg, network, cpu=cpu)
+    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg.workers(cpu=cpu), network, cpu=cpu)
     keys |= AWAKE | CORRECTED if cfg.trainer.max_off_policy_steps else {}
     keys |= AWAKE | SEPARATE if cfg.cluster.sampler_gpus else {}
     tree = merged(_nested(keys), _checked(cfg.verl, packed=cpu or cfg.engine.shared_prompts is not None))
@@ -286,12 +286,11 @@ def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
     }
 
 
-def _ray(cfg: TrainConfig, network: Network, *, cpu: bool) -> dict[str, Any]:
+def _ray(workers: int, network: Network, *, cpu: bool) -> dict[str, Any]:
     # a cluster that is there already has its own resources, and Ray refuses to be told them
     if not network.is_loopback:
         return {"ray_kwargs.ray_init.address": network.ray_address, "ray_kwargs.ray_init.num_cpus": None}
     # verl asks Ray for three CPUs a worker (single_controller/ray/base.py), and for "GPU" on every platform
-    workers = cfg.workers(cpu=cpu)
     return {
         "ray_kwargs.ray_init.include_dashboard": False,
         "ray_kwargs.ray_init.num_cpus": max(8, 3 * workers + 2, os.cpu_count() or 1),

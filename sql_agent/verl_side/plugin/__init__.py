@@ -1,10 +1,10 @@
 """Makes our changes to verl and vLLM; every verl process loads it through `VERL_USE_EXTERNAL_MODULES`.
 
-The changes are our estimator and losses (`credit`), exact prompts in vLLM's chat server, merged weights from LoRA runs,
-no update on a mini-batch whose rows are all lost, recurrent states that end with their conversation, reports of
+The changes are our advantages and losses (`credit`), exact prompts in vLLM's chat server, merged weights from LoRA
+runs, no update on a mini-batch whose rows are all lost, recurrent states that end with their conversation, reports of
 micro-batches, with `VERL_PLATFORM=cpu` the CPU platform, and there or with `engine.shared_prompts` the engine that
-computes shared prompts once. Each module names the upstream code that it replaces;
-`sql_agent.upstream_patches` lists them all.
+computes shared prompts once. Each module names the upstream code that it replaces; `sql_agent.upstream_patches` lists
+them all.
 """
 
 import logging
