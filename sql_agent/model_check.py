@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgrpo.chat.continuation import Continuity, play
+from agentgrpo.chat.continuity import Continuity, play
 from agentgrpo.chat.template import CALLING, CALLING_PARTS, ChatTemplate, Message, render, training_template
 from agentgrpo.checks import Problem
 from agentgrpo.forked import LimitError, forked

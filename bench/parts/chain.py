@@ -73,7 +73,7 @@ class Chain(agl.Algorithm):
     def _start_proxy(self, servers: dict[str, Any]) -> str | None:
         if not self.cfg.llm_proxy:
             return None
-        log = log_file(self.cfg, "proxy")
+        log = log_file(self.cfg.run_dir, "proxy")
         self.proxy = spawn("sql_agent.lightning.llm_proxy", "--store", self.order["store_url"], log=log)
         tell(self.proxy, servers)
         return answer(self.proxy, log)["url"]

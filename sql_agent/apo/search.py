@@ -104,7 +104,7 @@ class InstructionsSearch(APO[Json]):
         beat = asyncio.create_task(heartbeat(store, self.run_id))
         try:
             await self._cancel_unfinished()  # of an earlier run that was killed
-            await first_of(self._search(), until_no_runner_is_left(self.cfg))
+            await first_of(self._search(), until_no_runner_is_left(self.cfg.run_dir))
             self.finished = True
         finally:
             beat.cancel()

@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -69,10 +70,10 @@ class VerlGrpo(agl.Algorithm):
             context = self.cfg.data.prompt_tokens + self.cfg.data.max_response_tokens
             arguments = ["--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s)]
             arguments += ["--context-tokens", str(context), "--host", self.order["network"]["host"]]
-            proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
+            proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg.run_dir, "proxy"))
         try:
             tell(self.driver, self.order | {"store_url": store_url})
-            await first_of(self._follow(proxy), until_no_runner_is_left(self.cfg), self._tick())
+            await first_of(self._follow(proxy), until_no_runner_is_left(self.cfg.run_dir), self._tick())
         finally:
             beat.cancel()
             await asyncio.gather(_end(proxy, close_stdin=True), _end(self.driver))
@@ -81,7 +82,7 @@ class VerlGrpo(agl.Algorithm):
                 await store.close()
 
     async def _follow(self, proxy: subprocess.Popen[str] | None) -> None:
-        log, limit = log_file(self.cfg, "driver"), self.cfg.trainer.startup_timeout_s
+        log, limit = log_file(self.cfg.run_dir, "driver"), self.cfg.trainer.startup_timeout_s
         deadline: float | None = time.monotonic() + limit
         error = ""
         while True:
@@ -134,7 +135,9 @@ class VerlGrpo(agl.Algorithm):
         tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
         line = await _read_line(proxy, PROXY_START_S)
         if not line:
-            raise TrainingFailedError(f"the LLM proxy ended before it served; see {log_file(self.cfg, 'proxy')}")
+            raise TrainingFailedError(
+                f"the LLM proxy ended before it served; see {log_file(self.cfg.run_dir, 'proxy')}"
+            )
         return json.loads(line)["url"]
 
     async def _cancel_leftovers(self, store: Any) -> None:
@@ -173,13 +176,13 @@ async def heartbeat(store: Any, run_id: str) -> None:
         await asyncio.sleep(HEARTBEAT_S)
 
 
-async def until_no_runner_is_left(cfg: TrainConfig) -> None:
+async def until_no_runner_is_left(run_dir: Path) -> None:
     """Raise when no runner of this command is left; the algorithm would wait for rollouts that nobody plays."""
     runners = multiprocessing.active_children()
     while not runners or any(runner.is_alive() for runner in runners):
         await asyncio.sleep(HEARTBEAT_S)
     ends = ", ".join(f"{runner.name} with {runner.exitcode}" for runner in runners)
-    raise TrainingFailedError(f"no runner is left ({ends}); their logs are in {cfg.run_dir / 'logs'}")
+    raise TrainingFailedError(f"no runner is left ({ends}); their logs are in {run_dir / 'logs'}")
 
 
 async def first_of(*works: Coroutine[Any, Any, None]) -> None:

@@ -13,23 +13,22 @@ from pathlib import Path
 
 from agentgrpo.machine import HOME
 from sql_agent.cluster.network import TOKEN_MODE, Network
-from sql_agent.settings.train import TrainConfig
 
 STARTED = "--- started anew\n"
 """A line of a log; what an earlier start of the run wrote is before it."""
 
 
-def log_file(cfg: TrainConfig, name: str) -> Path:
-    return cfg.run_dir / "logs" / f"{name}.log"
+def log_file(run_dir: Path, name: str) -> Path:
+    return run_dir / "logs" / f"{name}.log"
 
 
-def start_driver(cfg: TrainConfig, environment: dict[str, str], network: Network) -> subprocess.Popen[str]:
+def start_driver(run_dir: Path, environment: dict[str, str], network: Network) -> subprocess.Popen[str]:
     """Start verl's process; its imports take 13 s (measured) before it needs its order."""
     if network.is_loopback:
         environment = environment | {
             "RAY_AUTH_TOKEN": secrets.token_hex(32)
         }  # otherwise Ray writes one to the home folder
-    return spawn("sql_agent.verl_side.driver", log=log_file(cfg, "driver"), environment=environment | TOKEN_MODE)
+    return spawn("sql_agent.verl_side.driver", log=log_file(run_dir, "driver"), environment=environment | TOKEN_MODE)
 
 
 def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:

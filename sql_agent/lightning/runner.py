@@ -25,7 +25,7 @@ from sql_agent.lightning.agent import RolloutLostError, SqlLitAgent
 from sql_agent.lightning.heartbeats import TRAINER_GONE_S, TRAINER_WORKER, Heartbeat, look
 from sql_agent.lightning.store import RetryingStore, StoreClient
 from sql_agent.play.served import size_thread_pool
-from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.main_job import RolloutConfig
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,11 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         self._room = asyncio.Event()
 
     @classmethod
-    def of_run(cls, cfg: TrainConfig, store_url: str) -> Self:
+    def of_run(cls, rollout: RolloutConfig, store_url: str) -> Self:
         return cls(
             PassiveTracer(),
-            concurrency=cfg.rollout.runner_concurrency,
-            poll_s=cfg.rollout.poll_s,
+            concurrency=rollout.runner_concurrency,
+            poll_s=rollout.poll_s,
             store_url=store_url,
         )
 

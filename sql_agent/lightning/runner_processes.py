@@ -184,7 +184,7 @@ class RunnerActor:
         os.dup2(out, 1)
         os.dup2(out, 2)
         agl.setup_logging("WARNING")
-        runner = ConcurrentRunner.of_run(cfg, self._store_url)
+        runner = ConcurrentRunner.of_run(cfg.rollout, self._store_url)
         runner.init(SqlLitAgent(cfg))
         runner.init_worker(self._number, None)
         try:

@@ -72,7 +72,7 @@ class StoreTransport:
             await self.store.mark_read(read)
 
     async def end(self, slots: Sequence[PendingGroup]) -> None:
-        ending = {id(rollout) for slot in slots for rollout in slot.draws[-1]}
+        ending = {id(rollout) for slot in slots for rollout in slot.groups[-1]}
         late = {name: rollout for name, rollout in self._pending.items() if id(rollout) in ending}
         for name, rollout in late.items():  # nothing asks for the ids of late rollouts again
             del self._pending[name]
@@ -122,7 +122,7 @@ class StoreTransport:
             max_attempts=self.cfg.rollout.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )
-        results = [result for slot in slots for result in slot.draws[-1]]
+        results = [result for slot in slots for result in slot.groups[-1]]
         requests = [
             agl.EnqueueRolloutRequest(
                 input=result.task,
@@ -146,7 +146,7 @@ class StoreTransport:
                 },
             )
             for slot in slots
-            for member, result in enumerate(slot.draws[-1])
+            for member, result in enumerate(slot.groups[-1])
         ]
         rollouts = await self.store.enqueue_many_rollouts(requests)
         self._pending |= {rollout.rollout_id: result for rollout, result in zip(rollouts, results, strict=True)}

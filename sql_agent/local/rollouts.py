@@ -210,7 +210,7 @@ class InProcess:
         self._queued: list[Rollout] = []
 
     async def enqueue(self, slots: Sequence[PendingGroup], *, step: int, validate: bool) -> None:
-        self._queued += [rollout for slot in slots for rollout in slot.draws[-1]]
+        self._queued += [rollout for slot in slots for rollout in slot.groups[-1]]
 
     async def collect(self) -> None:
         queued, self._queued = self._queued, []

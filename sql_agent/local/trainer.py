@@ -153,7 +153,7 @@ class Trainer:
         self._count(groups)
         rollouts = [rollout for group in groups for rollout in group]
         # of the tasks that were drawn first: groups are replaced because of their rewards
-        first = [rollout for slot in slots for rollout in slot.draws[0]]
+        first = [rollout for slot in slots for rollout in slot.groups[0]]
         rewards = [r.reward for r in first if r.temperature is None and r.reward is not None]
         line = {
             "train_step": progress.batches,
@@ -275,7 +275,7 @@ def slot_of(number: int, task: Any, size: int, temperature: float | None, skill:
     """A group of one task to be played."""
     fields = task.to_dict()
     rollouts = [Rollout(str(number), fields, temperature=temperature, drawn_for=skill) for _ in range(size)]
-    return PendingGroup(number, draws=[rollouts])
+    return PendingGroup(number, groups=[rollouts])
 
 
 def start_trainer(preset: Preset, environment: Environment, folder: RunFolder, opening: Sequence[str] = ()) -> Trainer:

@@ -131,7 +131,7 @@ class PendingGroup:
     number: int
     replacements: list[Task] = field(default_factory=list)
     """Tasks that may still be played instead, the next one first."""
-    draws: list[list[Rollout]] = field(default_factory=list)
+    groups: list[list[Rollout]] = field(default_factory=list)
     """Groups that were played, the newest last; one of them is trained on."""
     batch: int | None = None
     """The batch that it began with, if batches begin before the step that trains them; its rollouts' seeds are drawn by
@@ -142,8 +142,8 @@ class PendingGroup:
     @property
     def trained(self) -> list[Rollout]:
         """The group that is trained on, once the others are marked (`dynamic_sampling.filter_groups`)."""
-        return next(group for group in self.draws if group[0].filtered is None)
+        return next(group for group in self.groups if group[0].filtered is None)
 
     @property
     def has_ended(self) -> bool:
-        return all(rollout.settled for rollout in self.draws[-1])
+        return all(rollout.settled for rollout in self.groups[-1])

@@ -62,15 +62,15 @@ def zero_advantage(group: Sequence[Rollout], estimator: Credit) -> ZeroVariance 
 
 def needs_resampling(slot: PendingGroup, estimator: Credit) -> bool:
     """Whether the newest group of a slot has ended and teaches nothing, and a replacement task is left."""
-    if not slot.replacements or not all(result.settled for result in slot.draws[-1]):
+    if not slot.replacements or not all(result.settled for result in slot.groups[-1]):
         return False
-    return zero_advantage(drop_scores_of_group(slot.draws[-1]), estimator) is not None
+    return zero_advantage(drop_scores_of_group(slot.groups[-1]), estimator) is not None
 
 
 def draw_replacement(slot: PendingGroup) -> None:
     """Add a group for the slot's next replacement task, whose rollouts are still to be played."""
-    newest, task = slot.draws[-1], slot.replacements.pop(0)
-    slot.draws.append([Rollout(result.group, task, draw=len(slot.draws)) for result in newest])
+    newest, task = slot.groups[-1], slot.replacements.pop(0)
+    slot.groups.append([Rollout(result.group, task, draw=len(slot.groups)) for result in newest])
 
 
 def slots_to_take(pool: Sequence[PendingGroup], groups: int, step: int) -> list[PendingGroup]:
@@ -134,7 +134,7 @@ def credit_groups(groups: Sequence[Sequence[Rollout]], estimator: Credit, *, zer
 
 
 def replacement_tasks(
-    tasks: Sequence[Task], taken: Collection[str], *, slots: int, draws: int, seed: int, step: int
+    tasks: Sequence[Task], taken: Collection[str], *, slots: int, max_resamples: int, seed: int, step: int
 ) -> list[list[Task]]:
     """The tasks that each slot of a batch may play after its first; no task is played twice in a step.
 
@@ -142,12 +142,12 @@ def replacement_tasks(
         tasks: the training tasks.
         taken: ids of the tasks that the batch begins with.
         slots: groups of the batch, P.
-        draws: the largest number of replacements of one slot.
+        max_resamples: the largest number of replacements of one slot.
     Returns:
-        P lists of at most `draws` tasks, shorter where the tasks run out.
+        P lists of at most `max_resamples` tasks, shorter where the tasks run out.
     """
     free = [task for task in tasks if str(task["id"]) not in taken]
-    drawn = random.Random(f"{seed} {step}").sample(free, min(len(free), slots * draws))
+    drawn = random.Random(f"{seed} {step}").sample(free, min(len(free), slots * max_resamples))
     return [drawn[slot::slots] for slot in range(slots)]
 
 

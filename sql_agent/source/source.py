@@ -112,7 +112,7 @@ class Source:
         pool = list(slots) if validate else [*self.open, *slots]
         taken = await self._play(slots, pool, groups or len(slots), step=step, validate=validate)
         for slot in taken:
-            slot.draws = filter_groups(slot.draws, self._estimator)
+            slot.groups = filter_groups(slot.groups, self._estimator)
         chosen = [slot.trained for slot in taken]
         self._credit([group for group in chosen if group[0].temperature is None])
         self._keep(rollouts_of(taken), step=step, validate=validate)
@@ -137,8 +137,8 @@ class Source:
 
     def _give_replacements(self, slots: Sequence[PendingGroup], step: int) -> None:
         taken = {rollout.task_id for rollout in rollouts_of(slots)}
-        draws = self._rollout.max_resamples
-        found = replacement_tasks(self._tasks, taken, slots=len(slots), draws=draws, seed=self._seed, step=step)
+        most = self._rollout.max_resamples
+        found = replacement_tasks(self._tasks, taken, slots=len(slots), max_resamples=most, seed=self._seed, step=step)
         for slot, own in zip(slots, found, strict=True):
             slot.replacements = own
 
@@ -207,9 +207,9 @@ class _ProgressReport:
 
 def sampled_of(slots: Iterable[PendingGroup]) -> list[PendingGroup]:
     """The slots whose rollouts are trained on; the others are only measured."""
-    return [slot for slot in slots if slot.draws[0][0].temperature is None]
+    return [slot for slot in slots if slot.groups[0][0].temperature is None]
 
 
 def rollouts_of(slots: Iterable[PendingGroup]) -> list[Rollout]:
     """All rollouts of a batch, those of filtered groups included."""
-    return [rollout for slot in slots for group in slot.draws for rollout in group]
+    return [rollout for slot in slots for group in slot.groups for rollout in group]

@@ -48,7 +48,7 @@ def train(
             if network.is_loopback or network.gpus_of_nodes:
                 # before verl's process takes what the estimate counts
                 require(memory_of=cfg, gpus=gpus_of(cpu=cpu, of_nodes=network.gpus_of_nodes))
-            driver = start_driver(cfg, worker_environment(cfg, cpu=cpu, network=network), network)
+            driver = start_driver(cfg.run_dir, worker_environment(cfg, cpu=cpu, network=network), network)
             cfg = checked(cfg, environment, cpu=cpu)  # verl's process imports meanwhile
             ray_dir = folder / "ray"
             algorithm = make_algorithm(cfg, environment, checkpoint, driver, run_id, ray_dir, network, cpu=cpu)
@@ -187,7 +187,7 @@ def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBAC
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure itself
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
     port = cfg.store.port or free_port(network.host)
-    runner = ConcurrentRunner.of_run(cfg, cfg.store.address or f"http://{network.host}:{port}")
+    runner = ConcurrentRunner.of_run(cfg.rollout, cfg.store.address or f"http://{network.host}:{port}")
     trainer = agl.Trainer(
         algorithm=algorithm,
         runner=runner,

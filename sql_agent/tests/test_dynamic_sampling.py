@@ -64,7 +64,7 @@ def test_a_group_of_equal_rewards_stays_where_the_estimator_credits_them():
         group = [make_result("g", make_outcome(reward, verdict=reward)) for _ in range(2)]
         slot = PendingGroup(0, TASKS[:1], [group])
         assert needs_resampling(slot, RewardToGo()) is resampled
-        assert filter_groups(slot.draws, RewardToGo())[0][0].filtered is None
+        assert filter_groups(slot.groups, RewardToGo())[0][0].filtered is None
 
 
 def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
@@ -78,13 +78,13 @@ def test_to_ask_whether_a_group_is_redrawn_changes_no_reward():
     slot = PendingGroup(0, TASKS[:1], [group])
     assert needs_resampling(slot, GroupRelative())
     assert [(result.reward, result.unshaped) for result in group] == [(1.2, None), (1.0, None)]
-    [chosen] = filter_groups(slot.draws, GroupRelative())
+    [chosen] = filter_groups(slot.groups, GroupRelative())
     assert [(result.reward, result.unshaped) for result in chosen] == [(1.0, "scorer_unavailable")] * 2
     assert [(result.reward, result.unshaped) for result in group] == [(1.2, None), (1.0, None)]
 
 
 def test_no_task_stands_twice_in_a_step():
-    found = replacement_tasks(TASKS, {"t0", "t1", "t2"}, slots=3, draws=2, seed=0, step=1)
+    found = replacement_tasks(TASKS, {"t0", "t1", "t2"}, slots=3, max_resamples=2, seed=0, step=1)
     assert [len(tasks) for tasks in found] == [2, 2, 2]
     drawn = [task["id"] for tasks in found for task in tasks]
     assert len(set(drawn)) == 6
@@ -92,13 +92,13 @@ def test_no_task_stands_twice_in_a_step():
 
 
 def test_where_tasks_run_out_slots_draw_less():
-    found = replacement_tasks(TASKS, {"t0", "t1", "t2"}, slots=3, draws=9, seed=0, step=1)
+    found = replacement_tasks(TASKS, {"t0", "t1", "t2"}, slots=3, max_resamples=9, seed=0, step=1)
     assert [len(tasks) for tasks in found] == [3, 2, 2]
 
 
 def test_draws_depend_on_seed_and_step_alone():
     def draw(**changes):
-        return replacement_tasks(TASKS, {"t0"}, **{"slots": 2, "draws": 2, "seed": 0, "step": 1, **changes})
+        return replacement_tasks(TASKS, {"t0"}, **{"slots": 2, "max_resamples": 2, "seed": 0, "step": 1, **changes})
 
     assert draw() == draw()
     assert draw() != draw(step=2)
@@ -134,13 +134,13 @@ def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, cho
         [make_result("g", make_outcome(reward, verdict=reward, reason="db_unavailable")) for reward in rewards]
         for rewards in draws
     ]
-    slot = PendingGroup(0, draws=filter_groups(groups, GroupRelative()))
-    assert slot.trained is slot.draws[chosen]
-    assert [{r.filtered for r in group} for group in slot.draws] == [{cause} for cause in causes]
+    slot = PendingGroup(0, groups=filter_groups(groups, GroupRelative()))
+    assert slot.trained is slot.groups[chosen]
+    assert [{r.filtered for r in group} for group in slot.groups] == [{cause} for cause in causes]
 
 
 def slot_of(number, *, due, ended=True):
-    return PendingGroup(number, draws=[[Rollout(str(number), {"id": number}, settled=ended)]], due=due)
+    return PendingGroup(number, groups=[[Rollout(str(number), {"id": number}, settled=ended)]], due=due)
 
 
 def numbers(slots):
@@ -157,7 +157,7 @@ def test_a_step_takes_what_the_steps_until_it_is_due_could_not_take_any_more():
     """Four are due at step 5, so steps 4 and 5 take two each of them, although two younger ones have ended."""
     pool = [*(slot_of(number, due=5, ended=False) for number in range(4)), slot_of(4, due=6), slot_of(5, due=6)]
     assert numbers(slots_to_take(pool, 2, step=4)) == [0, 1]
-    pool[2].draws[0][0].settled = True
+    pool[2].groups[0][0].settled = True
     assert numbers(slots_to_take(pool, 2, step=4)) == [0, 2]
     assert numbers(slots_to_take(pool[1:], 2, step=4)) == [2, 4]  # of three, one may wait
 
@@ -169,7 +169,7 @@ def test_no_row_gets_older_than_its_slot_is_due_however_long_its_rollouts_take()
         room = min((1 + lag) * 4, 4 * (21 - step)) - len(pool)
         pool += [slot_of(step, due=step + lag, ended=False) for _ in range(room)]
         for slot in pool:
-            slot.draws[0][0].settled |= random.random() < 0.2
+            slot.groups[0][0].settled |= random.random() < 0.2
         taken = slots_to_take(pool, 4, step)
         ages += [step - slot.number for slot in taken]
         pool = [slot for slot in pool if slot not in taken]

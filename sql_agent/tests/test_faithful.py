@@ -74,7 +74,7 @@ class Chain:
         with (folder / "vllm.log").open("w") as log:
             environment = os.environ | worker_environment(cfg, cpu=True)
             self.server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        self.proxy = spawn("sql_agent.lightning.llm_proxy", "--store", store_url, log=log_file(cfg, "proxy"))
+        self.proxy = spawn("sql_agent.lightning.llm_proxy", "--store", store_url, log=log_file(cfg.run_dir, "proxy"))
         self.runner = threading.Thread(target=_work, args=(cfg, store_url, self.stop))
         self.context = RunContext(cfg, "run", store_url, 0, self._start_proxy)
         self.model, self.address = str(model), f"127.0.0.1:{port}"

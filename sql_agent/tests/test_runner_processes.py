@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from sql_agent.lightning import algorithm
-from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import TrainingFailedError
 
 pytestmark = pytest.mark.slow
@@ -99,6 +98,5 @@ async def test_a_run_without_a_runner_left_fails_in_words(monkeypatch, tmp_path)
     monkeypatch.setattr(algorithm, "HEARTBEAT_S", 0.05)
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(9,), name="runner-0")
     process.start()
-    cfg = load_config(None, [f"run_dir={tmp_path}"])
     with pytest.raises(TrainingFailedError, match=r"no runner is left \(runner-0 with 9\); their logs are in /"):
-        await asyncio.wait_for(algorithm.until_no_runner_is_left(cfg), 10)
+        await asyncio.wait_for(algorithm.until_no_runner_is_left(tmp_path), 10)

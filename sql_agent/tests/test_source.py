@@ -27,8 +27,8 @@ class Script:
         self.asked, self._queued = list[list[str]](), list[Rollout]()
 
     async def enqueue(self, slots, *, step, validate):
-        self.asked.append([slot.draws[-1][0].task_id for slot in slots])
-        self._queued += [rollout for slot in slots for rollout in slot.draws[-1]]
+        self.asked.append([slot.groups[-1][0].task_id for slot in slots])
+        self._queued += [rollout for slot in slots for rollout in slot.groups[-1]]
 
     async def collect(self):
         queued, self._queued = self._queued, []
@@ -41,14 +41,14 @@ class Script:
             rollout.earn(Reward(value, "db_unavailable"))
 
     async def end(self, slots):
-        ending = [id(rollout) for slot in slots for rollout in slot.draws[-1]]
+        ending = [id(rollout) for slot in slots for rollout in slot.groups[-1]]
         for rollout in self._queued:
             rollout.lost = "step_deadline" if id(rollout) in ending else None
         self._queued = [rollout for rollout in self._queued if rollout.lost is None]
 
 
 def slot(number, task, size=2, due=0, **fields):
-    return PendingGroup(number, due=due, draws=[[Rollout(str(number), {"id": task}, **fields) for _ in range(size)]])
+    return PendingGroup(number, due=due, groups=[[Rollout(str(number), {"id": task}, **fields) for _ in range(size)]])
 
 
 def source(script, *, tasks=(), kept=None, **settings):
@@ -129,7 +129,7 @@ async def test_a_step_takes_what_is_due_then_what_has_ended_the_oldest_first():
     first, _ = await asked.batch([slot(0, "slow", due=2), slot(1, "b", due=2), slot(2, "c", due=2)], step=1, groups=2)
     assert tasks_of(first) == ["b", "c"]  # "slow" may be a step late
     second, _ = await asked.batch([slot(0, "d", due=3), slot(1, "e", due=3)], step=2, groups=2)
-    assert (tasks_of(second), tasks_of([s.draws[-1] for s in asked.open])) == (["slow", "d"], ["e"])
+    assert (tasks_of(second), tasks_of([s.groups[-1] for s in asked.open])) == (["slow", "d"], ["e"])
     assert [r.lost for group in [*first, *second] for r in group] == [None] * 8
     short = source(script, max_resamples=0, step_timeout_s=0.05, max_lost_fraction=1.0)
     third, _ = await short.batch([slot(0, "e", due=3)], step=3)

@@ -119,7 +119,7 @@ class RolloutManager:
         Args:
             given: those of the tasks that verl gives the step.
         """
-        cfg, groups, members = self.run.cfg, len(given), len(given[0].draws[0])
+        cfg, groups, members = self.run.cfg, len(given), len(given[0].groups[0])
         if self._batches is None:
             resumed = self._resumed or {"batches": step - 1, "slots": ()}
             self._batches = int(resumed["batches"])
@@ -145,7 +145,7 @@ class RolloutManager:
     def open_groups(self) -> dict[str, Any] | None:
         """What a resumed run plays again, for the checkpoint; None without `trainer.max_off_policy_steps`."""
         slots = [
-            {"number": slot.number, "task": slot.draws[0][0].task, "batch": slot.batch}
+            {"number": slot.number, "task": slot.groups[0][0].task, "batch": slot.batch}
             for slot in [*self.source.open, *self._waiting]
         ]
         return (
@@ -163,7 +163,7 @@ def rows_by_group(prompts: DataProto) -> dict[str, list[int]]:
 
 def new_slot(number: int, task: Task, batch: int, *, members: int) -> PendingGroup:
     group = f"{batch}-{number}"
-    return PendingGroup(number, batch=batch, draws=[[Rollout(group, task) for _ in range(members)]])
+    return PendingGroup(number, batch=batch, groups=[[Rollout(group, task) for _ in range(members)]])
 
 
 def read_open_groups(checkpoint: str | None) -> dict[str, Any] | None:
@@ -175,7 +175,7 @@ def read_open_groups(checkpoint: str | None) -> dict[str, Any] | None:
 def slots_of(tasks: Sequence[Task], rows: Mapping[str, Sequence[int]], validate: bool) -> list[PendingGroup]:
     temperature = 0.0 if validate else None
     return [
-        PendingGroup(number, draws=[[Rollout(group, tasks[row], temperature=temperature) for row in members]])
+        PendingGroup(number, groups=[[Rollout(group, tasks[row], temperature=temperature) for row in members]])
         for number, (group, members) in enumerate(rows.items())
     ]
 

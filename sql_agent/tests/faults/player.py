@@ -76,7 +76,7 @@ class Player(agl.Algorithm):
         if not self.cfg.llm_proxy:
             return None
         arguments = ("--store", str(self.cfg.store.address), "--timeout-s", str(self.cfg.agent.turn_timeout_s))
-        self.proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
+        self.proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg.run_dir, "proxy"))
         assert self.proxy.stdin is not None and self.proxy.stdout is not None
         self.proxy.stdin.write(json.dumps(servers) + "\n")
         self.proxy.stdin.flush()
