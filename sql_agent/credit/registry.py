@@ -91,7 +91,7 @@ def judged(rewards: Group) -> list[Sequence[float]]:
 
 
 def zero_variance_of(rewards: Group, success: Sequence[float | None]) -> ZeroVariance | None:
-    """Why a group has no spread; None if it has, or if fewer than two of its rollouts were judged.
+    """Why no two rewards of a group differ; None if two do, or if fewer than two of its rollouts were judged.
 
     Equal rewards count as right or wrong only with a judge's verdict: a reward model's score above 0 is not "right".
 

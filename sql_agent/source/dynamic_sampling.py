@@ -1,4 +1,4 @@
-"""Levels rewards, filters groups without spread, draws the tasks that replace them, credits the others. Pure functions.
+"""Drops scores that a group has in part, filters groups of zero variance, draws their replacements, credits the others.
 
 GRPO learns nothing from a group whose rewards are all equal, so a replacement task is played instead of it, a limited
 number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). The replacement
@@ -49,7 +49,7 @@ def _reshaped(result: Rollout, why: str, without: Callable[[Reward], Reward]) ->
 
 
 def zero_variance(group: Sequence[Rollout]) -> ZeroVariance | None:
-    """Why a group has no spread (`sql_agent.credit.registry.zero_variance_of`)."""
+    """Why a group has zero variance (`sql_agent.credit.registry.zero_variance_of`)."""
     return zero_variance_of([result.rewards for result in group], [result.success for result in group])
 
 
