@@ -13,19 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.flags import Parser, dashed
+from agentgrpo.flags import Parser
 from agentgrpo.outputs import written
 from agentgrpo.run_folder import METRICS, is_running
-from sql_agent.names import JUDGE, functions
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.figures import series
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, held_out, read_run
 from sql_agent.serving import evaluate_command, serve_command
-from sql_agent.settings.evaluation import LIMITS
-from sql_agent.settings.groups import DataConfig
-from sql_agent.settings.train import TrainConfig
 
 POLL_S = 3.0
 # What a run of some command writes beside its report.
@@ -48,53 +44,17 @@ def summary(run: Run) -> dict[str, str]:
     saved = run.checkpoints
     if saved:
         lines["checkpoint"] = str(saved[-1])
-    lines |= {"model": str(run.model)} if run.model and not run.config else {}
+    lines |= {"model": str(run.model)} if run.model and run.kind != "train" else {}
     written = {name: run.folder / file for name, file in FILES if (run.folder / file).exists()}
     lines |= {"report": str(run.report)} | {name: str(file) for name, file in written.items()}
     lines["curve"] = str(run.folder / "curve.png")
-    if saved and run.config:
+    if saved and run.kind == "train":
         name = run.folder.resolve().name
         cpu, dtype = run.facts.get("device") == "cpu", run.facts.get("precision")
         lines["serve it"] = serve_command(saved[-1], name, cpu=cpu, dtype=dtype)
-        if (flags := evaluate_flags(run.config)) is not None:
+        if (flags := run.facts.get("evaluate")) is not None:
             lines["measure it"] = evaluate_command(name, flags)
     return lines
-
-
-def evaluate_flags(cfg: TrainConfig) -> list[str] | None:
-    """What `agentgrpo evaluate` has to be given to play a run's held-out tasks as the run does.
-
-    None where it has no flags for it: generated tasks, tasks of some skills, another share held out, a reward of an
-    LLM.
-    """
-    data, env = cfg.data, cfg.env
-    tasks = data.val_file or data.train_file
-    rewards = cfg.rollout.weights if env.agent else {}
-    if (
-        tasks is None
-        or data.skills
-        or JUDGE in rewards
-        or (data.val_file is None and data.held_out_fraction != DataConfig().held_out_fraction)
-    ):
-        return None
-    given = {
-        "env": None if env.agent or env.type in ("dbbench", "text2sql") else env.type,
-        "agent": env.agent,
-        "database": env.database,
-        "tasks": tasks,
-        "split": None if data.val_file else "held-out",
-        "max-prompt-tokens": data.max_prompt_tokens,
-        "instructions": cfg.agent.instructions,
-    }
-    played = ((cfg.rollout, ("backend", "judge")), (cfg.agent, ("protocol", *LIMITS)), (env, ("call_timeout_s",)))
-    for group, names in played:
-        values = {name: getattr(group, name) for name in names}
-        given |= {dashed(n): v for n, v in values.items() if v != type(group).model_fields[n].default}
-    flags = [word for flag, value in given.items() if value is not None for word in (f"--{flag}", str(value))]
-    for reward in functions(rewards):
-        weight = rewards[reward]
-        flags += ["--reward", reward if weight == 1 else f"{reward}={weight:g}"]
-    return flags
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:

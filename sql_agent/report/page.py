@@ -127,9 +127,8 @@ def questions_table(run: Run, rows: Sequence[Row], titles: Sequence[str], senten
 
 def environment_of(run: Run) -> str:
     """The commands that name none play DB-Bench, or ask a database."""
-    if run.config:
-        return run.config.env.type
-    env = run.settings.get("env") or ("text2sql" if run.settings.get("database") else "dbbench")
+    given = flat(run.settings)
+    env = given.get("env.type") or given.get("env") or ("text2sql" if given.get("database") else "dbbench")
     return "gsm8k" if run.kind == "gsm8k" else str(env)
 
 
@@ -180,8 +179,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
         *([("trained model", str(run.model))] if run.model else []),
         ("checkpoints", ", ".join(str(each.relative_to(run.folder)) for each in saved) or "none"),
     ]
-    if run.config:
-        store = run.config.store.address or "the run's own; it ended, or will end, with the run"
+    if run.kind == "train":
+        store = store_of(run) or "the run's own; it ended, or will end, with the run"
         rows.append(("agl store", store))
     if plays(run):
         rows.append(("unreadable lines", f"{run.unreadable} of the trajectories, left out; a killed run leaves one"))
@@ -202,7 +201,7 @@ def model_of(run: Run) -> Any:
 
 
 def shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return masked(value, whole=True) if isinstance(value, str) else json.dumps(value)
 
 
 def command(run: Run) -> str:
@@ -215,9 +214,13 @@ def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
+def store_of(run: Run) -> str:
+    return flat(run.settings).get("store.address") or ""
+
+
 def dashboard(run: Run) -> str:
     """A link, if the store is external and may still be up."""
-    address = (run.config and run.config.store.address) or ""
+    address = store_of(run)
     if not address.startswith(("http://", "https://")):
         return ""
     link = html.escape(address)

@@ -8,18 +8,14 @@ from math import comb
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from agentgrpo.checkpoints import checkpoints
 from agentgrpo.json_text import parse_json
-from agentgrpo.run_folder import METRICS, SETTINGS, START, is_running
+from agentgrpo.run_folder import METRICS, SETTINGS, START, flat, is_running
 from agentgrpo.settings import read_settings
 from agentgrpo.stats import wilson_interval
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import success_of
 from sql_agent.report.names import named_as_train
-from sql_agent.settings.load import load_config
-from sql_agent.settings.train import TrainConfig
 
 NO_SPREAD_PAGE = "doc/troubleshooting.md says what to change, under `Success does not rise`"
 
@@ -126,10 +122,8 @@ class Run:
     folder: Path
     kind: str
     """The command, as `agentgrpo --help` names it."""
-    config: TrainConfig | None
-    """The settings of a run of `train`; None for other commands."""
     settings: Row
-    """The settings of any run, as JSON values."""
+    """As JSON values."""
     facts: Row
     """run.json: commit, start, device, command."""
     metrics: list[Row]
@@ -146,7 +140,7 @@ class Run:
     @property
     def steps(self) -> int | None:
         """The train step at which the run is finished; None if it was not written down."""
-        return self.config.trainer.steps if self.config else self.facts.get("steps")
+        return self.facts.get("steps", flat(self.settings).get("trainer.steps"))
 
     @property
     def held_out(self) -> list[HeldOut]:
@@ -174,7 +168,7 @@ class Run:
     def checkpoints(self) -> list[Path]:
         """Folders of saved steps, oldest first; of `train` the Hugging Face folders in them."""
         found = [*checkpoints(self.folder / "checkpoints"), *checkpoints(self.folder)]
-        saved = (path / "actor/huggingface" if self.config else path for path in reversed(found))
+        saved = (path / "actor/huggingface" if self.kind == "train" else path for path in reversed(found))
         return [path for path in saved if path.is_dir()]
 
     @property
@@ -216,24 +210,12 @@ def read_run(folder: Path | str) -> Run:
     if not isinstance(facts, dict):
         raise ValueError(f"{folder / START} holds a {type(facts).__name__}, expected an object with a run's facts")
     kind = facts.get("kind", "train")  # earlier versions wrote the file for `train` alone
-    config = _train_config(folder / SETTINGS) if kind == "train" else None
-    settings = config.model_dump(mode="json") if config else read_settings(folder / SETTINGS)
+    settings = read_settings(folder / SETTINGS)
     trajectories, unreadable = read_trajectories(folder)
-    run = Run(folder, kind, config, settings, facts, rows, trajectories, unreadable, "stopped")
+    run = Run(folder, kind, settings, facts, rows, trajectories, unreadable, "stopped")
     if is_running(folder):
         return replace(run, state="running")
     return replace(run, state="finished") if run.steps is not None and run.step >= run.steps else run
-
-
-def _train_config(file: Path) -> TrainConfig:
-    try:
-        return load_config(file)
-    except ValidationError as error:
-        what = error.errors()[0]["msg"]
-        raise ValueError(
-            f"{file} holds settings that this version refuses ({what}); report the run with the "
-            "version that wrote it (run.json names the commit), or correct the file"
-        ) from None
 
 
 def read_lines(file: Path) -> tuple[list[Row], int]:

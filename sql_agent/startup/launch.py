@@ -20,6 +20,7 @@ from agentgrpo.run_folder import begin, start_of
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
+from sql_agent.startup.evaluate_flags import evaluate_flags
 from sql_agent.startup.plan import check_disk, choose_tasks, describe_learning_rate, with_prompts
 from sql_agent.startup.preflight import gpus_of, protocol_of, require_model
 from sql_agent.startup.resume import archive_files, own_files, refuse_other_tasks
@@ -100,7 +101,7 @@ def make_algorithm(
     facts = {"device": "cpu" if cpu else "gpu", "precision": precision(cfg.engine, cfg.model, cpu=cpu)}
     facts |= {"tasks": order.pop("tasks")}  # by kind
     facts |= {"own_files": files} if (files := own_files(cfg)) else {}
-    start = start_of("train", run_id=run_id, **facts)
+    start = start_of("train", run_id=run_id, evaluate=evaluate_flags(cfg), **facts)
     order |= {"run_id": run_id, "ray_dir": str(ray_dir), "commit": start["commit"]}
     # no file is moved before every check of the settings has passed
     aside = archive_files(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))

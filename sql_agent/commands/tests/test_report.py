@@ -13,7 +13,7 @@ import pytest
 
 from agentgrpo.printed_commands import program_command
 from agentgrpo.run_folder import begin, is_running, start_of
-from sql_agent.commands.report import evaluate_flags, main
+from sql_agent.commands.report import main
 from sql_agent.evaluate import _parse
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.names import named_as_train
@@ -22,6 +22,7 @@ from sql_agent.report.questions import side_by_side, validations
 from sql_agent.report.reading import Change, HeldOut, change, held_out, read_metrics, read_run, solved
 from sql_agent.serving import serve_command
 from sql_agent.settings.load import dump_config, load_config
+from sql_agent.startup.evaluate_flags import evaluate_flags
 
 ROOT = Path(__file__).parents[3]
 BEFORE = {"train_step": 0, "val/rollout/success": 0.25, "val/rollout/judged": 8.0}
@@ -360,6 +361,16 @@ def test_two_runs_of_other_commands_are_compared(tmp_path, capsys):
     assert heads((two / "compared.html").read_text())[1] == ["Loss"]
 
 
+def test_drawing_a_page_imports_no_settings_of_training_and_no_environment(run_dir):
+    """A page took as long to import for as to draw."""
+    draw = "import sys; from sql_agent.commands.report import main; main(sys.argv[1:]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", draw, run_dir], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = done.stdout.splitlines()[-1].split()
+    ours = [name for name in names if name.split(".")[0] in ("agentgrpo", "sql_agent", "dbbench_adapter")]
+    assert [name for name in ours if name.startswith(("sql_agent.settings", "sql_agent.environments"))] == []
+    assert "torch" not in names and len(ours) <= 35
+
+
 def test_a_folder_that_another_version_wrote_names_the_file_that_is_missing(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 0, "held_out": {"n": 4, "judged": 4, "correct": 1}}\n')
     assert main([str(tmp_path)]) == 2
@@ -468,6 +479,9 @@ def configured(settings):
 def agent_run(run_dir):
     """A run of a user's agent, which nobody judges: a reward of 0 and 0.5 on two held-out tasks, then 0.25 and 0.5."""
     (run_dir / "config.yaml").write_text(dump_config(configured(AGENT | {"trainer.steps": 2})))
+    facts = json.loads((run_dir / "run.json").read_text())
+    flags = evaluate_flags(configured(AGENT))
+    (run_dir / "run.json").write_text(json.dumps(facts | {"evaluate": flags}))
     rewards = {0: (0.0, 0.5), 2: (0.25, 0.5)}
     rows = [{"train_step": step, "val/reward/mean": sum(both) / 2, "val/rollout/count": 2.0,
              "val/reward/unjudged_frac": 0.0} for step, both in rewards.items()]  # fmt: skip
