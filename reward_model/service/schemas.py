@@ -49,7 +49,7 @@ def _schemas(tools: Any) -> Any:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("expected a list of tool schemas")
-    return json.dumps(tools) if tools else None
+    return json.dumps(tools, allow_nan=False) if tools else None
 
 
 def _assistant_said_something(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -43,7 +43,7 @@ async def test_while_the_model_loads_scores_are_a_503_with_retry_after():
 
 
 LARGE = [
-    ("/score", {"messages": [{}] * 100_000}, "body"),
+    ("/score", {"messages": [{}] * 100_000}, "messages.0.role"),
     ("/score", {"messages": [{}] * 9_000}, "messages.0.role"),
     ("/score", {"messages": [{"role": "assistant", "tool_calls": [{}] * 9_000}]}, "messages.0.tool_calls.0.function"),
     ("/score", [{}] * 9_000, "0.prompt"),
@@ -76,7 +76,7 @@ async def test_a_large_body_of_nothing_but_errors_is_refused_at_its_first(path, 
         (b"null", {"field": "body", "message": "Field required"}),
         (
             b"{",
-            {"field": "body", "message": "not JSON at character 1: Expecting property name enclosed in double quotes"},
+            {"field": "body", "message": "not JSON: EOF while parsing an object at line 1 column 1"},
         ),
         (b'{"prompt": "a"}', {"field": "response", "message": "Field required"}),
     ],

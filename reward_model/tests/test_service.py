@@ -240,6 +240,7 @@ def test_what_cannot_be_scored_is_a_422_that_names_the_field(http, path, body, f
         (b"{", "body"),
         (b'{"prompt": NaN, "response": "b"}', "prompt"),
         (b'{"prompt": "a", "response": "b", "x": 1e999}', "x"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}], "tools": [{"x": 1e999}]}', "tools"),
         (b'{"prompt": "a", "prompt": "b", "response": "c"}', "prompt"),
         (b'{"prompt": "a", "response": "\\ud800"}', "response"),
         (b'{"prompt": "a", "response": "\xff"}', "body"),

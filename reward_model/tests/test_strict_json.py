@@ -26,27 +26,24 @@ def test_both_halves_of_a_surrogate_pair_are_a_character():
 @pytest.mark.parametrize(
     ("text", "field", "message"),
     [
-        pytest.param('{"a": NaN}', "a", "NaN", id="nan"),
-        pytest.param('{"a": [0, -Infinity]}', "a.1", "Infinity", id="infinity"),
-        pytest.param('{"a": 1e999}', "a", "Infinity", id="a_float_that_overflows"),
-        pytest.param('{"a": 1E+999}', "a", "Infinity", id="the_same_with_a_sign"),
-        pytest.param('{"a": 12345e307}', "a", "Infinity", id="digits_and_a_power_of_ten_that_overflow"),
-        pytest.param('{"a": ' + "9" * 250 + "e99}", "a", "Infinity", id="many_digits_and_a_small_power_of_ten"),
-        pytest.param('{"a": ' + "9" * 310 + ".0}", "a", "Infinity", id="digits_alone_that_overflow"),
+        pytest.param('{"a": NaN}', "a", "finite", id="nan"),
+        pytest.param('{"a": [0, -Infinity]}', "a.1", "finite", id="infinity"),
         pytest.param('{"a": 1, "a": 2}', "a", "twice", id="key_twice"),
-        pytest.param('{"a": {"b": "\\ud800"}}', "a.b", "surrogate", id="half_a_surrogate_pair"),
-        pytest.param('{"b": ["\\ud83d\\ude00", 1, "\\\\\\udc00"]}', "b.2", "surrogate", id="half_a_pair_beside_a_pair"),
-        pytest.param('{"a": ' + "[" * 100 + "]" * 100 + "}", "a.0.0.0.0.0.0.0", "nested", id="deep"),
-        pytest.param("[" * 100_000, "", "nested", id="so_deep_that_the_parser_gives_up"),
-        pytest.param("1" * 5000, "", "digits", id="a_number_of_5000_digits"),
-        pytest.param('{"a b": NaN}', "?", "NaN", id="a_name_that_may_be_a_text"),
-        pytest.param(b'{"a": "\xff"}', "", "byte 7 is not UTF-8", id="no_utf8"),
-        pytest.param("", "", "not JSON at character 0", id="empty"),
-        pytest.param('{"a": 1} x', "", "not JSON at character 9", id="more_behind"),
+        pytest.param('{"a": 1, "my secret": 2, "my secret": 2}', "?", "twice", id="a_private_key_twice"),
+        pytest.param('{"a": {"b": "\\ud800"}}', "a.b", "unicode", id="half_a_surrogate_pair"),
+        pytest.param('{"b": ["\\ud83d\\ude00", 1, "\\\\\\udc00"]}', "b.2", "unicode", id="half_a_pair_beside_a_pair"),
+        pytest.param("[" * 100_000, "", "recursion limit", id="so_deep_that_a_parser_gives_up"),
+        pytest.param('{"a": ' + "[" * 250 + "]" * 250 + "}", "", "recursion limit", id="deep"),
+        pytest.param("1" * 5000, "", "out of range", id="a_number_of_5000_digits"),
+        pytest.param('{"a b": NaN}', "?", "finite", id="a_name_that_may_be_a_text"),
+        pytest.param("[" + "NaN," * 2000 + "1]", "", "not JSON", id="more_faults_than_are_named"),
+        pytest.param(b'{"a": "\xff"}', "", "line 1 column 8", id="no_utf8"),
+        pytest.param("", "", "not JSON: EOF", id="empty"),
+        pytest.param('{"a": 1} x', "", "line 1 column 10", id="more_behind"),
     ],
 )
 def test_what_is_no_json_is_refused_by_field(text, field, message):
-    """Each is read as a body, which another reader tries first, and as a text inside one."""
+    """Each is read as a body, and as a text inside one."""
     for given in {text, text if isinstance(text, bytes) else text.encode()}:
         with pytest.raises(UnreadableError, match=message) as caught:
             read_json(given)
@@ -65,20 +62,8 @@ def test_a_key_said_twice_among_100_000_is_found_in_one_pass():
 def test_an_object_has_a_thousand_keys_at_most():
     assert len(read_json(json.dumps(dict.fromkeys(map(str, range(1000)), 0)).encode())) == 1000
     for inside in ("", "[" * 64):
-        with pytest.raises(UnreadableError, match="an object of 1001 keys"):
+        with pytest.raises(UnreadableError, match="an object of more than 1000 keys"):
             read_json((inside + json.dumps(dict.fromkeys(map(str, range(1001)), 0)) + "]" * len(inside)).encode())
-
-
-def test_more_objects_than_any_list_of_conversations_has_are_refused():
-    assert len(read_json(b"[" + b"{}," * 9_999 + b"{}]")) == 10_000
-    with pytest.raises(UnreadableError, match="more than 10000 objects"):
-        read_json(b"[" + b"{}," * 10_000 + b"{}]")
-
-
-def test_more_lists_than_any_list_of_conversations_has_are_refused():
-    assert len(read_json(b"[" + b"[]," * 9_998 + b"[]]")) == 9_999
-    with pytest.raises(UnreadableError, match="more than 10000 lists"):
-        read_json(b"[" + b"[]," * 9_999 + b"[]]")
 
 
 @pytest.mark.parametrize("text", ["{" * 20_000, "[" * 20_000, '\\"{[' * 21_000, "\\" * 9_999 + "[" * 20_000])
@@ -86,23 +71,9 @@ def test_brackets_in_texts_are_no_objects_or_lists(text):
     assert read_json(json.dumps({"a": text, "b": [1]}).encode()) == {"a": text, "b": [1]}
 
 
-def test_the_deepest_value_may_be_64_deep():
-    deepest = b"[" * 65 + b"]" * 65
-    assert read_json(deepest)
-    with pytest.raises(UnreadableError, match="nested deeper than 64"):
-        read_json(b"[" + deepest + b"]")
-
-
 def test_no_loop_goes_over_the_values_of_a_body_without_fault(monkeypatch):
     """33,000 numbers held Python's lock for 3 ms, in which nothing was scored."""
-    monkeypatch.setattr(strict_json, "_name_the_fault", None)
-    monkeypatch.setattr(strict_json, "_is_deep_or_wide", None)
+    monkeypatch.setattr(strict_json, "_has_many_keys", None)
+    monkeypatch.setattr(strict_json, "_unreadable", None)
     body = {"text_1": "a", "text_2": [1, -2.5, "1e400", "\U0001f600"] * 8_000}
     assert read_json(json.dumps(body).encode()) == body
-    assert read_json(b'{"a": 1e300}') == {"a": 1e300}
-
-
-def test_a_body_without_fault_is_read_by_the_fast_reader_alone(monkeypatch):
-    monkeypatch.setattr(strict_json, "_read_or_name_the_fault", None)
-    many = [{"prompt": "a: 1e99", "response": "b"}] * 2_000
-    assert read_json(json.dumps(many).encode()) == many
