@@ -70,8 +70,7 @@ class AgentConfig(Settings):
     """Text file that replaces what the first prompt says about how to act (dbbench, text2sql); it has to name the tools
     or, with `text` and `lab`, the forms of a reply. None: the environment's own."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), gsm8k
-    10."""
+    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), gsm8k 10."""
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
     temperature: float = Field(default=1.0, ge=0)

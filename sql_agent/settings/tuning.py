@@ -14,6 +14,7 @@ from sql_agent.settings.groups import EnvironmentSettings, TaskFiles
 from sql_agent.settings.local import PolicyConfig, also, check_environment
 
 DATASETS = ("dbbench", "text2sql", "gsm8k")
+"""Names of data that are no file."""
 GENERATED = 512
 """Number of generated demonstrations if neither a file nor `num_tasks` says how many."""
 

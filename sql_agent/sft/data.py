@@ -57,9 +57,6 @@ class DataError(ValueError):
     """There is nothing to train on, or a row cannot be used; the message has file, line and what to do."""
 
 
-"""Names of data that are no file."""
-
-
 @dataclass(frozen=True)
 class Demonstration:
     """A conversation; every assistant message is trained on, unless its `weight` is 0."""

@@ -7,7 +7,7 @@ import pytest
 
 from sql_agent.datatypes import ScorerResult
 from sql_agent.source.metrics import batch_metrics, clip_metrics, lag_metrics, score_metrics, skill_metrics
-from sql_agent.tests.records import make_outcome, make_result, make_row
+from sql_agent.tests.records import make_outcome, make_result, make_row, travelled
 
 
 def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=0.0):
@@ -43,14 +43,18 @@ def test_score_and_correctness_are_correlated_over_right_and_wrong_rollouts():
 
 def test_success_is_that_of_all_the_environment_judged_lost_ones_included():
     results = [
-        *(make_result("a", make_outcome(1.0, verdict=1.0), "response_too_long") for _ in range(4)),
-        judged("a", 1.0),
+        *(
+            make_result("a", make_outcome(1.0, verdict=1.0, refused_statements=3), "response_too_long")
+            for _ in range(4)
+        ),
+        make_result("a", travelled(make_outcome(1.0, verdict=1.0, refused_statements=2))),
         *(judged("b", 0.0) for _ in range(5)),
         make_result("b", None, "rollout_failed"),
     ]
     metrics = batch_metrics(results)
     assert (metrics["rollout/success"], metrics["rollout/judged"]) == (0.5, 10.0)  # not 1 of 6
     assert metrics["reward/mean"] == pytest.approx(1 / 6)
+    assert metrics["rollout/refused_statements"] == 2.0  # those of judged rollouts
 
 
 def test_rollouts_that_go_without_the_score_are_counted_by_its_failure():

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.machine import free_port
+from agentgrpo.printed_commands import program_command
 from reward_model.tests.serving import started
 from sql_agent.commands.merge import find_checkpoint, main
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  one is a fixture
@@ -174,7 +175,7 @@ WITHOUT_CALLS = "{% for m in messages %}{{ m.role + ': ' + (m.content or '') }}<
 
 @pytest.mark.parametrize("saved", [["lm_head"], None], ids=["its_output_layer", "matrices_alone"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_an_adapter_is_merged_to_what_peft_computes(random_policy_folder, tmp_path, saved, tied):  # noqa: F811
+def test_an_adapter_is_merged_to_what_peft_computes(random_policy_folder, tmp_path, monkeypatch, capsys, saved, tied):  # noqa: F811
     """An output layer among `modules_to_save` was refused, as for training; a model whose template writes no tool calls
     was told to take the protocol text."""
     import torch
@@ -192,7 +193,12 @@ def test_an_adapter_is_merged_to_what_peft_computes(random_policy_folder, tmp_pa
             weight += 0.1 * torch.randn_like(weight)
     trained.peft_config["default"].base_model_name_or_path = str(base)
     trained.save_pretrained(tmp_path / "adapter")
+    monkeypatch.setattr("sql_agent.commands.merge.count_gpus", lambda: 0)
     assert main(["--adapter", str(tmp_path / "adapter"), "--output", str(tmp_path / "merged")]) == 0
+    serve = program_command("vllm", "serve", tmp_path / "merged", "--served-model-name", "merged")
+    flags = "--generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes --dtype float32"
+    line = f"next: VLLM_CPU_KVCACHE_SPACE=1 {serve} {flags} --host 127.0.0.1 --enforce-eager"
+    assert capsys.readouterr().out.splitlines()[-1] == line
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = torch.arange(40)[None]
     torch.testing.assert_close(merged(ids).logits, trained.eval()(ids).logits, atol=1e-5, rtol=0)
