@@ -113,7 +113,7 @@ _KINDS = {
     **dict.fromkeys([*SIZED_TEXTS, *TEXT_BYTES], TEXT),
     **{"DATE": DATE, "DATETIME": DATETIME},
 }
-_SYNONYMS = {"INT": "INTEGER", "REAL": "DOUBLE", "BOOL": "BOOLEAN"}  # SQLite counts up INTEGER alone
+_SYNONYMS = {"REAL": "DOUBLE", "BOOL": "BOOLEAN"}
 _DECIMALS_NAMES = frozenset(["DECIMAL", "NUMERIC", "DEC"])
 
 

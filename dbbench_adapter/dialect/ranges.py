@@ -17,8 +17,6 @@ from dbbench_adapter.dialect.syntax import call
 
 _SUMS = (exp.Add, exp.Sub, exp.Mul)
 _GUARDED = (*_SUMS, exp.Div, exp.IntDiv, exp.Neg)
-# A schema calls no function of ours.
-_DEFINITIONS = (exp.CheckColumnConstraint, exp.DefaultColumnConstraint)
 _BEYOND = 2**63
 # A count of rows, and a date as a number, are smaller.
 _ROWS, _DATES = 2**40, 10**15
@@ -27,11 +25,10 @@ _ROWS, _DATES = 2**40, 10**15
 def guards(nodes: Sequence[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr, str]]:
     found: dict[int, str] = {}
     guarded = []
-    defines = any(isinstance(node, _DEFINITIONS) for node in nodes)
     for node in nodes:  # parents come first
         check()
         name = _guard(node, finder) if isinstance(node, _GUARDED) else None
-        if name is None or (defines and node.find_ancestor(*_DEFINITIONS)):
+        if name is None:
             continue
         found[id(node)] = name
         outer = node.parent

@@ -11,6 +11,7 @@ from sqlglot import exp
 from dbbench_adapter.clock import check
 from dbbench_adapter.dialect.comparisons import as_text, compare, take_arguments
 from dbbench_adapter.dialect.kind_finder import KindFinder
+from dbbench_adapter.dialect.kinds import mysql_type, sqlite_type
 from dbbench_adapter.dialect.queries import COLLATING, allow_one_row, collate_computed, order_groups, scalar_queries
 from dbbench_adapter.dialect.ranges import guard, guards
 from dbbench_adapter.dialect.stored import store, stored_default
@@ -85,15 +86,16 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         return _sqlite_delete(tree)
     if isinstance(tree, exp.TruncateTable):
         return exp.Delete(this=tree.expressions[0])
+    if isinstance(tree, exp.Alter):
+        _refuse_or_rename(tree, finder)
     if isinstance(tree, exp.Create | exp.Alter):
+        keys = {name.name.lower() for key in tree.find_all(exp.PrimaryKey) for name in key.find_all(exp.Identifier)}
         for column in tree.find_all(exp.ColumnDef):
             stored_default(column)
             _collate_column(column)
-            _key_column(column)
+            _key_column(column, keys)
     if isinstance(tree, exp.Create):
         _drop_index_prefixes(tree)
-    if isinstance(tree, exp.Alter):
-        return _sqlite_alter(tree)
     return tree
 
 
@@ -124,6 +126,8 @@ def _drop_index_prefixes(tree: exp.Create) -> None:
     # MySQL indexes the first ten characters of `a(10)`, SQLite the whole text.
     if tree.kind == "INDEX":
         for prefix in list(tree.find_all(exp.Anonymous)):
+            if tree.args.get("unique"):
+                raise unsupported("UNIQUE over the first characters of a column")
             prefix.replace(exp.column(prefix.name))
 
 
@@ -135,12 +139,12 @@ def _collate_column(column: exp.ColumnDef) -> None:
         column.append("constraints", exp.ColumnConstraint(kind=collation))
 
 
-def _key_column(column: exp.ColumnDef) -> None:
-    # Count up an AUTO_INCREMENT column in SQLite's words, which knows one type for it, and let no key be NULL.
+def _key_column(column: exp.ColumnDef, keys: set[str]) -> None:
+    # SQLite numbers the rows of an INTEGER key by itself, and lets other keys be NULL.
     kinds = [type(item.kind) for item in column.constraints]
     if exp.AutoIncrementColumnConstraint in kinds:
-        column.set("kind", exp.DataType.build("INT"))
-    elif exp.PrimaryKeyColumnConstraint in kinds and exp.NotNullColumnConstraint not in kinds:
+        column.set("kind", exp.Var(this="INTEGER"))
+    elif exp.PrimaryKeyColumnConstraint in kinds or column.name.lower() in keys:
         column.append("constraints", exp.ColumnConstraint(kind=exp.NotNullColumnConstraint()))
 
 
@@ -153,15 +157,23 @@ def _default_is_null(tree: exp.Insert) -> None:
                     cell.replace(exp.Null())
 
 
-def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
-    # Unlike in MySQL the column keeps its type.
+def _refuse_or_rename(tree: exp.Alter, finder: KindFinder) -> None:
+    """Turn CHANGE into SQLite's RENAME COLUMN, which keeps the column's type, in place.
+
+    Raises:
+        StatementError: the type changes too, or there are several changes.
+    """
     actions = tree.args.get("actions") or []
-    if len(actions) == 1 and isinstance(actions[0], exp.ModifyColumn):
+    if len(actions) != 1:
+        raise unsupported("several changes in one ALTER TABLE")
+    if isinstance(actions[0], exp.ModifyColumn):
         old, new = actions[0].args.get("rename_from"), actions[0].this
         if old is None or not isinstance(new, exp.ColumnDef):
             raise unsupported("ALTER TABLE ... MODIFY")
+        kept = [column.declared for column in finder.columns_of(tree.this.name) if column.name == old.name.lower()]
+        if new.constraints or kept not in ([], [mysql_type(sqlite_type(new.args["kind"].sql("mysql")))]):
+            raise unsupported("ALTER TABLE ... CHANGE of a type")
         tree.set("actions", [exp.RenameColumn(this=exp.column(old.name), to=exp.column(new.name))])
-    return tree
 
 
 def _group_concat(node: exp.GroupConcat, finder: KindFinder) -> exp.Expr:
