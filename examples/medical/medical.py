@@ -2,7 +2,7 @@
 
 The class has neither `judge` nor `get_reward`, so a run needs a reward from elsewhere: a reward model
 (`--reward-model-url`), an LLM (`--reward judge`), or a function (`--reward FILE.py:NAME`). A row names its database
-itself, in the column `database`; without one it is the invented database that `load_split` makes.
+itself, in the column `database`; without one it is the invented database, which is made if it is not there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ Tables:
 @lru_cache
 def databases(path: str | None) -> Databases:
     # Once a process; every episode opens the file anew, for reading only, with limits of time and memory.
-    return open_databases(Path(path or INVENTED))
+    return open_databases(Path(path) if path else invented())
+
+
+def invented() -> Path:
+    if not INVENTED.exists():
+        print(f"making a database of invented entries, {INVENTED}", flush=True)
+        make_database(INVENTED)
+    return INVENTED
 
 
 class Medical(ToolEnvironment):
@@ -45,15 +52,12 @@ class Medical(ToolEnvironment):
 
     @classmethod
     def load_split(cls, data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
-        """Questions about the invented database, made if it is not there; no entry is in both halves."""
+        """Questions about the invented database; no entry is in both halves."""
         if data.train_file is not None:
             return None
-        if not INVENTED.exists():
-            print(f"no questions given: making a database of invented entries, {INVENTED}", flush=True)
-            make_database(INVENTED)
-        share = data.held_out_fraction
-        train = make_questions(INVENTED, data.generate, held_out=False, held_out_fraction=share, seed=seed)
-        return train, make_questions(INVENTED, data.val_limit, held_out=True, held_out_fraction=share, seed=seed)
+        database, share = invented(), data.held_out_fraction
+        train = make_questions(database, data.generate, held_out=False, held_out_fraction=share, seed=seed)
+        return train, make_questions(database, data.val_limit, held_out=True, held_out_fraction=share, seed=seed)
 
     @classmethod
     def prompt(cls, row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -90,6 +90,19 @@ def test_no_entry_is_in_both_halves_and_the_seed_decides_the_questions(path):
     assert len({(q["kind"], q["row_id"]) for q in again}) == 30  # every entry's first before any entry's second
 
 
+def test_a_row_without_a_database_is_about_the_invented_one_which_is_made(tmp_path, monkeypatch):
+    """Such a file was refused, since only a run without a file made the database."""
+    module = Medical.prompt.__globals__
+    monkeypatch.setitem(module, "INVENTED", tmp_path / "made.db")
+    monkeypatch.setitem(module, "databases", module["databases"].__wrapped__)  # one of another test may be kept
+    rules, question = Medical.prompt({"question": "Who makes it?"})
+    assert rules["content"].removeprefix(module["RULES"]).splitlines() == [
+        "drugs_info(id, med_name, component, indication, dosage, adverse_reactions, storage, company_name)",
+        "disease(id, disease_name, overview, department, cause, clinical_manif, treatment, prognosis)",
+    ]
+    assert question == {"role": "user", "content": "Who makes it?"}
+
+
 def test_of_a_users_database_only_a_text_under_a_name_of_its_own_is_asked_about(own):
     questions = make_questions(own, 9, held_out=False, held_out_fraction=0.0)
     assert sorted((q["row_id"], q["answer"]) for q in questions) == [("c", "3 a day"), ("e", "dry")]
