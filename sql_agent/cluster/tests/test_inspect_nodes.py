@@ -129,12 +129,12 @@ def request(n_runners=0, tensor_parallel=1, n_gpus=1, **cluster) -> ClusterReque
         # a worker takes 3 of 8 on each node, which leaves room for 5 runners on each
         pytest.param([(1, 8), (1, 8)], {"nodes": 2, "n_runners": 10}, [], id="room_for_all"),
         pytest.param([(1, 3), (1, 3)], {"nodes": 2}, [], id="runners_that_another_command_starts"),
-        # int(5 / 1.5) is 3 on each node
+        # two on each node, though ten CPUs together would be enough for five
         pytest.param(
             [(1, 8), (1, 8)],
-            {"nodes": 2, "n_runners": 7, "runner_cpus": 1.5},
+            {"nodes": 2, "n_runners": 5, "runner_cpus": 2},
             [
-                "6 runners of 1.5 CPUs (cluster.runner_cpus) fit beside the workers, expected 7 (rollout.n_runners): "
+                "4 runners of 2 CPUs (cluster.runner_cpus) fit beside the workers, expected 5 (rollout.n_runners): "
                 f"{FIRST} has 0 GPUs and 5 CPUs, {SECOND} has 0 GPUs and 5 CPUs; lower one of the two, or start Ray "
                 "with more --num-cpus"
             ],
@@ -151,9 +151,9 @@ def request(n_runners=0, tensor_parallel=1, n_gpus=1, **cluster) -> ClusterReque
             id="another_run_holds_a_node",
         ),
         pytest.param([(0, 4), (1, 8)], {"nodes": 1}, [], id="another_node_has_room"),
-        # the node of four trains, so the eight of the other are left
+        # the node of four trains; beside workers the other would have six CPUs for its four GPUs, so one server of two
         pytest.param(
-            [(8, 64), (4, 64)],
+            [(8, 18), (4, 16)],
             {"nodes": 1, "n_gpus": 4, "sampler_gpus": 8, "tensor_parallel": 2},
             [],
             id="servers_on_the_larger_node",
