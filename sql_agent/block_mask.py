@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from sql_agent.shared_prefix import PackedRows, Segment, check_full_causal
+from sql_agent.packed_rows import PackedRows, Segment
+from sql_agent.shared_prefix import check_full_causal
 
 
 def block_mask(packed: PackedRows, device: torch.device | str | int) -> BlockMask:

@@ -2,8 +2,8 @@
 log-probs of their completion tokens without keeping the logits of whole rows in memory.
 
 The rollouts of a group have the same prompt, and questions about one database share rules and schema, which is most of
-a row. The packing and its attention are in `sql_agent.shared_prefix`; this module applies them to a model of
-transformers, on a GPU if `shared_prompts` is set. Only full causal attention is supported.
+a row. The packing is in `sql_agent.packed_rows`, its attention in `sql_agent.shared_prefix`; this module applies them
+to a model of transformers, on a GPU if `shared_prompts` is set. Only full causal attention is supported.
 
 The logits of 1,000 positions over a vocabulary of 152,000 take 600 MB. TRL's `ChunkedLogProbFunction` computes them for
 a tile of the vocabulary at a time, in float32, with the same values and gradients. It is called here, on the hidden
@@ -27,8 +27,9 @@ from agentgrpo.checks import UsageError
 from agentgrpo.micro_batches import MOST_ATTENDED, micro_batches
 from sql_agent import architectures
 from sql_agent.block_mask import block_mask, flex_shared_attention
+from sql_agent.packed_rows import PackedRows, Segment, pack_rows, shared_beginning
 from sql_agent.settings.groups import SharedPrompts
-from sql_agent.shared_prefix import PackedRows, Segment, pack_rows, shared_beginning, shared_prefix_attention
+from sql_agent.shared_prefix import shared_prefix_attention
 
 NAME = "sdpa"
 """transformers' name of the attention implementation that is extended; models with another one are not packed."""

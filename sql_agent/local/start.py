@@ -126,7 +126,7 @@ def start_policy(
     from transformers.utils import logging
 
     from sql_agent.local.policy import load_policy
-    from sql_agent.shared_prefix import shared_beginning
+    from sql_agent.packed_rows import shared_beginning
 
     logging.disable_progress_bar()
     if device == "cpu":

@@ -10,8 +10,9 @@ from torch.nn.attention.flex_attention import create_mask
 from sql_agent.block_mask import block_mask, flex_shared_attention
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import Rows, load_policy
+from sql_agent.packed_rows import Segment, pack_chains, pack_rows
 from sql_agent.settings.local import AdapterConfig, LossConfig, OptimConfig
-from sql_agent.shared_prefix import Segment, pack_chains, pack_rows, shared_prefix_attention
+from sql_agent.shared_prefix import shared_prefix_attention
 from sql_agent.tests.records import make_row
 
 PRETRAINED = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct"

@@ -12,8 +12,8 @@ from sql_agent.architectures import TOGETHER
 from sql_agent.local.memory import Pass, largest_pass
 from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs, score_tokens
 from sql_agent.local.policy import load_policy
+from sql_agent.packed_rows import pack_rows
 from sql_agent.settings.local import AdapterConfig
-from sql_agent.shared_prefix import pack_rows
 
 SHAPE = {
     "hidden_size": 16,

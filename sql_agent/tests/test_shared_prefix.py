@@ -5,7 +5,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sql_agent import shared_prefix
-from sql_agent.shared_prefix import Segment, pack_chains, pack_rows, shared_prefix_attention
+from sql_agent.packed_rows import Segment, pack_chains, pack_rows
+from sql_agent.shared_prefix import shared_prefix_attention
 
 
 def test_a_shared_prompt_stands_once():

@@ -2,7 +2,7 @@
 
 verl computes every row of a micro-batch in full, and the logits of every token: eight rollouts of 750 tokens at a
 vocabulary of 49,152 are 1.2 GB of float32 logits before the first copy. Here the rows of a group are packed
-(`shared_prefix`), and the output layer gets only the positions whose next token the policy sampled. It returns their
+(`packed_rows`), and the output layer gets only the positions whose next token the policy sampled. It returns their
 log-probs and entropies, a tile of the vocabulary at a time (`log_probs`). The rest (FSDP2, loss, optimiser,
 checkpoints) is verl's. A CPU has it always, and computes attention a segment at a time; with `engine.shared_prompts` a
 GPU has it too, or a CPU computes attention as a GPU then does. Source of the two methods that are overridden: verl
@@ -32,7 +32,7 @@ from agentgrpo.micro_batches import return_freed_memory
 from sql_agent.architectures import fault_of
 from sql_agent.block_mask import block_mask, flex_shared_attention
 from sql_agent.log_probs import LogProbs
-from sql_agent.shared_prefix import PackedRows, pack_chains
+from sql_agent.packed_rows import PackedRows, pack_chains
 from sql_agent.verl_side.plugin.packed_attention import NAME
 
 
