@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any
 
 from sql_agent.settings.local import AdapterConfig
-from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.main_job import EngineConfig
 
 KNOWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -124,20 +124,22 @@ CPU, in which a first prompt of 68 has no whole one; it wants a multiple of 32 t
 KEPT = 2
 
 
-def kv_cache_bytes(cfg: TrainConfig, shape: ModelShape | None, number_bytes: int) -> int:
+def kv_cache_bytes(
+    engine: EngineConfig, row_tokens: int, rollouts_at_once: int, shape: ModelShape | None, number_bytes: int
+) -> int:
     """Bytes of the KV cache of each vLLM on a CPU: what its rollouts can use, and no more than the setting.
 
     It holds `KEPT` longest rows for each request that vLLM batches and for each rollout in flight, so that none waits
     for the blocks of another.
 
     Args:
+        row_tokens: of the longest row.
         shape: None: the model's is not known.
         number_bytes: of a key's or value's number.
     """
-    most = cfg.engine.kv_cache_gib * GIB
+    most = engine.kv_cache_gib * GIB
     if shape is None:
         return most
-    context = cfg.data.prompt_tokens + cfg.data.max_response_tokens
-    rows = KEPT * max(cfg.engine.max_num_seqs, cfg.rollouts_at_once)
-    blocks = rows * ceil(context / BLOCK) + 1  # vLLM keeps one that holds nothing
+    rows = KEPT * max(engine.max_num_seqs, rollouts_at_once)
+    blocks = rows * ceil(row_tokens / BLOCK) + 1  # vLLM keeps one that holds nothing
     return min(most, blocks * BLOCK * shape.cached_numbers * number_bytes)

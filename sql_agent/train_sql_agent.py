@@ -42,16 +42,16 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
-from sql_agent.startup.plan import describe_plan, planned
+from sql_agent.startup.plan import describe_plan, planned, with_learning_rate
 from sql_agent.startup.preflight import (
     check_own_tasks,
     find_model,
     gpus_of,
     planned_on_cpu,
     use_cpu,
+    with_address,
     with_model_here,
     with_ray,
-    with_store,
 )
 from sql_agent.startup.resume import after_a_stop, go_on_from, own_files
 from sql_agent.tiny_policy.make import make_if_default
@@ -113,7 +113,9 @@ def inspect_cluster(cfg: TrainConfig) -> Network:
 def servers_of(cfg: TrainConfig) -> dict[str, Any]:
     """Name the servers that this command asks, for `require`; an algorithm's process plays no rollouts."""
     plays = os.environ.get("AGL_CURRENT_ROLE") != "algorithm"
-    return {"store": cfg.store, "scorer": cfg.reward_model} | ({"judge": cfg.judge, "episodes": cfg} if plays else {})
+    return {"store": cfg.store, "scorer": cfg.reward_model} | (
+        {"judge": cfg.judge, "episodes": cfg.env} if plays else {}
+    )
 
 
 def left_of(begun: TrainConfig | None) -> list[str]:
@@ -129,14 +131,15 @@ def main(argv: list[str] | None = None) -> int:
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
-        cfg = with_ray(with_store(cfg))
+        grpo = cfg.algorithm == "grpo"
+        filled = {"store": with_address(cfg.store)} | ({"cluster": with_ray(cfg.cluster)} if grpo else {})
+        cfg = cfg.model_copy(update=filled)
         # made before reward functions, so that a user's file that imports agent-lightning gets it without LiteLLM
         environment = make_taskset(cfg.environment)
         require(rewards=cfg, environment=environment)
         if trains:  # a runner gets its tasks from the store
             require(files=cfg.data.expected(cfg.env.type))
-            check_own_tasks(cfg, environment)
-        grpo = cfg.algorithm == "grpo"
+            check_own_tasks(cfg.env, cfg.data, cfg.seed, environment)
         several = cfg.cluster.ray_address is not None or cfg.cluster.nodes > 1
         joins = several and trains and grpo and not args.dry_run
         network = inspect_cluster(cfg) if joins else Network(cfg.cluster.ray_address)
@@ -152,11 +155,14 @@ def main(argv: list[str] | None = None) -> int:
             cfg = with_model_here(cfg, environment, cpu=cpu)
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
             chosen, tasks = planned(cfg, environment, cpu=cpu)
+            weights = count_weights(files.model)
+            optim, rate = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)
+            chosen = chosen.model_copy(update={"optim": optim})
             overrides = to_verl(chosen, files, cpu=cpu, network=network)
             composed = compose(overrides)
             if not cpu:
                 validate(composed)
-            plan = "\n".join([*tasks, *describe_plan(chosen, gpus=gpus_of(cpu=cpu))])
+            plan = "\n".join([*tasks, *describe_plan(chosen, weights, rate, gpus=gpus_of(cpu=cpu))])
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
         if trains:  # runners need neither verl nor vLLM

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.processes import Events, end_with_parent
 from sql_agent.settings.load import load_config
+from sql_agent.startup.plan import with_learning_rate
 from sql_agent.verl_side.config import Files, compose, to_verl
 
 
@@ -32,7 +34,9 @@ def main() -> None:
     if spec["upstream"]:
         _restore_upstream()
     unused = Path("unused.parquet")
-    verl = compose(to_verl(load_config(None, spec["settings"]), Files(Path(spec["model"]), unused, unused), cpu=True))
+    cfg, model = load_config(None, spec["settings"]), Path(spec["model"])
+    optim, _ = with_learning_rate(cfg.optim, count_weights(model), lora=cfg.lora.rank > 0)
+    verl = compose(to_verl(cfg.model_copy(update={"optim": optim}), Files(model, unused, unused), cpu=True))
     for key, value in spec["verl"].items():
         OmegaConf.update(verl, key, value, force_add=True)
     worker = ActorRolloutRefWorker(verl.actor_rollout_ref, role="actor")

@@ -143,6 +143,11 @@ class DataConfig(TaskFiles):
         """The tokens that a row keeps for its first prompt, or a guess before the prompts are known."""
         return self.max_prompt_tokens or UNKNOWN_PROMPT_TOKENS
 
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of the longest row."""
+        return self.prompt_tokens + self.max_response_tokens
+
 
 class EnvConfig(Settings):
     type: Annotated[str, FlagName("env")] = "dbbench"

@@ -13,7 +13,15 @@ import yaml
 
 from agentgrpo.machine import LARGE
 from agentgrpo.passwords import masked
-from agentgrpo.settings import by_present_names, earlier_settings, merged, parse_yaml, read_settings, set_path
+from agentgrpo.settings import (
+    Settings,
+    by_present_names,
+    earlier_settings,
+    merged,
+    parse_yaml,
+    read_settings,
+    set_path,
+)
 from sql_agent.learning_rates import BILLION
 from sql_agent.settings.train import TrainConfig
 
@@ -67,6 +75,6 @@ def _is_small(model: Any) -> bool:
     return whole and settings_file(size_bytes // 4) == SMALL
 
 
-def dump_config(cfg: TrainConfig) -> str:
+def dump_config(cfg: Settings) -> str:
     """The resolved config as YAML, which `load_config` reads back to an equal object."""
     return yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False)

@@ -103,8 +103,7 @@ class TrainConfig(Settings):
 
     def micro_batch_tokens(self, *, cpu: bool) -> int:
         """The most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
-        longest = self.data.prompt_tokens + self.data.max_response_tokens
-        return max(self.optim.micro_batch_tokens or (4096 if cpu else 16384), longest)
+        return max(self.optim.micro_batch_tokens or (4096 if cpu else 16384), self.data.row_tokens)
 
     def workers_per_node(self, *, cpu: bool) -> int:
         return self.cluster.workers_per_node if cpu else self.engine.n_gpus

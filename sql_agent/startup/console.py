@@ -41,7 +41,9 @@ class Console:
         self._run_id, self._printed_at = run_id, time.monotonic()
         rows = earlier_steps(cfg.run_dir / "metrics.jsonl") if done else []
         self._without_spread = sum(map(without_spread, rows))
-        self._progress = Progress(cfg, rows, done, time.monotonic)
+        batch = cfg.data.train_batch_size
+        sizes = {"rollouts": batch * cfg.rollout.group_size, "updates": batch // (cfg.optim.mini_batch_size or batch)}
+        self._progress = Progress(cfg.trainer, rows, done, time.monotonic, **sizes)
         self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._alarmed: set[str] = set()
 

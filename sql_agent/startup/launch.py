@@ -21,12 +21,12 @@ from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.evaluate_flags import evaluate_flags
-from sql_agent.startup.plan import check_disk, choose_tasks, describe_learning_rate, with_prompts
+from sql_agent.startup.plan import check_disk, choose_tasks, with_learning_rate, with_prompts
 from sql_agent.startup.preflight import gpus_of, protocol_of, require_model
 from sql_agent.startup.resume import archive_files, own_files, refuse_other_tasks
 from sql_agent.trained_on import write_trained_on
 from sql_agent.verl_side.checkpoints import point_verl_at
-from sql_agent.verl_side.config import Files, compose, learning_rate, precision, to_verl, worker_environment
+from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
 def train(
@@ -69,12 +69,12 @@ def checked(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> TrainConfig
         OutputError: the disk has no room for a checkpoint.
     """
     assert cfg.model is not None
-    require_model(cfg, cfg.model, environment, cpu=cpu)
+    require_model(cfg.model, protocol_of(cfg.agent, environment), cfg.engine, cfg.data, cpu=cpu)
     weights = count_weights(cfg.model)
-    print(describe_learning_rate(cfg.optim, cfg.lora, weights))
+    optim, line = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)
+    print(line)
     check_disk(cfg, weights)
-    rate = learning_rate(cfg.optim, cfg.lora, cfg.model)
-    return cfg.model_copy(update={"optim": cfg.optim.model_copy(update={"learning_rate": rate})})
+    return cfg.model_copy(update={"optim": optim})
 
 
 def make_algorithm(
@@ -139,7 +139,7 @@ def prepare(
         (data / "train.parquet").resolve(),
         (data / "val.parquet").resolve(),
         checkpoint,
-        None if template == chat_template(cfg.model, protocol_of(cfg, environment)) else template,
+        None if template == chat_template(cfg.model, protocol_of(cfg.agent, environment)) else template,
     )
     for rows, file in ((split.train, files.train), (split.val, files.val)):
         rows = environment.verl_rows(rows)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgrpo.checks import UsageError, require
-from agentgrpo.model_kinds import count_weights
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.outputs import DiskNeed, describe_disk, folder_bytes
 from sql_agent.environments.base import Environment, Split, Taskset
@@ -70,7 +69,7 @@ def choose_tasks(cfg: TrainConfig, environment: Taskset) -> ChosenTasks:
         ValueError: a file does not fit, no task does, or the model has learnt held-out ones.
     """
     assert cfg.model is not None
-    template, _ = template_of_run(cfg.model, protocol_of(cfg, environment))
+    template, _ = template_of_run(cfg.model, protocol_of(cfg.agent, environment))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
     found = environment.load_split(cfg.data, cfg.seed)
     response, flag = cfg.data.max_response_tokens, "data.max_prompt_tokens"
@@ -110,14 +109,17 @@ def planned(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> tuple[Train
     return with_prompts(cfg, tasks, cpu=cpu), tasks.describe() + tasks.describe_prompts()
 
 
-def describe_plan(cfg: TrainConfig, *, gpus: Sequence[Gpu] | None) -> list[str]:
+def describe_plan(
+    cfg: TrainConfig, weights: int | None, learning_rate: str, *, gpus: Sequence[Gpu] | None
+) -> list[str]:
     """
     Args:
+        weights: of the model; None: it is not on this machine.
+        learning_rate: the line of `with_learning_rate`.
         gpus: as `check_run_memory` takes them; None: the run is on a CPU.
     """
     cpu = gpus is None
     lines: list[str] = []
-    weights = count_weights(cfg.model) if cfg.model is not None else None
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
     updates = batch // (cfg.optim.mini_batch_size or batch)
     resampled = (
@@ -134,7 +136,7 @@ def describe_plan(cfg: TrainConfig, *, gpus: Sequence[Gpu] | None) -> list[str]:
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
     lines.append("time: not known before a step was measured; the run says it after the first one")
     if weights is not None:
-        lines += [describe_learning_rate(cfg.optim, cfg.lora, weights), *_sizes(cfg.lora, weights)]
+        lines += [learning_rate, *_sizes(cfg.lora, weights)]
         memory = check_run_memory(cfg, gpus)
         lines += [f"memory: {memory.found}", *(f"warning: {problem}" for problem in memory.problems)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
@@ -155,12 +157,14 @@ def _sizes(lora: LoraConfig, weights: int) -> list[str]:
     return [f"the policy: {weights:,} weights, all trained"]
 
 
-def describe_learning_rate(optim: OptimConfig, lora: LoraConfig, weights: int | None) -> str:
-    rate = usual_learning_rate(weights, method="grpo", lora=lora.rank > 0)
+def with_learning_rate(optim: OptimConfig, weights: int | None, *, lora: bool) -> tuple[OptimConfig, str]:
+    """The settings with a learning rate, what was given or what a model of this size takes, and a line about it."""
+    usual = usual_learning_rate(weights, method="grpo", lora=lora)
     if optim.learning_rate is not None:
-        return f"learning rate: {optim.learning_rate:g}, as given (a model of this size takes about {rate:g})"
+        return optim, f"learning rate: {optim.learning_rate:g}, as given (a model of this size takes about {usual:g})"
     of = f"of {weights:,} weights" if weights else "of unknown size"
-    return f"learning rate: {rate:g}, for {'an adapter of a model' if lora.rank else 'a model'} {of}"
+    line = f"learning rate: {usual:g}, for {'an adapter of a model' if lora else 'a model'} {of}"
+    return optim.model_copy(update={"learning_rate": usual}), line
 
 
 def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:

@@ -23,7 +23,7 @@ from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER, look
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, functions
 from sql_agent.prompts.fit import MIN_PROMPT_TOKENS
 from sql_agent.reward_functions.load import load_functions
-from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvConfig
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.memory_check import Gpu, gpus_here
@@ -80,7 +80,7 @@ def check_judged(cfg: TrainConfig, environment: Taskset) -> None:
     load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
 
 
-def check_own_tasks(cfg: TrainConfig, environment: Taskset) -> None:
+def check_own_tasks(env: EnvConfig, data: DataConfig, seed: int, environment: Taskset) -> None:
     """Check that the rows fit the user's own environment or agent; a dry run checks this too.
 
     Those of an environment of this project are read when the model is here.
@@ -88,8 +88,8 @@ def check_own_tasks(cfg: TrainConfig, environment: Taskset) -> None:
     Raises:
         ValueError: they do not; the message names the row, or the place in the class, and the remedy.
     """
-    if cfg.env.type not in ENVIRONMENTS or cfg.env.agent is not None:
-        environment.load_split(cfg.data, cfg.seed)
+    if env.type not in ENVIRONMENTS or env.agent is not None:
+        environment.load_split(data, seed)
 
 
 def check_store(store: StoreConfig) -> Finding | None:
@@ -177,14 +177,14 @@ def _is_going(trainer: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> boo
     return heartbeat.seen and stats().get("state") == "running"
 
 
-def check_episodes(cfg: TrainConfig, environment: Taskset) -> None:
+def check_episodes(env: EnvConfig, environment: Taskset) -> None:
     """Raises UsageError: episodes cannot be opened on this machine; the message says why and what to do."""
     from dbbench_adapter.engines import BackendUnavailable
 
     try:
         environment.check_episodes()
     except BackendUnavailable as error:
-        setting = "env.database" if cfg.env.database is not None else "rollout.backend"
+        setting = "env.database" if env.database is not None else "rollout.backend"
         raise UsageError(f"{setting}: {error}") from None
 
 
@@ -269,24 +269,24 @@ def gpus_of(*, cpu: bool, of_nodes: Sequence[tuple[int, int, str]] = ()) -> list
     return None if cpu else gpus_here() if count_gpus() else []
 
 
-def with_store(cfg: TrainConfig) -> TrainConfig:
+def with_address(store: StoreConfig) -> StoreConfig:
     """Fill in, and print, the usual address if the store is external and no address was given."""
-    if cfg.store.address is not None or store_is_managed():
-        return cfg
+    if store.address is not None or store_is_managed():
+        return store
     print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
-    return cfg.model_copy(update={"store": cfg.store.model_copy(update={"address": USUAL_STORE})})
+    return store.model_copy(update={"address": USUAL_STORE})
 
 
-def with_ray(cfg: TrainConfig) -> TrainConfig:
+def with_ray(cluster: ClusterConfig) -> ClusterConfig:
     """Fill in, and print, the Ray cluster of the environment if none was given."""
     address = os.environ.get(RAY_ADDRESS)
-    if cfg.cluster.ray_address is not None or not address or address == "local" or cfg.algorithm != "grpo":
-        return cfg
+    if cluster.ray_address is not None or not address or address == "local":
+        return cluster
     if "://" in address:  # of the dashboard, which takes jobs
         print(f"{RAY_ADDRESS}={address} is for `ray job`; to join its cluster, give --ray-address", file=sys.stderr)
-        return cfg
+        return cluster
     print(f"{RAY_ADDRESS} is set: joining the Ray cluster at {address}", file=sys.stderr)
-    return cfg.model_copy(update={"cluster": cfg.cluster.model_copy(update={"ray_address": address})})
+    return cluster.model_copy(update={"ray_address": address})
 
 
 def find_model(model: Path) -> Path:
@@ -321,17 +321,16 @@ def with_model_here(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> Tra
     model = find_model_here(cfg.model or TINY_POLICY)
     if model is None or not model.is_dir():  # the run fetches it, or makes it
         return cfg
-    require_model(cfg, model, environment, cpu=cpu)
+    require_model(model, protocol_of(cfg.agent, environment), cfg.engine, cfg.data, cpu=cpu)
     return cfg.model_copy(update={"model": model})
 
 
-def require_model(cfg: TrainConfig, model: Path, environment: Taskset, *, cpu: bool) -> None:
+def require_model(model: Path, protocol: ProtocolName, engine: EngineConfig, data: DataConfig, *, cpu: bool) -> None:
     """Raises UsageError: the run cannot train the model; the message lists every problem of its files, or why models of
     its type or size cannot be trained so.
     """
-    protocol = protocol_of(cfg, environment)
-    trained = {"trained": model, **training_of(cfg.engine, cfg.data, cpu=cpu)}
-    require(model=model, protocol=protocol, tensor_parallel=cfg.engine.tensor_parallel_size, **trained)
+    trained = {"trained": model, **training_of(engine, data, cpu=cpu)}
+    require(model=model, protocol=protocol, tensor_parallel=engine.tensor_parallel_size, **trained)
 
 
 def training_of(engine: EngineConfig, data: DataConfig, *, cpu: bool) -> dict[str, Any]:
@@ -340,6 +339,6 @@ def training_of(engine: EngineConfig, data: DataConfig, *, cpu: bool) -> dict[st
     return {"trainer": trainer, "row_tokens": (data.max_prompt_tokens or MIN_PROMPT_TOKENS) + data.max_response_tokens}
 
 
-def protocol_of(cfg: TrainConfig, environment: Taskset) -> ProtocolName:
+def protocol_of(agent: AgentConfig, environment: Taskset) -> ProtocolName:
     """The protocol that the model has to support; `fc` in every environment that offers tools."""
-    return "fc" if environment.tools else cfg.agent.protocol
+    return "fc" if environment.tools else agent.protocol

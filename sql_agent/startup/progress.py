@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from agentgrpo.durations import in_words
 from sql_agent.settings.main_job import TrainerConfig
-from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.micro_batch_file import MicroBatches
 
 Phase = Literal["rollouts", "log-probs", "update"]
@@ -112,17 +111,24 @@ class Batch:
 class Progress:
     """
     Args:
+        rollouts: of a step.
+        updates: of a step.
         rows: the metrics of the steps that a resumed run has behind it.
         done: the newest of these steps.
         clock: seconds.
     """
 
     def __init__(
-        self, cfg: TrainConfig, rows: Sequence[dict[str, float]], done: int, clock: Callable[[], float]
+        self,
+        trainer: TrainerConfig,
+        rows: Sequence[dict[str, float]],
+        done: int,
+        clock: Callable[[], float],
+        *,
+        rollouts: int,
+        updates: int,
     ) -> None:
-        self._trainer, self._clock = cfg.trainer, clock
-        self._updates = cfg.data.train_batch_size // (cfg.optim.mini_batch_size or cfg.data.train_batch_size)
-        self._rollouts = cfg.data.train_batch_size * cfg.rollout.group_size
+        self._trainer, self._clock, self._rollouts, self._updates = trainer, clock, rollouts, updates
         self._rows, self._done = list(rows), done
         self._batch: Batch | None = None
         self._micro: MicroBatches | None = None

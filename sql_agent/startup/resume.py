@@ -26,7 +26,7 @@ from sql_agent.names import ENVIRONMENTS, TINY_POLICY, label
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.groups import EnvConfig, JudgeConfig, RewardModelConfig
 from sql_agent.settings.load import load_config
-from sql_agent.settings.main_job import RolloutConfig
+from sql_agent.settings.main_job import ClusterConfig, RolloutConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import find_model
 from sql_agent.verl_side.checkpoints import newest_whole
@@ -47,10 +47,11 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     saved = cfg.run_dir / "config.yaml"
     workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
     if workers != cfg.workers(cpu=cpu):
+        as_many = _as_many(workers, cfg.cluster, saved, cpu=cpu)
         merge = agentgrpo_command("merge", "--checkpoint", cfg.run_dir, "--output")
         raise UsageError(
             f"{checkpoint} was written by {workers} worker{'s, each its share' * (workers > 1)}; go on with as many "
-            f"({_as_many(workers, cfg, saved, cpu=cpu)}), or train from its merged weights: `{merge} MERGED`, then "
+            f"({as_many}), or train from its merged weights: `{merge} MERGED`, then "
             "--model MERGED and another --run-dir"
         )
     if not saved.is_file():
@@ -80,7 +81,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     }
     pairs["env"] = (_environment(old.env), _environment(cfg.env))
     pairs["rollout.reward"] = (_weights(old.rollout), _weights(cfg.rollout))
-    pairs |= {f"the content of {file}": texts for file, texts in _contents(cfg).items()}
+    pairs |= {f"the content of {file}": texts for file, texts in _contents(cfg.run_dir, own_files(cfg)).items()}
     pairs["judge"] = (_judging(old.judge), _judging(cfg.judge))
     pairs["agent"] = (old.agent.model_dump(exclude=WALL_CLOCK), cfg.agent.model_dump(exclude=WALL_CLOCK))
     pairs["reward_model"] = (_shaping(old.reward_model), _shaping(cfg.reward_model))
@@ -92,13 +93,13 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         )
 
 
-def _as_many(workers: int, cfg: TrainConfig, saved: Path, *, cpu: bool) -> str:
+def _as_many(workers: int, cluster: ClusterConfig, saved: Path, *, cpu: bool) -> str:
     """The flags that give a run as many workers, over as many nodes as its settings in `saved` have."""
     per_node, nodes = "cluster.workers_per_node" if cpu else "engine.n_gpus", 1
     with suppress(OSError, ValueError):  # what is wrong with the file is said once the number is right
         nodes = load_config(saved).cluster.nodes
-    joins = "--ray-address ADDRESS " if nodes > 1 and cfg.cluster.ray_address is None else ""
-    over = f"cluster.nodes={nodes} " if nodes != cfg.cluster.nodes else ""
+    joins = "--ray-address ADDRESS " if nodes > 1 and cluster.ray_address is None else ""
+    over = f"cluster.nodes={nodes} " if nodes != cluster.nodes else ""
     return f"{joins}--set {over}{per_node}={workers // nodes}"
 
 
@@ -129,13 +130,13 @@ def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
     return files
 
 
-def _contents(cfg: TrainConfig) -> dict[str, tuple[str | None, str]]:
+def _contents(run_dir: Path, files: dict[str, dict[str, str]]) -> dict[str, tuple[str | None, str]]:
     """The sha256 of each of the user's own files in the run, and now."""
     try:
-        had = parse_json((cfg.run_dir / "run.json").read_text())["own_files"]
+        had = parse_json((run_dir / "run.json").read_text())["own_files"]
     except (OSError, ValueError, KeyError, TypeError):
         had = {}
-    return {now["file"]: (had.get(name, {}).get("sha256"), now["sha256"]) for name, now in own_files(cfg).items()}
+    return {now["file"]: (had.get(name, {}).get("sha256"), now["sha256"]) for name, now in files.items()}
 
 
 def _judging(cfg: JudgeConfig) -> Any:

@@ -16,6 +16,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.machine import uses_bfloat16
 from sql_agent.model_shape import GIB, ModelShape, kv_cache_bytes
 from sql_agent.settings.local import AdapterConfig
+from sql_agent.settings.main_job import ClusterConfig, EngineConfig, LoraConfig
 from sql_agent.settings.train import TrainConfig
 
 FLOAT32 = 4
@@ -35,6 +36,40 @@ BYTES_OF_A_SCORE = 29
 CPU_BASE, CPU_WORKER = 4 * GIB, 3 * GIB // 2
 OFFLOAD = "actor_rollout_ref.actor.fsdp_config"
 """verl's keys `param_offload` and `optimizer_offload` are below it."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the sums read of a run's settings."""
+
+    cpu: bool
+    engine: EngineConfig
+    cluster: ClusterConfig
+    lora: LoraConfig
+    verl: dict[str, Any]
+    workers: int
+    """Training workers of the run."""
+    row_tokens: int
+    pass_tokens: int
+    """The most tokens of one forward and backward pass."""
+    rollouts_at_once: int
+    awake: bool
+    """Whether vLLM keeps its memory during the update."""
+
+
+def load_of(cfg: TrainConfig, *, cpu: bool) -> Load:
+    return Load(
+        cpu,
+        cfg.engine,
+        cfg.cluster,
+        cfg.lora,
+        cfg.verl,
+        workers=cfg.workers(cpu=cpu),
+        row_tokens=cfg.data.row_tokens,
+        pass_tokens=cfg.micro_batch_tokens(cpu=cpu),
+        rollouts_at_once=cfg.rollouts_at_once,
+        awake=cfg.trainer.max_off_policy_steps > 0,
+    )
 
 
 @dataclass(frozen=True)
@@ -67,12 +102,13 @@ class Need:
         return self.served + self.reading + self.row
 
 
-def need_of(cfg: TrainConfig, shape: ModelShape, *, cpu: bool) -> Need:
+def need_of(load: Load, shape: ModelShape) -> Need:
     """The need of one of the run's workers and of its part of a model server."""
-    workers, tp = cfg.workers(cpu=cpu), 1 if cpu else cfg.engine.tensor_parallel_size
-    half = uses_bfloat16(cfg.engine.precision, shape.parameters) if cpu else cfg.engine.precision != "float32"
+    cpu, engine, lora, workers = load.cpu, load.engine, load.lora, load.workers
+    tp = 1 if cpu else engine.tensor_parallel_size
+    half = uses_bfloat16(engine.precision, shape.parameters) if cpu else engine.precision != "float32"
     act = 2 if half else 4
-    adapter = AdapterConfig(rank=cfg.lora.rank, target_modules=cfg.lora.target_modules) if cfg.lora.rank else None
+    adapter = AdapterConfig(rank=lora.rank, target_modules=lora.target_modules) if lora.rank else None
     added = shape.adapter_parameters(adapter) if adapter else 0
     trained = added or shape.parameters
     embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
@@ -81,30 +117,29 @@ def need_of(cfg: TrainConfig, shape: ModelShape, *, cpu: bool) -> Need:
     gathered = (FLOAT32 if cpu else act) * (embeddings + 2 * layer)
     if not adapter:
         gathered += (FLOAT32 + act) * max(embeddings, layer)
-    context = cfg.data.prompt_tokens + cfg.data.max_response_tokens
-    batched = max(4096, context)
+    batched = max(4096, load.row_tokens)
     return Need(
         weights=FLOAT32 * (shape.parameters + added) // workers,
         gradients=FLOAT32 * trained // workers,
         moments=2 * FLOAT32 * trained // workers,
         gathered=gathered,
-        activations=_activations(cfg, shape, act, cpu=cpu),
+        activations=_activations(load, shape, act),
         logits=POSITIONS * BYTES_OF_A_LOGIT * shape.vocab + 2 * act * shape.vocab * shape.hidden,
         largest=FLOAT32 * max(shape.vocab, shape.intermediate) * shape.hidden,
         served=act * shape.parameters // tp,
         reading=batched * act * (4 * shape.intermediate // tp + 3 * shape.hidden)
-        + 3 * FLOAT32 * cfg.engine.max_num_seqs * shape.vocab,
-        row=act * shape.cached_numbers * context // min(tp, shape.kv_heads),
+        + 3 * FLOAT32 * engine.max_num_seqs * shape.vocab,
+        row=act * shape.cached_numbers * load.row_tokens // min(tp, shape.kv_heads),
     )
 
 
-def _activations(cfg: TrainConfig, shape: ModelShape, act: int, *, cpu: bool) -> int:
+def _activations(load: Load, shape: ModelShape, act: int) -> int:
     """What autograd keeps of a full micro-batch, and what the layer that is being computed needs beside it.
 
     Each norm keeps its input in float32 and normalised; each linear layer its input; attention queries, keys and values
     (repeated for each query head) and its output; the feed-forward part its gate, its activation and its product.
     """
-    tokens = cfg.micro_batch_tokens(cpu=cpu)
+    cpu, tokens = load.cpu, load.pass_tokens
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     kept = 8 * shape.hidden + act * (4 * shape.hidden + 4 * queries + 4 * shape.intermediate)
     if shape.head_norms:
@@ -113,16 +148,16 @@ def _activations(cfg: TrainConfig, shape: ModelShape, act: int, *, cpu: bool) ->
     # attention (`sql_agent.shared_prefix`) needs none.
     mask = 0 if cpu else act * tokens**2
     working = tokens * act * (4 * shape.intermediate + 3 * shape.hidden) + (0 if cpu else tokens**2 + mask)
-    if cpu and cfg.engine.shared_prompts:
+    if cpu and load.engine.shared_prompts:
         working += BYTES_OF_A_SCORE * shape.heads * tokens**2
-    checkpointing = cfg.engine.gradient_checkpointing
+    checkpointing = load.engine.gradient_checkpointing
     if (not cpu) if checkpointing is None else checkpointing:
         residual = FLOAT32 if cpu else act
         return shape.layers * tokens * shape.hidden * residual + tokens * kept + mask + working
     return shape.layers * (tokens * kept + mask) + working
 
 
-def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
+def phases(load: Load, need: Need, total: int | None) -> dict[str, int]:
     """Bytes on one GPU while rollouts are played, while weights are sent, and in the update.
 
     With `cluster.sampler_gpus` the first is of a GPU of those, which also takes new weights in, and the other two are
@@ -133,13 +168,12 @@ def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
     Raises:
         UsageError: a key of verl's has a value that verl cannot read.
     """
-    share = need.sampler if total is None else int(cfg.engine.gpu_memory_utilization * total)
-    awake = cfg.trainer.max_off_policy_steps > 0  # vLLM keeps its memory during the update
-    offload, bucket = offloaded(cfg), _bucket(cfg)
+    share = need.sampler if total is None else int(load.engine.gpu_memory_utilization * total)
+    offload, bucket = offloaded(load.verl), _bucket(load.verl)
     resting = (0 if offload["optimizer_offload"] else need.moments) + (0 if offload["param_offload"] else need.weights)
     # the adapter is merged into weights that are on the GPU; without one each weight is sent from where it lies
-    sending = resting + (need.weights if offload["param_offload"] and cfg.lora.rank else 0)
-    if cfg.cluster.sampler_gpus:  # vLLM's share is on other GPUs than the rest; NCCL has two buffers on both sides
+    sending = resting + (need.weights if offload["param_offload"] and load.lora.rank else 0)
+    if load.cluster.sampler_gpus:  # vLLM's share is on other GPUs than the rest; NCCL has two buffers on both sides
         return {
             "rollouts": share + 3 * bucket + need.largest + PROCESSES,
             "weight sync": sending + 2 * bucket + need.largest + PROCESSES,
@@ -147,19 +181,19 @@ def phases(cfg: TrainConfig, need: Need, total: int | None) -> dict[str, int]:
         }
     return {
         "rollouts": share + resting + PROCESSES,
-        "weight sync": (share if awake else need.served) + sending + bucket + need.largest + PROCESSES,
-        "the update": (share if awake else 0) + need.update + PROCESSES,
+        "weight sync": (share if load.awake else need.served) + sending + bucket + need.largest + PROCESSES,
+        "the update": (share if load.awake else 0) + need.update + PROCESSES,
     }
 
 
-def offloaded(cfg: TrainConfig) -> dict[str, bool]:
+def offloaded(verl: dict[str, Any]) -> dict[str, bool]:
     """What the trainer keeps in the host's memory while it is not updating."""
-    return {name: bool(_given(cfg, f"{OFFLOAD}.{name}")) for name in ("param_offload", "optimizer_offload")}
+    return {name: bool(_given(verl, f"{OFFLOAD}.{name}")) for name in ("param_offload", "optimizer_offload")}
 
 
-def _given(cfg: TrainConfig, key: str) -> Any:
+def _given(verl: dict[str, Any], key: str) -> Any:
     """The value of verl's key in the settings, None if it is not given."""
-    found, above = cfg.verl, "verl"
+    found, above = verl, "verl"
     for name in key.split("."):
         if not isinstance(found, dict):
             raise UsageError(f"{above} is {found!r}, expected keys below it; leave it out, or set verl.{key}")
@@ -169,16 +203,16 @@ def _given(cfg: TrainConfig, key: str) -> Any:
     return found
 
 
-def _bucket(cfg: TrainConfig) -> int:
-    mib = _given(cfg, BUCKET)
+def _bucket(verl: dict[str, Any]) -> int:
+    mib = _given(verl, BUCKET)
     if mib is not None and not isinstance(mib, int | float):
         raise UsageError(f"verl.{BUCKET} is {mib!r}, expected a number of MiB; verl's default is {BUCKET_MIB}")
     return int(mib or BUCKET_MIB) * 2**20
 
 
-def describe_need(cfg: TrainConfig, need: Need, total: int | None) -> str:
+def describe_need(load: Load, need: Need, total: int | None) -> str:
     """In GiB; `total` as in `phases`."""
-    sums = ", ".join(f"{_gib(size)} in {phase}" for phase, size in phases(cfg, need, total).items())
+    sums = ", ".join(f"{_gib(size)} in {phase}" for phase, size in phases(load, need, total).items())
     return (
         f"GiB of each GPU: {sums}; the trainer: weights {_gib(need.weights)}, gradients {_gib(need.gradients)}, "
         f"moments {_gib(need.moments)}, gathered layers {_gib(need.gathered)}, activations {_gib(need.activations)}, "
@@ -187,13 +221,13 @@ def describe_need(cfg: TrainConfig, need: Need, total: int | None) -> str:
     )
 
 
-def cpu_need(cfg: TrainConfig, shape: ModelShape) -> int:
+def cpu_need(load: Load, shape: ModelShape) -> int:
     """Bytes of all workers of one node's CPU, their model servers, and the processes of the run."""
-    workers, need = cfg.workers_per_node(cpu=True), need_of(cfg, shape, cpu=True)
-    half = uses_bfloat16(cfg.engine.precision, shape.parameters)
+    engine, workers, need = load.engine, load.cluster.workers_per_node, need_of(load, shape)
+    number_bytes = 2 if uses_bfloat16(engine.precision, shape.parameters) else FLOAT32
+    cache = kv_cache_bytes(engine, load.row_tokens, load.rollouts_at_once, shape, number_bytes)
     # vLLM's layers on a CPU hold their weights twice, as they are loaded and as the kernel wants them
-    tensors = workers * (need.update + 2 * need.served + kv_cache_bytes(cfg, shape, 2 if half else FLOAT32))
-    return CPU_BASE + (workers - 1) * CPU_WORKER + tensors
+    return CPU_BASE + (workers - 1) * CPU_WORKER + workers * (need.update + 2 * need.served + cache)
 
 
 def _gib(size: int) -> str:

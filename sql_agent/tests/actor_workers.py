@@ -49,6 +49,7 @@ def take(model: str, folder: str, first: int, last: int, *given: str) -> None:
     from sql_agent.verl_side.tracking import rename
 
     settings = [
+        "optim.learning_rate=5e-4",
         f"cluster.workers_per_node={workers}",
         f"data.train_batch_size={GROUPS}",
         f"rollout.group_size={GROUP}",

@@ -40,6 +40,7 @@ def main() -> None:
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     settings = [
+        "optim.learning_rate=5e-4",
         f"data.train_batch_size={groups}",
         f"rollout.group_size={GROUP}",
         f"engine.precision={precision}",

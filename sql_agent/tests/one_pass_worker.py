@@ -23,6 +23,7 @@ from sql_agent.verl_side.config import Files, compose, to_verl
 
 GROUPS = 3
 SETTINGS = [
+    "optim.learning_rate=5e-4",
     f"data.train_batch_size={GROUPS}",
     f"rollout.group_size={GROUP}",
     "data.max_prompt_tokens=20",

@@ -11,7 +11,7 @@ import pytest
 from sql_agent.model_shape import shape_of
 from sql_agent.settings.load import load_config
 from sql_agent.startup.memory_check import fault_of
-from sql_agent.startup.run_memory import GIB, need_of, phases
+from sql_agent.startup.run_memory import GIB, load_of, need_of, phases
 from sql_agent.tests.test_run_memory import QWEN, gpu
 from sql_agent.train_sql_agent import main
 from sql_agent.verl_side.config import Files, compose, to_verl, validate
@@ -41,10 +41,11 @@ def test_a_recipe_fits_its_card_by_the_estimate_and_the_page_says_how_tightly(wh
     model = words[words.index("--model") + 1]
     (shape,) = (shape for name, shape in SHAPES.items() if f"-{name}" in model or model.endswith(name))
     (gib,) = (gib for name, gib in CARDS.items() if what.endswith(name))
-    found = phases(cfg, need_of(cfg, shape, cpu=False), int(gib * GIB))
+    load = load_of(cfg, cpu=False)
+    found = phases(load, need_of(load, shape), int(gib * GIB))
     largest = max(found, key=lambda name: found[name])
     assert (f"{found[largest] / GIB:.1f}", largest) == (most, phase)
-    assert fault_of(cfg, shape, gpu(gib)) is None
+    assert fault_of(load, shape, gpu(gib)) is None
 
 
 @pytest.fixture(scope="module")

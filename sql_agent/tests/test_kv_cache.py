@@ -37,7 +37,8 @@ GIB = 2**30
 )
 def test_the_cache_holds_what_rollouts_can_use_and_never_more_than_the_setting(settings, shape, number_bytes, expected):
     one = ["rollout.n_runners=1", "rollout.runner_concurrency=1"]
-    assert kv_cache_bytes(load_config(None, [*LENGTHS, *one, *settings]), shape, number_bytes) == expected
+    cfg = load_config(None, [*LENGTHS, *one, *settings])
+    assert kv_cache_bytes(cfg.engine, 100, cfg.rollouts_at_once, shape, number_bytes) == expected
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("qwen3", (2 * 5 * 4 + 1) * BLOCK * 4), ("mamba", GIB)])

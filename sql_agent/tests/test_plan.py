@@ -6,11 +6,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from agentgrpo.disk_errors import OutputError
+from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import DiskNeed
 from sql_agent.environments.base import make_taskset
 from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import LoraConfig, TrainerConfig
-from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, disk_need, planned
+from sql_agent.startup.plan import check_disk, describe_plan, disk_need, planned, with_learning_rate
 
 SETTINGS = [
     "data.generate=16",
@@ -29,7 +30,9 @@ SETTINGS = [
 def plan(model, *more):
     cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
     cfg, tasks = planned(cfg, make_taskset(cfg.environment), cpu=True)
-    return [*tasks, *describe_plan(cfg, gpus=None)]
+    weights = count_weights(model)
+    _, rate = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)
+    return [*tasks, *describe_plan(cfg, weights, rate, gpus=None)]
 
 
 def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_folder):
@@ -97,14 +100,12 @@ def test_checkpoints_of_a_resumed_run_make_room_for_the_next(tmp_path):
 
 def test_the_learning_rate_is_that_of_the_models_size_unless_it_is_given():
     cfg = load_config(None, ["model=m"])
-    assert (
-        describe_learning_rate(cfg.optim, cfg.lora, 134_515_008)
-        == "learning rate: 3e-05, for a model of 134,515,008 weights"
-    )
-    given = load_config(None, ["model=m", "optim.learning_rate=1e-6", "lora.rank=8"])
-    assert describe_learning_rate(given.optim, given.lora, 134_515_008) == (
-        "learning rate: 1e-06, as given (a model of this size takes about 0.0003)"
-    )
+    filled = cfg.optim.model_copy(update={"learning_rate": 3e-5})
+    line = "learning rate: 3e-05, for a model of 134,515,008 weights"
+    assert with_learning_rate(cfg.optim, 134_515_008, lora=False) == (filled, line)
+    given = load_config(None, ["model=m", "optim.learning_rate=1e-6"]).optim
+    line = "learning rate: 1e-06, as given (a model of this size takes about 0.0003)"
+    assert with_learning_rate(given, 134_515_008, lora=True) == (given, line)
 
 
 def test_prompts_are_measured_in_the_models_tokens(random_policy_folder):

@@ -4,14 +4,7 @@ from sql_agent.settings.load import load_config
 from sql_agent.startup.progress import Progress
 from sql_agent.verl_side.micro_batch_file import MicroBatches
 
-SETTINGS = [
-    "data.train_batch_size=8",
-    "rollout.group_size=4",
-    "optim.mini_batch_size=4",
-    "trainer.steps=10",
-    "trainer.val_every=5",
-    "trainer.save_every=0",
-]
+SETTINGS = ["trainer.steps=10", "trainer.val_every=5", "trainer.save_every=0"]
 STEP = {"time/step_s": 100.0, "time/gen_s": 50.0, "time/log_prob_s": 10.0, "time/update_s": 30.0}
 VALIDATION = {"val/time/rollout_s": 20.0}
 
@@ -24,7 +17,8 @@ class Clock:
 
 
 def progress(rows=(), done=0, clock=None, *settings):
-    return Progress(load_config(None, [*SETTINGS, *settings]), rows, done, clock or Clock())
+    trainer = load_config(None, [*SETTINGS, *settings]).trainer
+    return Progress(trainer, rows, done, clock or Clock(), rollouts=32, updates=2)
 
 
 def rollouts(step, done, of=32, lost=0, validate=False, resampled=0):

@@ -10,7 +10,7 @@ from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.load import load_config
 from sql_agent.startup.memory_check import Gpu, check_run_memory, fault_of, gpus_here, settings_that_fit
 from sql_agent.startup.preflight import gpus_of
-from sql_agent.startup.run_memory import GIB, PROCESSES, Need, cpu_need, need_of, phases
+from sql_agent.startup.run_memory import GIB, PROCESSES, Load, Need, cpu_need, load_of, need_of, phases
 from sql_agent.train_sql_agent import main
 
 SHAPE = ModelShape(
@@ -40,8 +40,12 @@ NEED = Need(
 )
 
 
+def load(*settings, cpu=False) -> Load:
+    return load_of(load_config(None, list(settings)), cpu=cpu)
+
+
 def need(*settings, shape=SHAPE, cpu=False) -> Need:
-    return need_of(load_config(None, [*SMALL, *settings]), shape, cpu=cpu)
+    return need_of(load(*SMALL, *settings, cpu=cpu), shape)
 
 
 def changed(**parts) -> Need:
@@ -134,22 +138,22 @@ BUCKET_KEY = "verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bu
     ],
 )
 def test_trainer_and_sampler_are_added_up_phase_by_phase(settings, total, expected):
-    found = phases(load_config(None, settings), TEN, total)
+    found = phases(load(*settings), TEN, total)
     assert {phase: size - PROCESSES for phase, size in found.items()} == expected
 
 
 def test_a_cpus_workers_hold_their_shares_and_a_server_each():
     settings = ["cluster.workers_per_node=2", "engine.precision=float32", *THREE_AT_ONCE]
-    cfg = load_config(None, [*SMALL, *settings])
+    cfg = load(*SMALL, *settings, cpu=True)
     # half of weights, gradients and moments; whole layers in float32, nothing recomputed and no mask
     one = 16 * 348 // 2 + 4 * (40 + 2 * 154) + 8 * 154 + (2 * 128 * 288 + 128 * 4 * 44) + 512 * 22 * 10 + 8 * 40
-    assert need_of(cfg, SHAPE, cpu=True).update == one
+    assert need_of(cfg, SHAPE).update == one
     assert cpu_need(cfg, SHAPE) == int(5.5 * GIB) + 2 * (one + 2 * 4 * 348 + CACHE)
     # the scores of a layer's two heads in the backward pass
-    flex = load_config(None, [*SMALL, *settings, "engine.shared_prompts=flex_attention"])
+    flex = load(*SMALL, *settings, "engine.shared_prompts=flex_attention", cpu=True)
     assert cpu_need(flex, SHAPE) == cpu_need(cfg, SHAPE) + 2 * 29 * 2 * 128**2
     # four workers share, two of which are on this node
-    two_nodes = load_config(None, [*SMALL, *settings, "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379"])
+    two_nodes = load(*SMALL, *settings, "cluster.nodes=2", "cluster.ray_address=10.0.0.1:6379", cpu=True)
     assert cpu_need(two_nodes, SHAPE) == cpu_need(cfg, SHAPE) - 2 * 16 * 348 // 4
 
 
@@ -168,7 +172,7 @@ def test_a_cpus_workers_hold_their_shares_and_a_server_each():
 )
 def test_a_key_of_verls_that_cannot_be_read_is_named(setting, words):
     with pytest.raises(UsageError) as error:
-        phases(load_config(None, [setting]), TEN, 1000)
+        phases(load(setting), TEN, 1000)
     assert str(error.value) == words
 
 
@@ -187,10 +191,9 @@ TINY = shape_of({
 
 def test_the_two_sums_that_an_h100_showed_are_met():
     """The trainer's most allocated bytes of both runs of doc/benchmarks.md#one-gpu; the second was in weight sync."""
-    kept = load_config(None, ["engine.gradient_checkpointing=false", "data.max_response_tokens=768"])
-    assert need_of(kept, SMOLLM2, cpu=False).update == pytest.approx(29.5 * GIB, rel=0.15)
-    small = load_config(None, ["data.max_response_tokens=512"])
-    expected = need_of(small, TINY, cpu=False)
+    kept = load("engine.gradient_checkpointing=false", "data.max_response_tokens=768")
+    assert need_of(kept, SMOLLM2).update == pytest.approx(29.5 * GIB, rel=0.15)
+    expected = need_of(load("data.max_response_tokens=512"), TINY)
     assert expected.weights + expected.moments + BUCKET + expected.largest == pytest.approx(2.1 * GIB, rel=0.15)
     assert expected.update < BUCKET
 
@@ -267,7 +270,7 @@ def gpu(gib) -> Gpu:
 )
 def test_what_does_not_fit_is_refused_with_the_settings_that_would(size, settings, gib, words, fitting):
     cfg = load_config(None, settings)
-    fault = fault_of(cfg, QWEN[size], gpu(gib))
+    fault = fault_of(load(*settings), QWEN[size], gpu(gib))
     if words is None:
         assert fault is None
         return
@@ -275,13 +278,13 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would(size, setting
     assert words in fault
     assert settings_that_fit(cfg, QWEN[size], [gpu(gib)]) == fitting
     if fitting:
-        assert fault_of(load_config(None, [*settings, *fitting]), QWEN[size], gpu(gib)) is None
+        assert fault_of(load(*settings, *fitting), QWEN[size], gpu(gib)) is None
 
 
 def test_what_another_program_has_taken_of_a_card_is_not_there():
     cfg, half_taken = load_config(None, ["lora.rank=16"]), Gpu(40 * GIB, 20 * GIB)
     # vLLM's half of the GPU, 6.0 of weights and moments, 2 beside them
-    assert fault_of(cfg, QWEN["1.5B"], half_taken) == (
+    assert fault_of(load("lora.rank=16"), QWEN["1.5B"], half_taken) == (
         "the run needs 28.0 GiB of each GPU in rollouts, and 20.0 GiB of 40.0 GiB are free"
     )
     assert settings_that_fit(cfg, QWEN["1.5B"], [half_taken]) == ["engine.gpu_memory_utilization=0.3"]

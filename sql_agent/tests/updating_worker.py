@@ -18,7 +18,8 @@ from typing import Any
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import Files, compose, to_verl
 
-SETTINGS = ["data.train_batch_size=2", "rollout.group_size=2", "optim.mini_batch_size=1", "optim.weight_decay=0.1"]
+SETTINGS = ["data.train_batch_size=2", "rollout.group_size=2", "optim.mini_batch_size=1"]
+SETTINGS += ["optim.learning_rate=5e-4", "optim.weight_decay=0.1"]
 
 
 def main() -> None:

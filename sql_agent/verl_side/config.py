@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.machine import sampling_dtype
-from agentgrpo.model_kinds import count_weights
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import merged, set_path, verl_keys
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.credit.registry import VERLS
-from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS
 from sql_agent.model_check import SETUP
 from sql_agent.model_shape import BLOCK, ModelShape, kv_cache_bytes, shape_of
-from sql_agent.settings.main_job import EngineConfig, LoraConfig, OptimConfig
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.main_job import EngineConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.verl_side.allowed_keys import check_keys
 
@@ -44,6 +43,8 @@ ENGINE = "VERL_ENGINE_VENDOR"
 MODEL, ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "ref", "rollout"))
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
+# Of the trainer and of the sampler, which spell it differently.
+PRECISION = tuple(key for key, setting in verl_keys(TrainConfig).items() if setting == "engine.precision")
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
 # (workers/config/rollout.py) and arguments it hands through to ray.init, transformers and vLLM.
@@ -75,16 +76,57 @@ class Files:
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOOPBACK) -> dict[str, Any]:
     """verl's overrides as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
 
+    Without `optim.learning_rate` (`startup.plan.with_learning_rate` fills it in) verl's own is left.
+
     Raises:
         ValueError: `cfg.verl` has a key that one of our settings decides, or that `check_keys` refuses.
     """
-    given = {key: attrgetter(setting)(cfg) for key, setting in verl_keys(TrainConfig).items()}
-    keys = FIXED | given | _optional(cfg, files.model, cpu=cpu) | _lengths(cfg, cpu=cpu)
-    keys |= _run(cfg, files) | _device(cfg, files.model, cpu=cpu) | _ray(cfg.workers(cpu=cpu), network, cpu=cpu)
+    settings, checkpointing = verl_keys(TrainConfig), cfg.engine.gradient_checkpointing
+    dtype, per_node = precision(cfg.engine, files.model, cpu=cpu), cfg.workers_per_node(cpu=cpu)
+    values = {setting: attrgetter(setting)(cfg) for setting in settings.values()}
+    # settings that verl knows in another form, or whose default depends on the run
+    values |= {
+        "data.max_prompt_tokens": cfg.data.prompt_tokens,
+        "optim.mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
+        "optim.micro_batch_tokens": cfg.micro_batch_tokens(cpu=cpu),
+        "loss.name": VERLS.get(cfg.loss.name, cfg.loss.name),
+        "engine.gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
+        "engine.n_gpus": per_node,
+        "cluster.sampler_gpus": cfg.cluster.sampler_gpus or per_node,
+        "trainer.val_every": cfg.trainer.val_every or -1,
+        "trainer.save_every": cfg.trainer.save_every or -1,
+    }
+    given = {key: values[setting] for key, setting in settings.items() if key not in PRECISION}
+    if cfg.optim.learning_rate is None:
+        given = {key: value for key, value in given.items() if settings[key] != "optim.learning_rate"}
+    keys = FIXED | given | _lengths(cfg.data, cfg.micro_batch_tokens(cpu=cpu)) | _run(cfg.run_dir, cfg.seed, files)
+    keys |= _precision(dtype, cpu=cpu) | _device(cfg.engine, cpu=cpu) | _ray(cfg.workers(cpu=cpu), network, cpu=cpu)
+    keys |= {
+        f"{ACTOR}.clip_ratio_low": cfg.loss.clip_ratio,
+        f"{ACTOR}.clip_ratio_high": cfg.loss.clip_ratio,
+        f"{ACTOR}.use_kl_loss": cfg.loss.kl_coef > 0,
+        # Without merging, vLLM's chat server answers with the base model, because verl loads the adapter under a name
+        # that only its token-level `generate` uses.
+        f"{MODEL}.lora.merge": cfg.lora.rank > 0,
+        f"{ROLLOUT}.load_format": "safetensors" if cfg.lora.rank else "auto",
+        f"{ROLLOUT}.temperature": cfg.agent.temperature,
+        f"{ROLLOUT}.top_p": cfg.agent.top_p,
+        f"{VLLM}.tool_call_parser": cfg.rollout.tool_parser,
+        "data.val_batch_size": cfg.data.val_limit,
+        "trainer.logger": list(cfg.trainer.loggers),
+        # a resumed run was already validated at that step, and verl would log a second line for it
+        "trainer.val_before_train": cfg.trainer.val_before_train and files.checkpoint is None,
+        "trainer.balance_batch": not cpu or cfg.workers(cpu=cpu) > 1,
+    }
+    if cpu:
+        number_bytes = 2 if dtype == "bfloat16" else 4
+        cache = kv_cache_bytes(cfg.engine, cfg.data.row_tokens, cfg.rollouts_at_once, _shape(files.model), number_bytes)
+        keys |= {f"{VLLM}.kv_cache_memory_bytes": cache}
     keys |= AWAKE | CORRECTED if cfg.trainer.max_off_policy_steps else {}
     keys |= AWAKE | SEPARATE if cfg.cluster.sampler_gpus else {}
-    tree = merged(_nested(keys), _checked(cfg.verl, packed=cpu or cfg.engine.shared_prompts is not None))
-    return merged(tree, _nested(ONE_PASS)) if _updates_once(cfg, tree, cpu=cpu) else tree
+    fused = cpu or cfg.engine.shared_prompts is not None
+    tree = merged(_nested(keys), _checked(cfg.verl, packed=fused))
+    return merged(tree, _nested(ONE_PASS)) if _updates_once(tree, fused=fused) else tree
 
 
 def _nested(keys: dict[str, Any]) -> dict[str, Any]:
@@ -170,15 +212,19 @@ SEPARATE: dict[str, Any] = {
 """Keys of a run with `cluster.sampler_gpus`."""
 
 
-def _updates_once(cfg: TrainConfig, tree: dict[str, Any], *, cpu: bool) -> bool:
-    """Whether one update follows a batch, and nothing needs old log-probs before it."""
+def _updates_once(tree: dict[str, Any], *, fused: bool) -> bool:
+    """Whether one update follows a batch, and nothing needs old log-probs before it.
+
+    Args:
+        fused: whether the plugin's engine computes log-probs.
+    """
     actor, model = tree["actor_rollout_ref"]["actor"], tree["actor_rollout_ref"]["model"]
     # a mean over the batch's importance weights is known after all of its micro-batches
     correction = tree["algorithm"].get("rollout_correction", {})
     normalized = correction.get("rollout_is") is not None and correction.get("rollout_is_batch_normalize", False)
-    one = actor["ppo_mini_batch_size"] == cfg.data.train_batch_size and actor.get("ppo_epochs", 1) == 1
+    one = actor["ppo_mini_batch_size"] == tree["data"]["train_batch_size"] and actor.get("ppo_epochs", 1) == 1
     # verl's own engine without its fused kernels would keep the logits of all tokens for the entropies of the update
-    fused = cpu or cfg.engine.shared_prompts is not None or bool(model["use_fused_kernels"])
+    fused = fused or bool(model["use_fused_kernels"])
     # the update's pass drops activations, which the sampler and a pass for old log-probs do not
     return one and fused and not normalized and not _has_dropout(model)
 
@@ -191,97 +237,64 @@ def _has_dropout(model: Mapping[str, Any]) -> bool:
     return any(value for name, value in named.items() if name.endswith(("dropout", "pdrop")) and value is not None)
 
 
-def _optional(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
-    """Settings that verl knows in another form, or whose default depends on the run."""
-    checkpointing = cfg.engine.gradient_checkpointing
+def _lengths(data: DataConfig, micro_batch: int) -> dict[str, Any]:
     return {
-        f"{ACTOR}.optim.lr": learning_rate(cfg.optim, cfg.lora, model),
-        f"{ACTOR}.ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
-        f"{ACTOR}.policy_loss.loss_mode": VERLS.get(cfg.loss.name, cfg.loss.name),
-        f"{ACTOR}.clip_ratio_low": cfg.loss.clip_ratio,
-        f"{ACTOR}.clip_ratio_high": cfg.loss.clip_ratio,
-        f"{ACTOR}.use_kl_loss": cfg.loss.kl_coef > 0,
-        f"{MODEL}.enable_gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
-        # Without merging, vLLM's chat server answers with the base model, because verl loads the adapter under a name
-        # that only its token-level `generate` uses.
-        f"{MODEL}.lora.merge": cfg.lora.rank > 0,
-        f"{ROLLOUT}.load_format": "safetensors" if cfg.lora.rank else "auto",
-        f"{ROLLOUT}.temperature": cfg.agent.temperature,
-        f"{ROLLOUT}.top_p": cfg.agent.top_p,
-        f"{VLLM}.tool_call_parser": cfg.rollout.tool_parser,
-        "data.val_batch_size": cfg.data.val_limit,
-        "trainer.test_freq": cfg.trainer.val_every or -1,
-        "trainer.save_freq": cfg.trainer.save_every or -1,
-        "trainer.logger": list(cfg.trainer.loggers),
-    }
-
-
-def _lengths(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
-    micro_batch, context = cfg.micro_batch_tokens(cpu=cpu), cfg.data.prompt_tokens + cfg.data.max_response_tokens
-    return {
-        "data.max_prompt_length": cfg.data.prompt_tokens,
-        f"{ACTOR}.ppo_max_token_len_per_gpu": micro_batch,
         f"{REF}.log_prob_max_token_len_per_gpu": micro_batch,
         f"{ROLLOUT}.log_prob_max_token_len_per_gpu": micro_batch,
-        f"{ROLLOUT}.max_model_len": context,
-        f"{ROLLOUT}.max_num_batched_tokens": max(4096, context),
+        f"{ROLLOUT}.max_model_len": data.row_tokens,
+        f"{ROLLOUT}.max_num_batched_tokens": max(4096, data.row_tokens),
         # verl's default, the longest row, varies between steps
-        f"{ACTOR}.loss_scale_factor": cfg.data.max_response_tokens,
+        f"{ACTOR}.loss_scale_factor": data.max_response_tokens,
     }
 
 
-def _run(cfg: TrainConfig, files: Files) -> dict[str, Any]:
+def _run(run_dir: Path, seed: int, files: Files) -> dict[str, Any]:
     resumed = files.checkpoint is not None
     seeded = ("data.seed", f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{ACTOR}.fsdp_config.seed")
     template = {} if files.chat_template is None else {f"{VLLM}.chat_template": files.chat_template}
     return {
-        **dict.fromkeys(seeded, cfg.seed),
+        **dict.fromkeys(seeded, seed),
         **template,
         "data.train_files": str(files.train),
         "data.val_files": str(files.val),
         f"{MODEL}.path": str(files.model),
         f"{MODEL}.custom_chat_template": files.chat_template,
-        # a resumed run was already validated at that step, and verl would log a second line for it
-        "trainer.val_before_train": cfg.trainer.val_before_train and not resumed,
         "trainer.resume_mode": "resume_path" if resumed else "disable",
         "trainer.resume_from_path": str(files.checkpoint) if resumed else None,
-        "trainer.default_local_dir": str(cfg.run_dir / "checkpoints"),
-        "trainer.experiment_name": cfg.run_dir.name,
+        "trainer.default_local_dir": str(run_dir / "checkpoints"),
+        "trainer.experiment_name": run_dir.name,
     }
 
 
-def _device(cfg: TrainConfig, model: Path, *, cpu: bool) -> dict[str, Any]:
-    """Return the keys that differ between a CPU and a GPU."""
-    dtype, per_node = precision(cfg.engine, model, cpu=cpu), cfg.workers_per_node(cpu=cpu)
+def _precision(dtype: str, *, cpu: bool) -> dict[str, Any]:
     # On a CPU the engine uses autocast, and the residual stream stays float32. FSDP would cast the weights before the
     # forward pass, and the activations with them.
     param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
     mixed = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    trained, sampled = PRECISION
+    return {trained: mixed, f"{REF}.fsdp_config.mixed_precision": mixed, sampled: dtype}
+
+
+def _device(engine: EngineConfig, *, cpu: bool) -> dict[str, Any]:
+    """The keys that differ between a CPU and a GPU."""
     only_on_a_cpu = {
         f"{REF}.fsdp_config.use_torch_compile": False,
         f"{VLLM}.distributed_executor_backend": "uni",  # saves a process that imports torch and vLLM
         f"{VLLM}.block_size": BLOCK,
-        f"{VLLM}.kv_cache_memory_bytes": kv_cache_bytes(cfg, _shape(model), 2 if dtype == "bfloat16" else 4),
         # A prompt that does not fit into a pass any more waits for the next one, which holds the longest. vLLM would
         # cut it, and of a cut prompt whose request has a seed it takes back a random number, which torch's generator
         # on a CPU cannot: the engine would end (v1/worker/gpu_model_runner.py, `_bookkeeping_sync`).
         f"{ROLLOUT}.enable_chunked_prefill": False,
     }
     return {
-        f"{ACTOR}.fsdp_config.mixed_precision": mixed,
-        f"{REF}.fsdp_config.mixed_precision": mixed,
-        f"{ROLLOUT}.dtype": dtype,
-        f"{ROLLOUT}.n_gpus_per_node": cfg.cluster.sampler_gpus or per_node,
         f"{ACTOR}.use_torch_compile": not cpu,
         f"{ACTOR}.fsdp_config.use_torch_compile": not cpu,
         # otherwise verl keeps all logits of a micro-batch in memory and takes their log-probs token by token
-        f"{MODEL}.use_fused_kernels": not (cpu or cfg.engine.shared_prompts),  # the plugin's engine does the same
+        f"{MODEL}.use_fused_kernels": not (cpu or engine.shared_prompts),  # the plugin's engine does the same
         f"{ROLLOUT}.enforce_eager": cpu,
         f"{ROLLOUT}.free_cache_engine": not cpu,
         f"{ROLLOUT}.enable_sleep_mode": not cpu,
         "trainer.device": "cpu" if cpu else "cuda",
-        "trainer.n_gpus_per_node": per_node,
-        "trainer.balance_batch": not cpu or cfg.workers(cpu=cpu) > 1,
         **(only_on_a_cpu if cpu else {}),
     }
 
@@ -308,13 +321,6 @@ def _shape(model: Path) -> ModelShape | None:
 def precision(engine: EngineConfig, model: Path, *, cpu: bool) -> str:
     parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4  # half as many for 16-bit files
     return sampling_dtype(engine.precision, parameters, cpu=cpu)
-
-
-def learning_rate(optim: OptimConfig, lora: LoraConfig, model: Path) -> float:
-    """What was given, or what a model of this size takes."""
-    if optim.learning_rate is not None:
-        return optim.learning_rate
-    return usual_learning_rate(count_weights(model), method="grpo", lora=lora.rank > 0)
 
 
 def compose(overrides: dict[str, Any]) -> Any:
@@ -387,7 +393,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool, network: Network = LOOPBA
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "TOKENIZERS_PARALLELISM": "false",
         **network.environment(),
-        CONTEXT_TOKENS: str(cfg.data.prompt_tokens + cfg.data.max_response_tokens),
+        CONTEXT_TOKENS: str(cfg.data.row_tokens),
         LOSS: cfg.loss.model_dump_json(),
     }
     if cfg.engine.shared_prompts:

@@ -5,6 +5,7 @@ import pytest
 from agentgrpo.checks import UsageError
 from sql_agent.cluster.network import LOOPBACK, Network, interface_of
 from sql_agent.settings.load import load_config
+from sql_agent.settings.main_job import ClusterConfig
 from sql_agent.startup.preflight import with_ray
 from sql_agent.train_sql_agent import inspect_cluster
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
@@ -50,11 +51,11 @@ def test_the_interface_is_the_one_that_has_the_address():
 
 def test_ray_address_of_the_environment_is_joined_unless_a_setting_names_another(monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
-    assert with_ray(load_config(None)).cluster.ray_address == "10.0.0.9:6379"
+    assert with_ray(ClusterConfig()).ray_address == "10.0.0.9:6379"
     assert capsys.readouterr().err == "RAY_ADDRESS is set: joining the Ray cluster at 10.0.0.9:6379\n"
-    assert with_ray(load_config(None, ["cluster.ray_address=auto"])).cluster.ray_address == "auto"
+    assert with_ray(ClusterConfig(ray_address="auto")).ray_address == "auto"
     monkeypatch.delenv("RAY_ADDRESS")
-    assert with_ray(load_config(None)).cluster.ray_address is None
+    assert with_ray(ClusterConfig()).ray_address is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_ray_address_of_the_environment_is_joined_unless_a_setting_names_another
 )
 def test_a_ray_address_that_is_no_cluster_is_not_joined(monkeypatch, capsys, address, said):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert with_ray(load_config(None)).cluster.ray_address is None
+    assert with_ray(ClusterConfig()).ray_address is None
     assert capsys.readouterr().err == said
 
 
