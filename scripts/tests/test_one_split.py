@@ -14,7 +14,6 @@ from starlette.routing import Route
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from sql_agent import evaluate, oracle, train_sql_agent
-from sql_agent.apo import launch as apo
 from sql_agent.commands import greedy_grpo as run_dbbench_greedy_grpo
 from sql_agent.commands import gsm8k as train_gsm8k_agent
 from sql_agent.commands import local as train_local_grpo
@@ -28,6 +27,7 @@ from sql_agent.settings.local import GreedyGrpoConfig, LocalGrpoConfig
 from sql_agent.settings.single_skill import TaskConfig
 from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.run import prepare
+from sql_agent.startup import search as apo
 from sql_agent.startup.plan import choose_tasks
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.trained_on import Source, TrainedOn, read_trained_on, write_trained_on
@@ -57,6 +57,10 @@ def shop(tmp_path_factory) -> Path:
              for n in range(30) for word in ("How much", "What price")]  # fmt: skip
     (folder / "questions.json").write_text(json.dumps([{"question": q, "query": sql} for q, sql in asked]))
     return folder
+
+
+def search_tasks(cfg, environment):
+    return apo.choose_tasks(cfg.data, cfg.seed, cfg.apo.selection_tasks, environment)
 
 
 def fingerprints(settings: EnvironmentSettings, found) -> set[str]:
@@ -113,7 +117,7 @@ def test_every_command_holds_the_same_tasks_of_a_file_out_whatever_its_seed(rand
         found["run_dbbench_greedy_grpo", seed] = fingerprints(settings, greedy.val)
         main = main_job(model, seed, f"data.train_file={tasks}")
         found["train_sql_agent", seed] = set(choose_tasks(main, environment).trained_on.held_out)
-        search = apo.choose_tasks(main_job(model, seed, f"data.train_file={tasks}", *APO), environment)
+        search = search_tasks(main_job(model, seed, f"data.train_file={tasks}", *APO), environment)
         found["apo", seed] = fingerprints(settings, search[1].val)
     found["run_experiment", 0] = fingerprints(settings, each_once(file_split(TaskConfig(data=tasks))[1]))
     played = evaluated(tasks, tmp_path / "out.jsonl")
@@ -144,7 +148,7 @@ def test_every_command_holds_the_same_questions_of_a_database_out(random_policy_
             48,
             "agentgrpo train learnt 48 of questions.json, 12 held out",
         )
-        search = apo.choose_tasks(main_job(random_policy_folder, seed, *of_file, *APO), environment)
+        search = search_tasks(main_job(random_policy_folder, seed, *of_file, *APO), environment)
         found["apo", seed] = fingerprints(settings, search[1].val)
     played = evaluated(file, tmp_path / "out.jsonl", "--database", str(database))
     found["evaluate", 0] = fingerprints(settings, [task for task in environment.read_tasks(file) if task.id in played])

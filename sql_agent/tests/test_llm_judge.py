@@ -28,12 +28,13 @@ from sql_agent.settings.load import load_config
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import drop_scores_of_group
 from sql_agent.source.stops import TooManyLostError, check_lost
+from sql_agent.startup.command import ROLES, servers_of
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.tests.records import make_record
 from sql_agent.tests.test_summed_rewards import start
-from sql_agent.train_sql_agent import main, servers_of
+from sql_agent.train_sql_agent import main
 
 ROOT = Path(__file__).parents[2]
 SECRET = "5ecret-key"
@@ -327,15 +328,14 @@ def test_a_rubric_that_cannot_be_used_is_refused(capsys, tmp_path, content, word
     assert f"error: --judge-rubric {tmp_path}/rubric.txt {words}" in capsys.readouterr().err
 
 
-def test_a_run_is_refused_while_the_judge_gives_no_score(tmp_path, monkeypatch):
+def test_a_run_is_refused_while_the_judge_gives_no_score(tmp_path):
     server = Judging(PlainTextResponse("which model?", 404), '{"score": 1}')
     with server.serve() as url:
         cfg = resolve(parse_args(flags(tmp_path, url)))
         with pytest.raises(ValueError, match=r"gives no score \(judge_refused\): .* 404: which model.*JUDGE_API_KEY"):
-            require(judge=servers_of(cfg)["judge"])
-        require(judge=servers_of(cfg)["judge"])
-        monkeypatch.setenv("AGL_CURRENT_ROLE", "algorithm")  # asks nobody: it plays nothing
-        assert "judge" not in servers_of(cfg)
+            require(judge=servers_of(cfg, ROLES["both"])["judge"])
+        require(judge=servers_of(cfg, ROLES["both"])["judge"])
+        assert "judge" not in servers_of(cfg, ROLES["algorithm"])  # asks nobody: it plays nothing
     assert len(server.bodies) == 2
     assert not (tmp_path / "run").exists()
 

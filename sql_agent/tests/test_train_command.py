@@ -105,7 +105,7 @@ def test_a_run_that_ends_early_says_what_the_same_command_does(
             (cfg.run_dir / "checkpoints" / "global_step_1" / "manifest.json").touch()
         raise end
 
-    monkeypatch.setattr("sql_agent.train_sql_agent.run", ends)
+    monkeypatch.setattr("sql_agent.startup.command.check_servers", ends)
     status, line = (130, "stopped; ") if isinstance(end, KeyboardInterrupt) else (1, "error: no runner is left\n")
     assert main(["--run-dir", str(tmp_path), *flags]) == status
     assert line + left.replace("RUN", str(tmp_path)) in capsys.readouterr().err

@@ -6,8 +6,8 @@ from agentgrpo.checks import UsageError
 from sql_agent.cluster.network import LOOPBACK, Network, interface_of
 from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import ClusterConfig
+from sql_agent.startup.command import ROLES, inspect_cluster
 from sql_agent.startup.preflight import with_ray
-from sql_agent.train_sql_agent import inspect_cluster
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
 
 CLUSTER = Network("10.77.0.1:6379", "10.77.0.1", None)
@@ -80,7 +80,7 @@ def test_a_password_that_only_this_process_has_is_refused(monkeypatch):
     with pytest.raises(
         UsageError, match=r"rollout\.backend: the password in mysql://user:\*\*\*@db.* set AGENTGRPO_DB_PASSWORD"
     ):
-        inspect_cluster(cfg)
+        inspect_cluster(cfg, ROLES["both"])
 
 
 def test_the_rows_of_a_mini_batch_are_shared_among_the_workers_of_all_nodes():

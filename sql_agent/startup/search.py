@@ -14,6 +14,8 @@ from agentgrpo.processes import ends_in_order, own_run
 from agentgrpo.run_folder import begin, start_of
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Split, Taskset
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.main_job import ApoConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, kinds_of
 from sql_agent.startup.launch import fit
@@ -26,8 +28,10 @@ OTHER_TASKS = (
 )
 
 
-def check_search(cfg: TrainConfig, environment: Taskset) -> Path | None:
+def check_search(apo: ApoConfig, base_url: str, model: str, environment: Taskset) -> Path | None:
     """
+    Args:
+        base_url: where the policy is served under the name `model`.
     Returns:
         The policy's folder, if its server names it and it is on this machine.
     Raises:
@@ -38,7 +42,7 @@ def check_search(cfg: TrainConfig, environment: Taskset) -> Path | None:
     from sql_agent.model_servers.endpoint import check_endpoint
 
     environment.with_instructions(environment.instructions)
-    served = check_endpoint(str(cfg.base_url), str(cfg.model), os.environ.get(POLICY_KEY) or "-")
+    served = check_endpoint(base_url, model, os.environ.get(POLICY_KEY) or "-")
     if os.environ.get("AGL_CURRENT_ROLE") == "runner":
         return served
     if importlib.util.find_spec("poml") is None:
@@ -49,8 +53,8 @@ def check_search(cfg: TrainConfig, environment: Taskset) -> Path | None:
     from sql_agent.apo.search import OPTIMISER_KEY
 
     flags = ("--apo-base-url", "--apo-model")
-    for model in {str(cfg.apo.gradient_model), str(cfg.apo.apply_edit_model or cfg.apo.gradient_model)}:
-        check_endpoint(str(cfg.apo.base_url), model, os.environ.get(OPTIMISER_KEY) or "-", flags)
+    for writer in {str(apo.gradient_model), str(apo.apply_edit_model or apo.gradient_model)}:
+        check_endpoint(str(apo.base_url), writer, os.environ.get(OPTIMISER_KEY) or "-", flags)
     return served
 
 
@@ -73,7 +77,7 @@ def optimise(cfg: TrainConfig, environment: Taskset, served: Path | None, *, deb
 def make_search(cfg: TrainConfig, environment: Taskset, run_id: str, served: Path | None) -> Any:
     from sql_agent.apo.search import InstructionsSearch, SearchTasks
 
-    selection, split, held_out = choose_tasks(cfg, environment)
+    selection, split, held_out = choose_tasks(cfg.data, cfg.seed, cfg.apo.selection_tasks, environment)
     notes = check_not_learnt(served, environment, [*selection, *split.val], OTHER_TASKS) if served else []
     lists = ([task.to_dict() for task in tasks] for tasks in (split.train, selection, split.val))
     aside = archive_files(cfg.run_dir)
@@ -81,7 +85,8 @@ def make_search(cfg: TrainConfig, environment: Taskset, run_id: str, served: Pat
         print(f"files of an earlier start are in {aside}")
     start = start_of("train", run_id=run_id, tasks=kinds_of(split), own_files=own_files(cfg))
     begin(cfg.run_dir, cfg.model_dump(mode="json"), start, resumed=False)
-    print("\n".join([*describe_search(cfg, len(selection), split, held_out), *notes]))
+    policy = f"{cfg.model} at {cfg.base_url}"
+    print("\n".join([*describe_search(cfg.apo, policy, len(selection), split, held_out), *notes]))
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -90,32 +95,33 @@ def make_search(cfg: TrainConfig, environment: Taskset, run_id: str, served: Pat
     return InstructionsSearch(cfg, environment, SearchTasks(*lists), run_id, say)
 
 
-def choose_tasks(cfg: TrainConfig, environment: Taskset) -> tuple[list[Any], Split, int]:
+def choose_tasks(data: DataConfig, seed: int, wanted: int, environment: Taskset) -> tuple[list[Any], Split, int]:
     """Choose the tasks of a search.
 
+    Args:
+        wanted: number of selection tasks.
     Returns:
         Selection tasks, drawn evenly by kind from those to train on; the split, without them; and the number of
         held-out tasks that those of the split were drawn from.
     Raises:
         ValueError: a file does not fit, or has too few tasks.
     """
-    whole = environment.load_split(cfg.data, cfg.seed)
-    wanted = cfg.apo.selection_tasks
+    whole = environment.load_split(data, seed)
     if len(whole.train) <= wanted or not whole.val:
         raise UsageError(
             f"{len(whole.train)} tasks to train on and {len(whole.val)} held-out ones are too few: "
             f"apo.selection_tasks={wanted} are taken from the first, and critiques need others; lower it, or give more "
             "tasks"
         )
-    selection = draw_by_kind(whole.train, wanted, cfg.seed)
+    selection = draw_by_kind(whole.train, wanted, seed)
     taken = {task.id for task in selection}
-    split = drawn(whole, cfg.data.val_limit, cfg.seed)
+    split = drawn(whole, data.val_limit, seed)
     gradient = [task for task in whole.train if task.id not in taken]
     return selection, Split(gradient, split.val, whole.too_long, whole.left_out), len(whole.val)
 
 
-def describe_search(cfg: TrainConfig, selection: int, split: Split, held_out: int) -> list[str]:
-    apo, n = cfg.apo, len(split.val)
+def describe_search(apo: ApoConfig, policy: str, selection: int, split: Split, held_out: int) -> list[str]:
+    n = len(split.val)
     edits = apo.beam_width * apo.branch_factor
     rollouts = (
         2 * n
@@ -127,5 +133,5 @@ def describe_search(cfg: TrainConfig, selection: int, split: Split, held_out: in
         *describe_kinds(split, held_out),
         f"selection tasks, not among them: {selection}",
         f"APO: {apo.beam_rounds} rounds, each of {edits} edits at most; at most {apo.max_calls} critiques and edits by "
-        f"{apo.gradient_model} at {apo.base_url}, and {rollouts} rollouts of {cfg.model} at {cfg.base_url}",
+        f"{apo.gradient_model} at {apo.base_url}, and {rollouts} rollouts of {policy}",
     ]
