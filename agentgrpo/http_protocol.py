@@ -2,15 +2,17 @@
 
 Headers that are slow, many or huge and bodies that are slow end their connection, an offer to upgrade is ignored, and
 connections that have not shown who they are by a whole request are limited in number (`GuardedHttpProtocol`). uvicorn
-keeps all header lines of a request in memory until the last one is there, so no application could do this.
+keeps all header lines of a request in memory until the last one is there, so no application could do this. Below are
+what every application checks: the token, the length of a body, and whether the client is still there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import httptools
@@ -18,6 +20,7 @@ import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+T = TypeVar("T")
 HEADERS_S = 10.0
 # The body of a request has to arrive within this many seconds behind its headers. While the application reads nothing
 # it may take longer.
@@ -31,6 +34,8 @@ MAX_UNKNOWN = 128
 MAX_NEW_UNKNOWN = 512
 # A client of a run shows its token in the first request, within milliseconds.
 UNKNOWN_S = 1.0
+# Bytes of a body that is too long which are still received and dropped: many clients read no answer before.
+DROPPED_BYTES = 1 << 28
 # Key of an ASGI scope's extensions with the function that makes the connection known.
 _TRUST = "agentgrpo.trust"
 
@@ -187,6 +192,63 @@ def trust(scope: Mapping[str, Any]) -> None:
     """Make the connection of an accepted request known; other servers than these do not count connections."""
     if known := (scope.get("extensions") or {}).get(_TRUST):
         known()
+
+
+def has_token(authorization: bytes, expected: bytes) -> bool:
+    scheme, _, token = authorization.partition(b" ")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(token, expected)
+
+
+async def read_body(receive: Any, most: int, too_long: Callable[[int], Exception]) -> bytes | None:
+    """The body of an ASGI request; None if the client is gone.
+
+    Args:
+        most: bytes; no more are kept.
+        too_long: makes the error that is raised, of the number of bytes.
+    """
+    body, size, more = bytearray(), 0, True
+    while more and size <= DROPPED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= most:
+            body += part
+        more = message.get("more_body", False)
+    if size > most:
+        raise too_long(size)
+    return bytes(body)
+
+
+def from_beginning(body: bytes, receive: Any) -> Any:
+    """A `receive` for the application, of a request whose body was read."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Any:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
+async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:
+    """None if `work` was cancelled, or if the client disconnected first, which cancels `work`.
+
+    Args:
+        receive: of the ASGI request, after its body was read, so that the next message is the disconnect.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() and not task.cancelled() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def guard_upstreams_servers() -> None:

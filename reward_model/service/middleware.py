@@ -7,7 +7,6 @@ It is a plain ASGI middleware, because Starlette's neither limit the time of a b
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 import traceback
@@ -16,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentgrpo.http_protocol import GuardedHttpProtocol, trust
+from agentgrpo.http_protocol import GuardedHttpProtocol, from_beginning, has_token, read_body, trust, unless_gone
 from reward_model.service import metrics
 
 log = logging.getLogger(__name__)
@@ -90,68 +89,32 @@ class RequestMiddleware:
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if scope["path"] not in OPEN_PATHS:
-            if self._token is not None:
-                _check_token(headers, self._token)
+            sent = headers.get("authorization", "").encode("latin-1")
+            if self._token is not None and not has_token(sent, self._token):
+                raise RefusedError(401, "token", "authorization", "expected `Authorization: Bearer TOKEN`")
             trust(scope)
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        body = await _read_body(headers, receive)
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await read_body(receive, MAX_BODY_BYTES, _too_large)
+        except TimeoutError:
+            raise RefusedError(408, "slow_body", "body", f"not complete within {BODY_S:g} s") from None
         if body is None:
             return None
         if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "media_type", "content-type", "expected application/json")
-        await _run_until_disconnect(self._app, scope, body, receive, send)
 
+        async def answer() -> bool:
+            await self._app(scope, from_beginning(body, receive), send)
+            return True
 
-def _check_token(headers: Headers, expected: bytes) -> None:
-    scheme, _, sent = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(sent.encode("latin-1"), expected):
-        raise RefusedError(401, "token", "authorization", "expected `Authorization: Bearer TOKEN`")
-
-
-async def _read_body(headers: Headers, receive: Receive) -> bytes | None:
-    """The whole body, or None if the client disconnected."""
-    too_large = RefusedError(413, "body_too_large", "body", f"larger than {MAX_BODY_BYTES} bytes")
-    length = headers.get("content-length", "0")
-    if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                body += message.get("body", b"")
-                if len(body) > MAX_BODY_BYTES:
-                    raise too_large
-                more = message.get("more_body", False)
-    except TimeoutError:
-        raise RefusedError(408, "slow_body", "body", f"not complete within {BODY_S:g} s") from None
-    return bytes(body)
-
-
-async def _run_until_disconnect(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Run the application until it has answered or the client has disconnected."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        if not messages:  # only a disconnect could follow, and that is watched here
-            await asyncio.Event().wait()
-        return messages.pop()
-
-    answering = asyncio.ensure_future(app(scope, replay, send))
-    disconnecting = asyncio.ensure_future(receive())
-    try:
-        await asyncio.wait((answering, disconnecting), return_when=asyncio.FIRST_COMPLETED)
-        if answering.done():
-            answering.result()
-        else:
+        if await unless_gone(answer(), receive) is None:
             metrics.REJECTED.labels("client_gone").inc()
-    finally:
-        answering.cancel()
-        disconnecting.cancel()
+
+
+def _too_large(size: int) -> RefusedError:
+    return RefusedError(413, "body_too_large", "body", f"larger than {MAX_BODY_BYTES} bytes")
 
 
 def _location(error: BaseException) -> str:

@@ -12,7 +12,6 @@ There is no TLS: whoever can read loopback packets can also read the environment
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from collections.abc import Collection
 from typing import Any
 
 from agentgrpo.checks import UsageError
-from agentgrpo.http_protocol import trust
+from agentgrpo.http_protocol import from_beginning, has_token, read_body, trust
 from agentgrpo.machine import ip_address, is_loopback
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits, error_body
 
@@ -149,8 +148,7 @@ class RequestGuard:
     def _check_token(self, sent: list[bytes]) -> None:
         if self._expected is None:
             return
-        scheme, _, token = (sent[0] if len(sent) == 1 else b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._expected):
+        if len(sent) != 1 or not has_token(sent[0], self._expected):
             raise _RefusedError(401, "expected `Authorization: Bearer TOKEN` with the token of this server")
 
 
@@ -176,48 +174,14 @@ class ModelServerGuard(RunRequestGuard):
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await read_body(receive, self._limits)
+            body = await read_body(receive, self._limits.body_bytes, self._limits.too_long)
             request = self._limits.parse(body) if body else None
             if scope["path"].endswith("/chat/completions"):
                 self._limits.check(request)
         except ValueError as error:
             return await _send_json(send, 400, error_body(error), [_CLOSE])
         if body is not None:
-            await self._app(scope, _from_beginning(body, receive), send)
-
-
-# Bytes of a body that is too long which are still received and dropped: many clients read no answer before.
-DROPPED_BYTES = 1 << 28
-
-
-async def read_body(receive: Any, limits: RequestLimits) -> bytes | None:
-    """None if the client is gone.
-
-    Raises:
-        RequestTooLargeError: the body is longer than the limits allow; no more than that was kept.
-    """
-    body, size, more = bytearray(), 0, True
-    while more and size <= DROPPED_BYTES:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size <= limits.body_bytes:
-            body += part
-        more = message.get("more_body", False)
-    if size > limits.body_bytes:
-        raise limits.too_long(size)
-    return bytes(body)
-
-
-def _from_beginning(body: bytes, receive: Any) -> Any:
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Any:
-        return messages.pop() if messages else await receive()
-
-    return receive_again
+            await self._app(scope, from_beginning(body, receive), send)
 
 
 # The request's body may follow, and nothing reads it.

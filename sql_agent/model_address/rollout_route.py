@@ -15,26 +15,26 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from agentgrpo.http_protocol import read_body, unless_gone
 from agentgrpo.json_text import parse_json
 from sql_agent.model_address import weight_sync_pause
 from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog, policy_request, stream_of
-from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, read_body
+from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
 from sql_agent.model_address.request_limits import RequestLimits, error_body
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.model_servers.ask import ChatServers
 from sql_agent.model_servers.refusals import UNREAD_CALL, words_of
 from sql_agent.model_servers.turns import with_turn, without_tokens
 
-T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
 _ENDED = "ended"
 # What the holder of a signed address may ask, and by which methods.
@@ -175,7 +175,7 @@ class RolloutRoute:
         sequence_id = self._calls.next(rollout_id, attempt_id)
         started = time.time()
         try:
-            body = await read_body(http.receive, self.limits)
+            body = await read_body(http.receive, self.limits.body_bytes, self.limits.too_long)
             if body is None:
                 return None
             request = self.limits.parse(body)
@@ -286,28 +286,6 @@ def _note(log: CallLog, request: dict[str, Any], status: int, answer: dict[str, 
         log.refused = str(answer)
         error = answer.get("error")
         log.unread += isinstance(error, dict) and error.get("code") == UNREAD_CALL
-
-
-async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:
-    """None if `work` was cancelled, or if the client disconnected first.
-
-    A disconnect cancels `work`, which closes the connection to the model server, and vLLM then aborts the request.
-
-    Args:
-        receive: of the ASGI request, after its body was read, so that the next message is the disconnect.
-    """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() and not task.cancelled() else None
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnected(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _error(message: str) -> dict[str, Any]:
