@@ -300,14 +300,10 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("form", "row", "expected"), SHAPES.values(), ids=SHAPES)
-def test_a_row_of_each_form_is_found_out_and_becomes_a_preference(form, row, expected):
+def test_a_row_of_each_form_is_found_out_and_becomes_a_preference_which_converts_to_itself(form, row, expected):
     assert form_of(row) == form
     assert Converter()(row, {}) == expected
     assert Converter(form)(row, {}) == expected
-
-
-@pytest.mark.parametrize(("form", "row", "expected"), SHAPES.values(), ids=SHAPES)
-def test_what_was_converted_converts_to_itself(form, row, expected):
     assert Converter()(json.loads(json.dumps(expected.to_dict())), {}) == expected
 
 
@@ -373,8 +369,6 @@ def test_which_of_two_prompts_is_meant_is_for_the_user_to_say():
     assert Converter()(row, {}) == SIMPLE
 
 
-PROMPTS = ["question", "query", "input", "context", "history", "system_prompt", "userInput",
-    "conversation", "dialogue", "chat_history", "messages", "user_message", "problem", "Questions"]  # fmt: skip
 ROWS = {
     "explicit": {"prompt": "Which?", "chosen": "4 of", "rejected": "5 of"},
     "implicit": {"chosen": "The sky is blue.", "rejected": "The sky is blond."},
@@ -383,24 +377,16 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("value", ["How many fruit?", [user("How many fruit?")], json.dumps([user("How many fruit?")])])
-@pytest.mark.parametrize("name", PROMPTS)
-@pytest.mark.parametrize("form", ROWS)
-def test_a_column_that_looks_like_a_prompt_and_is_not_read_is_refused_by_its_name(form, name, value):
-    row = ROWS[form] | {name: value}
-    assert form_of(row) == form
-    with pytest.raises(RowError) as problem:
-        Converter()(row, {})
-    assert problem.value.field == name
-
-
-def test_a_form_that_was_asked_for_says_that_its_fields_are_all():
+def test_a_form_that_was_asked_for_says_that_its_fields_are_all_but_reads_no_images():
     converter = Converter("explicit")
-    converter(ROWS["explicit"] | {"context": "There are 4."}, {})
-    assert +converter.changes == {"field 'context' left out": 1}
+    converter(ROWS["explicit"] | {"context": "There are 4.", "images": [None]}, {})
+    assert +converter.changes == {"field 'context' left out": 1, "field 'images' left out": 1}
+    with pytest.raises(RowError, match="image_path: images and sound are not read"):
+        converter(ROWS["explicit"] | {"image_path": "a.png"}, {})
 
 
 def test_a_question_that_is_named_where_no_prompt_can_be_guessed():
+    """What else is refused beside a row of any form: sql_agent/tests/test_row_columns.py."""
     with pytest.raises(RowError, match="question: looks like a part of the prompt, and the form implicit reads only"):
         Converter()({"question": "Is it?", "chosen": "Yes.", "rejected": "No."}, {})
 
@@ -416,7 +402,6 @@ def test_a_column_about_the_prompt_or_with_the_same_text_is_only_counted(name, v
     assert +converter.changes == ({} if value is None else {f"field {name!r} left out": 1})
 
 
-@pytest.mark.parametrize("side", ["prompt", "chosen", "rejected"])
 @pytest.mark.parametrize(
     ("text", "marker"),
     [
@@ -429,8 +414,9 @@ def test_a_column_about_the_prompt_or_with_the_same_text_is_only_counted(name, v
         ("Four.</s>", "</s>"),
     ],
 )
-def test_a_text_that_a_chat_template_has_written_is_no_message(side, text, marker):
-    for value in (text, [said("user" if side == "prompt" else "assistant", text)]):
+def test_a_text_that_a_chat_template_has_written_is_no_message(text, marker):
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    for side, value in [(name, value) for name in roles for value in (text, [said(roles[name], text)])]:
         row = {"prompt": "Which?", "chosen": "4 of", "rejected": "5 of"} | {side: value}
         with pytest.raises(RowError) as problem:
             Converter()(row, {})
@@ -463,12 +449,8 @@ def test_a_reply_that_is_marked_as_not_to_be_learnt_may_only_stand_in_the_prompt
     ):
         with pytest.raises(RowError, match="holds a reply that is marked as not to be learnt; put it into prompt"):
             Converter()(row, {})
-
-
-@pytest.mark.parametrize("name", MARKS)
-def test_a_pair_that_is_marked_as_not_to_be_learnt_is_no_pair(name):
     with pytest.raises(RowError, match=f"{name}: says that the row is not to be learnt"):
-        Converter()(ROWS["explicit"] | {name: MARKS[name]}, {})
+        Converter()(ROWS["explicit"] | mark, {})
 
 
 @pytest.mark.parametrize("name", ["label", "kto_tag", "desirable"])
@@ -494,31 +476,6 @@ def test_tools_of_openais_older_form_are_the_pairs_tools_and_other_names_are_ref
         Converter()(ROWS[form] | {"functions": [TOOL], "tools": [TOOL, TOOL]}, {})
     with pytest.raises(RowError, match=r"available_tools: looks like tools or their calls, and the form .* rename it"):
         Converter()(ROWS[form] | {"available_tools": [TOOL]}, {})
-
-
-@pytest.mark.parametrize(("name", "value"), [("assistant_prefix", "Step 1."), ("initial_reason_steps", ["Step 1."])])
-@pytest.mark.parametrize("form", ROWS)
-def test_the_beginning_of_both_replies_is_refused_by_its_name(form, name, value):
-    with pytest.raises(RowError, match=f"{name}: looks like the beginning of a reply, and the form {form} reads only"):
-        Converter()(ROWS[form] | {name: value}, {})
-
-
-@pytest.mark.parametrize("name", ["image", "image_path", "videos"])
-def test_images_and_sound_are_refused_whatever_the_form(name):
-    for converter in (Converter(), Converter("explicit")):
-        with pytest.raises(RowError, match=f"{name}: images and sound are not read"):
-            converter(ROWS["explicit"] | {name: "a.png"}, {})
-        for nothing in ([None], [""], {"bytes": None, "path": None}, True, 2):
-            assert converter(ROWS["explicit"] | {name: nothing}, {}) == Converter()(ROWS["explicit"], {})
-
-
-@pytest.mark.parametrize("name", ["num_tools", "tools_used", "function", "apis", "plugin_version"])
-@pytest.mark.parametrize("value", [2, 0, 1.5, True, False, None, "two"], ids=repr)
-@pytest.mark.parametrize("form", ROWS)
-def test_a_number_a_flag_or_a_text_about_tools_is_no_tool(form, name, value):
-    converter = Converter()
-    assert converter(ROWS[form] | {name: value}, {}) == Converter()(ROWS[form], {})
-    assert converter.changes[f"field {name!r} left out"] == (value is not None)
 
 
 def test_arguments_of_calls_are_mended_but_in_rollouts_of_a_policy():

@@ -329,45 +329,42 @@ def test_a_prompt_and_its_completion_are_a_conversation_of_which_the_completion_
 @pytest.mark.parametrize(
     "name", ["weight", "loss", "train", "loss_mask", "loss_scale", "trainable", "training", "masked"]
 )
-@pytest.mark.parametrize("form", ["messages", "completion", "sharegpt", "texts"])
-def test_a_reply_that_is_marked_as_not_to_be_learnt_is_context(tokenizer, tmp_path, form, name):
+def test_a_reply_that_is_marked_as_not_to_be_learnt_is_context(tokenizer, tmp_path, name):
     bad = assistant("It is 7.", **{name: name == "masked"})
     said = [user("a"), bad, user("b"), assistant("c")]
-    row = {
-        "messages": {"messages": said},
-        "completion": {"prompt": said[:1], "completion": said[1:]},
-        "sharegpt": {"messages": [{"from": m.pop("role"), "value": m.pop("content"), **m} for m in map(dict, said)]},
-        "texts": {"messages": [json.dumps(message) for message in said]},
-    }[form]
-    found = read_messages(write(tmp_path, row))
-    (encoded,) = encode_all(tokenizer, found.kept, max_length=1000)
-    assert [text for text, learnt in pieces(tokenizer, encoded) if learnt] == ["c<|im_end|>"]
-    assert found.notes[f"replies that {name!r} marks as not to be learnt"] == 1
+    for row in (
+        {"messages": said},
+        {"prompt": said[:1], "completion": said[1:]},
+        {"messages": [{"from": m.pop("role"), "value": m.pop("content"), **m} for m in map(dict, said)]},
+        {"messages": [json.dumps(message) for message in said]},
+    ):
+        found = read_messages(write(tmp_path, row))
+        (encoded,) = encode_all(tokenizer, found.kept, max_length=1000)
+        assert [text for text, learnt in pieces(tokenizer, encoded) if learnt] == ["c<|im_end|>"]
+        assert found.notes[f"replies that {name!r} marks as not to be learnt"] == 1
 
 
 @pytest.mark.parametrize("name", ["weight", "loss", "train", "loss_mask", "trainable", "masked"])
-@pytest.mark.parametrize(
-    "row", [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
-)
-def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out_and_counted(tmp_path, row, name):
-    marked = row | {name: name == "masked"}
-    found = read_messages(write(tmp_path, marked, row, marked))
-    assert [one.where[-1] for one in found.kept] == ["2"]
-    assert (found.left_out, found.notes) == ({f"marked by {name!r} as not to be learnt": 2}, {})
-    with pytest.raises(DataError, match=f"holds nothing to learn: 1 marked by {name!r} as not to be learnt"):
-        read_messages(write(tmp_path, marked))
+def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out_and_counted(tmp_path, name):
+    for row in FORMS:
+        marked = row | {name: name == "masked"}
+        found = read_messages(write(tmp_path, marked, row, marked))
+        assert [one.where[-1] for one in found.kept] == ["2"]
+        assert (found.left_out, found.notes) == ({f"marked by {name!r} as not to be learnt": 2}, {})
+        with pytest.raises(DataError, match=f"holds nothing to learn: 1 marked by {name!r} as not to be learnt"):
+            read_messages(write(tmp_path, marked))
 
 
 FORMS = [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
 
 
 @pytest.mark.parametrize("name", ["label", "kto_tag", "KTO_label", "desirable", "undesirable"])
-@pytest.mark.parametrize("row", FORMS)
-def test_a_reply_that_a_row_for_kto_calls_bad_is_left_out_and_counted(tmp_path, row, name):
-    good, bad = row | {name: name != "undesirable"}, row | {name: name == "undesirable"}
-    found = read_messages(write(tmp_path, bad, good, bad))
-    assert [one.where[-1] for one in found.kept] == ["2"]
-    assert found.left_out == {f"marked by {name!r} as not to be learnt": 2}
+def test_a_reply_that_a_row_for_kto_calls_bad_is_left_out_and_counted(tmp_path, name):
+    for row in FORMS:
+        good, bad = row | {name: name != "undesirable"}, row | {name: name == "undesirable"}
+        found = read_messages(write(tmp_path, bad, good, bad))
+        assert [one.where[-1] for one in found.kept] == ["2"]
+        assert found.left_out == {f"marked by {name!r} as not to be learnt": 2}
 
 
 KTO = {"prompt": "2+2?", "completion": "4"}
@@ -460,17 +457,6 @@ def test_which_tool_a_server_was_asked_for_is_no_tool(tmp_path):
     assert len(read_messages(write(tmp_path, FORMS[0] | asked)).kept) == 1
 
 
-SCALARS = [2, 0, 1.5, True, False, None, "two"]
-
-
-@pytest.mark.parametrize("name", ["num_tools", "tools_used", "function", "apis", "plugin_version"])
-@pytest.mark.parametrize("value", SCALARS, ids=repr)
-@pytest.mark.parametrize("row", FORMS)
-def test_a_number_a_flag_or_a_text_about_tools_is_no_tool(tmp_path, row, name, value):
-    found = read_messages(write(tmp_path, row | {name: value}))
-    assert (len(found.kept), found.notes) == (1, {} if value is None else {f"field {name!r} left out": 1})
-
-
 @pytest.mark.parametrize("row", FORMS[1:])
 @pytest.mark.parametrize("name", ["tools", "functions", "available_tools"])
 def test_tools_beside_a_plain_text_are_refused_unless_it_names_them(tmp_path, row, name):
@@ -489,21 +475,6 @@ def test_tools_and_calls_under_another_name_inside_a_message_are_refused(tmp_pat
         read_messages(write(tmp_path, row))
 
 
-MEDIA = ["a.png", ["a.png"], [{"bytes": None, "path": "a.png"}], {"array": [0.1], "sampling_rate": 8000}, [[0, 255]]]
-NO_MEDIA = [[], [None], "", [""], " ", {"bytes": None, "path": None}, [{"bytes": None, "path": ""}], True, 0, 2, 0.5]
-
-
-@pytest.mark.parametrize("name", ["image", "images", "image_url", "imgPath", "video", "audios"])
-@pytest.mark.parametrize("row", FORMS)
-def test_images_and_sound_are_refused_by_the_name_of_their_column(tmp_path, row, name):
-    for value in MEDIA:
-        with pytest.raises(DataError, match=f"line 1, {name}: looks like images or sound and is not in"):
-            read_messages(write(tmp_path, row | {name: value}))
-    for value in NO_MEDIA:
-        about = {name: value, "has_image": True, "image_id": "a7"}
-        assert len(read_messages(write(tmp_path, row | about)).kept) == 1
-
-
 @pytest.mark.parametrize("text", ["<image>\nHow many?", "How many?\n<image>", "a\n<video>", "See <image 1>."])
 def test_the_place_of_an_image_in_a_text_is_refused(tmp_path, text):
     for row in ({"messages": [user(text), assistant("b")]}, {"prompt": text, "completion": "b"}, {"text": text}):
@@ -518,17 +489,6 @@ def test_a_question_about_an_element_of_html_is_read(tmp_path):
     assert len(read_messages(write(tmp_path, row)).kept) == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["assistant_prefix", "initial_reason_steps", "prefix", "responsePrefill", "partial_answer", "previous_turns"],
-)
-@pytest.mark.parametrize("row", FORMS)
-def test_the_beginning_of_a_reply_is_refused_by_the_name_of_its_column_unless_it_is_there(tmp_path, row, name):
-    with pytest.raises(DataError, match=f"line 1, {name}: looks like .* and is not in"):
-        read_messages(write(tmp_path, row | {name: "Step 1: look."}))
-    assert read_messages(write(tmp_path, row | {name: "b"})).notes == {f"field {name!r} left out": 1}
-
-
 @pytest.mark.parametrize("arguments", [{"query": "SELECT 1", "answers": None, "path": None},
     json.dumps(json.dumps({"query": "SELECT 1"}))])  # fmt: skip
 def test_arguments_are_learnt_as_they_were_before_a_table_held_them(tokenizer, tmp_path, arguments):
@@ -540,17 +500,6 @@ def test_arguments_are_learnt_as_they_were_before_a_table_held_them(tokenizer, t
         '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>',
     ]
     assert sum(found.notes.values()) == (2 if isinstance(arguments, dict) else 1)
-
-
-@pytest.mark.parametrize("name", ["system", "question", "instruction", "context", "history", "input", "systemPrompt"])
-@pytest.mark.parametrize(
-    "row", [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
-)
-def test_a_column_that_looks_like_a_prompt_and_is_not_read_is_refused_by_its_name(tmp_path, row, name):
-    with pytest.raises(DataError, match=f"line 1, {name}: looks like a part of the prompt and is not in"):
-        read_messages(write(tmp_path, row | {name: "Be brief."}))
-    held = read_messages(write(tmp_path, row | {name: "b"}))
-    assert held.notes == {f"field {name!r} left out": 1}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from contextlib import closing
-from itertools import product
 
 import pytest
 
@@ -89,11 +88,11 @@ def test_one_file_is_meant_whatever_its_rows_call_it_but_they_may_call_it_one_na
 
 
 @pytest.mark.parametrize("name", DATABASE_KEYS)
-@pytest.mark.parametrize("engine", ["postgres", "PostgreSQL 14", "mysql", "SQLite3", "Microsoft SQL Server"])
-def test_an_engine_names_no_database(fish, folder, tmp_path, name, engine):
-    assert asked(fish, tmp_path, {name: engine}, {name: "sqlite"}, {name: "fish"}) == ["fish"] * 3
-    with pytest.raises(UsageError, match=r"row 1: no db_id, and .* holds 2 databases: name one of them"):
-        asked(folder, tmp_path, {name: engine})
+def test_an_engine_names_no_database(fish, folder, tmp_path, name):
+    for engine in ("postgres", "PostgreSQL 14", "mysql", "SQLite3", "Microsoft SQL Server"):
+        assert asked(fish, tmp_path, {name: engine}, {name: "sqlite"}, {name: "fish"}) == ["fish"] * 3
+        with pytest.raises(UsageError, match=r"row 1: no db_id, and .* holds 2 databases: name one of them"):
+            asked(folder, tmp_path, {name: engine})
 
 
 def test_a_folder_with_one_database_is_meant_unless_db_id_names_another(tmp_path):
@@ -132,9 +131,8 @@ def test_each_name_of_the_reference_is_read(read, name):
 @pytest.mark.parametrize(
     "name", ["answer", "gold", "gold_sql", "sqlQuery", "ground_truth", "target", "output", "label"]
 )
-@pytest.mark.parametrize("sql", STATEMENTS)
-def test_sql_under_another_name_is_no_answer_and_is_refused_by_its_name(read, name, sql):
-    for value in (sql, [sql], [sql, sql]):
+def test_sql_under_another_name_is_no_answer_and_is_refused_by_its_name(read, name):
+    for value in [value for sql in STATEMENTS for value in (sql, [sql], [sql, sql])]:
         with pytest.raises(UsageError, match=f"row 1: `{name}` holds SQL, and no `query` or `SQL` does; rename it"):
             read({"question": "How many?", "answer": 3} | {name: value})
 
@@ -156,22 +154,15 @@ def test_a_text_that_is_no_statement_and_rows_are_an_answer(read, value):
     assert read({"question": "Which?", "answer": value}) == Question("q-1", "Which?", "fish", answer=rows)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        pair
-        for pair in product(REFERENCE_KEYS, (*REFERENCE_KEYS, "gold_sql", "answer", "reference_query"))
-        if len({*pair}) > 1
-    ],
-)
-def test_two_columns_with_different_sql_are_refused_by_both_names(read, first, second):
-    other = "SELECT name FROM fish"
-    with pytest.raises(UsageError) as error:
-        read({"question": "How many?", first: ROW["query"], second: other})
-    assert "hold different texts; keep the one that is the reference" in str(error.value)
-    assert f"`{first}`" in str(error.value) and f"`{second}`" in str(error.value)
-    same = read({"question": "How many?", first: ROW["query"], second: " SELECT  count(*)\nFROM fish ;"})
-    assert same.kind == "aggregate"
+@pytest.mark.parametrize("first", REFERENCE_KEYS)
+def test_two_columns_with_different_sql_are_refused_by_both_names(read, first):
+    for second in {*REFERENCE_KEYS, "gold_sql", "answer", "reference_query"} - {first}:
+        with pytest.raises(UsageError) as error:
+            read({"question": "How many?", first: ROW["query"], second: "SELECT name FROM fish"})
+        assert "hold different texts; keep the one that is the reference" in str(error.value)
+        assert f"`{first}`" in str(error.value) and f"`{second}`" in str(error.value)
+        same = read({"question": "How many?", first: ROW["query"], second: " SELECT  count(*)\nFROM fish ;"})
+        assert same.kind == "aggregate"
 
 
 @pytest.mark.parametrize(
@@ -206,19 +197,15 @@ def test_a_hint_that_stands_elsewhere_is_refused_by_its_name(read, name, value, 
 
 
 @pytest.mark.parametrize("name", ["context", "history", "instruction", "interaction", "messages", "extra_knowledge",
-    "prompt", "user_hint", "previous_questions", "input", "previous", "prior_turns", "notes", "note",
-    "user_definitions",
-    "termMeanings", "business_rules", "comment", "column_info"])  # fmt: skip
-@pytest.mark.parametrize("value", ["Think of cod.", ["Think of cod."], [{"role": "user", "content": "Think of cod."}]])
-def test_a_column_that_looks_like_a_part_of_the_prompt_is_refused_by_its_name(read, name, value):
-    with pytest.raises(UsageError, match=f"row 1: `{name}` looks like a part of the prompt, and no prompt would"):
-        read(ROW | {name: value})
-
-
-@pytest.mark.parametrize("name", ["previous_sql", "previous_query", "history", "prev_turn"])
-def test_sql_of_an_earlier_question_is_neither_a_reference_nor_passed_over(read, name):
-    with pytest.raises(UsageError, match=f"row 1: `{name}` looks like a part of the prompt"):
-        read(ROW | {name: "SELECT name FROM fish"})
+    "prompt", "user_hint", "previous_questions", "input", "previous", "prior_turns", "notes", "note", "prev_turn",
+    "user_definitions", "previous_sql", "previous_query", "termMeanings", "business_rules", "comment",
+    "column_info"])  # fmt: skip
+def test_a_column_that_looks_like_a_part_of_the_prompt_is_refused_by_its_name(read, name):
+    said = "Think of cod."
+    earlier = ["SELECT name FROM fish"] if name.startswith("prev") or name == "history" else []
+    for value in (said, [said], [{"role": "user", "content": said}], *earlier):
+        with pytest.raises(UsageError, match=f"row 1: `{name}` looks like a part of the prompt, and no prompt would"):
+            read(ROW | {name: value})
 
 
 SAME_OR_SCHEMA = [
