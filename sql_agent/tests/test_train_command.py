@@ -103,7 +103,7 @@ def test_a_run_that_ends_early_says_what_the_same_command_does(
         if checkpoint:
             (cfg.run_dir / "checkpoints" / "global_step_1").mkdir(parents=True)
             (cfg.run_dir / "checkpoints" / "global_step_1" / "manifest.json").touch()
-        raise end
+        raise type(end)(*end.args)  # another one for each, since notes stay on it
 
     monkeypatch.setattr("sql_agent.startup.command.check_servers", ends)
     status, line = (130, "stopped; ") if isinstance(end, KeyboardInterrupt) else (1, "error: no runner is left\n")
