@@ -92,8 +92,13 @@ CHECKS = (
     Check("model type", ("trained", "trainer", "row_tokens"), _NO_TIME, f"{_READ}:check_model_type"),
     Check("GPUs", ("model", "tensor_parallel"), _NO_TIME, f"{_READ}:check_shared"),
     Check("data", ("experiment",), "they are made", "sql_agent.commands.single_skill:check_data"),
-    Check("database", ("database", "tasks", "splits"), "every reference is run", f"{_READ}:check_database"),
-    Check("prompts", ("tasks", "model", "database", "max_prompt_tokens"), "1 s a 100 tasks", f"{_READ}:check_prompts"),
+    Check("database", ("database", "tasks", "splits", "columns"), "every reference is run", f"{_READ}:check_database"),
+    Check(
+        "prompts",
+        ("tasks", "model", "database", "max_prompt_tokens", "columns"),
+        "1 s a 100 tasks",
+        f"{_READ}:check_prompts",
+    ),
     Check("tasks", ("env", "tasks_of", "train_file", "val_file"), "they are read", f"{_READ}:check_tasks"),
     Check("disk", ("folder", "disk_need", "disk_remedy"), _NO_TIME, "agentgrpo.outputs:check_disk"),
 )

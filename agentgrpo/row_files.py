@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.conversations import RowError, short_repr
-from agentgrpo.file_kinds import RowFileError, check_kind, has_mark, is_parquet
+from agentgrpo.nearest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,16 @@ class NotReadOn(RowError):
 
 # Between rows, programs leave marks, no-break spaces and the end mark of DOS.
 _BLANK = " \t\r\n\u00a0\ufeff\x1a"
+# A field of an object that is alone in its file, whose list of objects are the rows.
 _ROWS_NAMES = ("data", "rows", "examples", "records")
 
 
-def read_rows(
-    path: Path, repairs: Counter[str] | None = None, *, is_row: Callable[[dict[str, Any]], bool] | None = None
-) -> Iterator[Row]:
+def read_rows(path: Path, repairs: Counter[str] | None = None) -> Iterator[Row]:
     """In order, without blank lines.
 
     Args:
         repairs: counts what was ignored to read the file, such as commas after the last row, or NaN, which becomes
             null. None: such a comma is an error of its row, and NaN is a number.
-        is_row: returns whether an object that is alone in its file is a row, although one of its fields holds a list of
-            objects. None: it is one, unless the field has a name such as `data`.
     Raises:
         RowFileError: the file is missing, or it is none of the three kinds; the message says what it is.
     """
@@ -65,7 +62,7 @@ def read_rows(
         return _parquet_rows(path)
     if repairs is not None and has_mark(path):
         repairs["byte-order mark at the start of the file left out"] += 1
-    reader = _Reader(path, repairs, is_row or (lambda row: _list_in(row) not in _ROWS_NAMES))
+    reader = _Reader(path, repairs)
     return reader.json_rows() if reader.is_one_value() else reader.line_rows()
 
 
@@ -76,9 +73,9 @@ def _loaded(line: str) -> Any:
         return None
 
 
-def _list_in(value: dict[str, Any]) -> str | None:
+def _rows_name(value: dict[str, Any]) -> str | None:
     names = [name for name, held in value.items() if isinstance(held, list) and held and isinstance(held[0], dict)]
-    return names[0] if len(names) == 1 else None
+    return names[0] if len(names) == 1 and names[0] in _ROWS_NAMES else None
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------
@@ -139,8 +136,8 @@ def _line_of(text: str, at: int) -> str:
 
 
 class _Reader:
-    def __init__(self, path: Path, repairs: Counter[str] | None, is_row: Callable[[dict[str, Any]], bool]) -> None:
-        self._path, self._repairs, self._is_row = path, repairs, is_row
+    def __init__(self, path: Path, repairs: Counter[str] | None) -> None:
+        self._path, self._repairs = path, repairs
         self._decoder = _Decoder(repairs)
 
     def is_one_value(self) -> bool:
@@ -153,7 +150,7 @@ class _Reader:
         one = _loaded(first)
         if one is None:
             return first.startswith("{") and first.endswith(("{", "[", ",", ":"))
-        return not second and isinstance(one, dict) and self._rows_name(one) is not None
+        return not second and isinstance(one, dict) and _rows_name(one) is not None
 
     def line_rows(self) -> Iterator[Row]:
         with self._path.open("rb") as lines:
@@ -216,12 +213,9 @@ class _Reader:
         if isinstance(first, NotReadOn):
             raise RowFileError(f"{self._path} is neither JSON nor JSON Lines: {first.reason}")
         alone = at >= len(text) and isinstance(first, dict)
-        name = self._rows_name(first) if alone else None
+        name = _rows_name(first) if alone else None
         yield from first[name] if name is not None else [first]
         yield from (value for value, _ in values)
-
-    def _rows_name(self, value: dict[str, Any]) -> str | None:
-        return None if self._is_row(value) else _list_in(value)
 
     def _values(self, text: str, at: int, *, closing: str = "") -> Iterator[tuple[Any, int]]:
         """Values separated by blanks or commas, up to a closing bracket or the end, each with the next start."""
@@ -274,3 +268,78 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise RowFileError(
             f"{path}: the parquet file cannot be read after row {number} ({error}); fetch or write it again"
         ) from None
+
+
+# Kinds of files -------------------------------------------------------------------------------------------------------
+
+
+class RowFileError(ValueError):
+    """A file cannot be read at all, and what to do about it."""
+
+
+_UTF_8 = "turn it into UTF-8 with `iconv -f UTF-{} -t UTF-8`"
+# How a file of another kind begins, and what it is.
+_UNREADABLE = {
+    b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it with unzstd",
+    b"BZh": "compressed with bzip2; unpack it with bunzip2",
+    b"\xfd7zXZ\0": "compressed with xz; unpack it with unxz",
+    b"\x04\x22\x4d\x18": "compressed with lz4; unpack it with unlz4",
+    b"PK\3\4": "a zip archive or a spreadsheet; unpack it, or save the sheet as JSON",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+    b"Rar!": "a rar archive; unpack it",
+    b"ARROW1": "an Arrow file; write it as parquet, e.g. with pyarrow or `datasets.Dataset.to_parquet`",
+    b"FEA1": "a Feather file; write it as parquet, e.g. with pyarrow",
+    b"\xff\xff\xff\xff": "an Arrow stream; write it as parquet, e.g. with `datasets.Dataset.to_parquet`",
+    b"ORC": "an ORC file; write it as parquet, e.g. with pyarrow",
+    b"Obj\x01": "an Avro file; write it as JSON Lines or parquet",
+    b"\x89HDF": "an HDF5 file; write it as JSON Lines or parquet",
+    b"\x93NUMPY": "a NumPy array; write its rows as JSON Lines",
+    b"\x80\x04": "a pickle, which may run a program; write its rows as JSON Lines",
+    b"\x80\x05": "a pickle, which may run a program; write its rows as JSON Lines",
+    b"SQLite format 3\0": "a SQLite database; give it as --database, or write its rows as JSON Lines",
+    b"version https://git-lfs": "a pointer of git-lfs and not the file itself; fetch that with `git lfs pull`",
+    b"\xff\xfe\0\0": "UTF-32 text; " + _UTF_8.format(32),
+    b"\0\0\xfe\xff": "UTF-32 text; " + _UTF_8.format(32),
+    b"\xff\xfe": "UTF-16 text; " + _UTF_8.format(16),
+    b"\xfe\xff": "UTF-16 text; " + _UTF_8.format(16),
+    b"<": "a web page or XML, expected rows of JSON; the download may have given a page instead of the file",
+}
+_TAR_AT = 257
+_TABLES = (".csv", ".tsv")
+_PARQUET = b"PAR1"
+_BOM = b"\xef\xbb\xbf"
+
+
+def check_kind(path: Path) -> None:
+    """Raises RowFileError: the file is missing, or neither JSON nor parquet."""
+    if not path.is_file():
+        raise RowFileError(
+            f"{path} does not exist or is not a file; give a .jsonl, .json or .parquet file{did_you_mean(path)}"
+        )
+    start = _start(path)
+    for magic, what in _UNREADABLE.items():
+        if start.removeprefix(_BOM).lstrip().startswith(magic) or start.startswith(magic):
+            raise RowFileError(f"{path} is {what}")
+    if start[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        raise RowFileError(f"{path} is a tar archive; unpack it")
+    if b"\0" in start[:4]:
+        raise RowFileError(f"{path} is UTF-16 text; {_UTF_8.format(16)}, or -f UTF-16LE")
+    if path.suffix.lower() in _TABLES:
+        raise RowFileError(
+            f"{path} is a table of values between commas or tabs; write it as JSON Lines, e.g. with "
+            "`pandas.read_csv(FILE).to_json(OUTPUT, orient='records', lines=True)`"
+        )
+
+
+def is_parquet(path: Path) -> bool:
+    return _start(path).startswith(_PARQUET)
+
+
+def has_mark(path: Path) -> bool:
+    return _start(path).startswith(_BOM)
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(512)

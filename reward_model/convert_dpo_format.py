@@ -21,6 +21,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from agentgrpo.chat.conversations import RowError
+from agentgrpo.columns import parse_columns
 from agentgrpo.commands import failed
 from agentgrpo.disk_errors import OutputError, in_words
 from agentgrpo.flags import Parser
@@ -92,16 +93,23 @@ class Conversion:
 
 
 def convert(
-    source: Path, output: Path, rejects: Path, *, form: str | None = None, drop_tools: bool = False
+    source: Path,
+    output: Path,
+    rejects: Path,
+    *,
+    form: str | None = None,
+    drop_tools: bool = False,
+    columns: str | None = None,
 ) -> Conversion:
     """A file that would hold no row is not written.
 
     Args:
         form: one of `FORMS` for all rows; None detects the form of each row.
+        columns: the user's names of the columns (`parse_columns`).
     Raises:
         PreferenceFileError: the input cannot be read at all.
     """
-    converter = Converter(form, drop_tools)
+    converter = Converter(form, drop_tools, parse_columns(columns))
     rows = raw_rows(source, converter.changes)
     name = source.name.encode(errors="replace").decode()
     with written(rejects) as unfinished:
@@ -137,6 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--format", choices=list(FORMS), help="the form of all rows; by default it is detected for each row"
     )
+    parser.add_argument(
+        "--columns", metavar="prompt=COLUMN,...", help="your names of the columns, and nothing else is read"
+    )
     parser.add_argument("--drop-tools", action="store_true", help="leave out tool calls, their results and schemas")
     parser.add_argument(
         "--rejects", type=Path, help="file for rows that are not a pair; default OUTPUT with .rejects.jsonl"
@@ -152,8 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise PreferenceFileError(f"--rejects and --output are both {rejects}; name another --rejects")
         check_output(args.output, "--output", overwrite=args.overwrite)
         check_output(rejects, "--rejects", overwrite=args.overwrite or is_ours(rejects))
-        conversion = convert(args.input, args.output, rejects, form=args.format, drop_tools=args.drop_tools)
-    except (PreferenceFileError, OutputError, OSError) as error:
+        conversion = convert(
+            args.input, args.output, rejects, form=args.format, drop_tools=args.drop_tools, columns=args.columns
+        )
+    except (ValueError, OutputError, OSError) as error:
         return failed(in_words(error))
     print("\n".join(conversion.lines()))
     if conversion.rejected:

@@ -18,12 +18,12 @@ from pydantic import ValidationError
 
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.checks import UsageError
-from agentgrpo.file_kinds import RowFileError, check_kind, is_parquet
+from agentgrpo.columns import parse_columns
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.row_files import read_rows
+from agentgrpo.row_files import RowFileError, check_kind, is_parquet, read_rows
 from reward_model.datatypes import Preference, prompt_key
-from reward_model.shapes import FORMS, Converter, form_of
+from reward_model.shapes import Converter
 
 # `datasets.load_dataset("json")` infers the types from the first 10 MiB and fails on fields that come later.
 _FIRST_LOOK_BYTES = 8_000_000
@@ -144,16 +144,9 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     Raises:
         PreferenceFileError: the file is missing, or it is none of the three kinds.
     """
-    rows = read_rows(path, changes, is_row=_has_form)
+    rows = read_rows(path, changes)
     parquet = is_parquet(path)
     return ((row.number, _of_parquet(row.value, changes) if parquet else row.value) for row in rows)
-
-
-def _has_form(row: dict[str, Any]) -> bool:
-    try:
-        return form_of(row) in FORMS
-    except RowError:
-        return False
 
 
 def _of_parquet(row: dict[str, Any], changes: Counter[str]) -> dict[str, Any]:
@@ -172,15 +165,17 @@ def _plain(value: Any, changes: Counter[str]) -> Any:
     return value
 
 
-def read_any_form(path: Path) -> tuple[list[Preference], Counter[str]]:
+def read_any_form(path: Path, columns: str | None = None) -> tuple[list[Preference], Counter[str]]:
     """Unlike in a conversion, a row that is no pair is an error.
 
+    Args:
+        columns: the user's names of the columns (`parse_columns`).
     Returns:
         The pairs, and what was changed to read them, by name.
     Raises:
         PreferenceFileError: the file cannot be read, holds no row, or has a row that is no pair, which is named.
     """
-    converter = Converter()
+    converter = Converter(columns=parse_columns(columns))
     rows = []
     for number, value in raw_rows(path, converter.changes):
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,18 +20,19 @@ from agentgrpo.chat.conversations import (
     CONVERSATIONS,
     TOOL_COLUMNS,
     RowError,
+    is_context,
     legal,
     read_conversation,
     read_message,
     read_text,
     short_repr,
+    take_mark,
     tools_of,
     without_json_texts,
     without_tools,
 )
-from agentgrpo.chat.loss_marks import is_context, left_out_by, rates_a_reply, take_mark
 from agentgrpo.chat.messages import Message
-from agentgrpo.column_names import holds_media, unread_part
+from agentgrpo.columns import Columns, check_unread, known_columns, no_form
 from reward_model.datatypes import ROLLOUTS, Preference, rendered_part
 
 Row = dict[str, Any]
@@ -63,82 +64,70 @@ class Converter:
     """
     Args:
         form: the name of the form that all rows have; None detects the form of each row.
+        columns: the user's names of the columns.
         drop_tools: whether calls, results and schemas of tools are left out.
     """
 
     form: str | None = None
     drop_tools: bool = False
+    columns: Columns = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
     """The changes and omissions in kept rows, by name, counted in messages or rows as the name says."""
     forms: Counter[str] = field(default_factory=Counter)
     """The number of kept rows by form."""
 
-    def __call__(self, row: Any, metadata: dict[str, Any]) -> Preference:
+    def __call__(self, raw: Any, metadata: dict[str, Any]) -> Preference:
         """Raises RowError: the row is not a pair; `changes` and `forms` stay as they were."""
         changes: Counter[str] = Counter()
-        row = without_json_texts(row, changes) if isinstance(row, dict) else row
-        name = self.form or form_of(row)
+        row = without_json_texts(known_columns(raw, _KNOWN, self.columns), changes)
+        name = self.form or form_of(row, raw)
+        form = FORMS[name]
         try:
-            preference = _preference(row, FORMS[name], changes, metadata, self.drop_tools)
+            if self.form is None and not self.columns:
+                # Whoever names the form or the columns has said that these are all that is meant.
+                _check_unread(raw, row, form)
+            if not self.columns:
+                read = form.fields | _OTHER_READ | {form.system}
+                left = (name for name in raw if raw[name] is not None and str(name).lower() not in read)
+                changes.update(f"field {name!r} left out" for name in left)
+            preference = _preference(raw, row, form, changes, metadata, self.drop_tools)
         except RecursionError:
             raise RowError("row", "nested too deeply", name) from None
         except RowError as problem:
-            if self.form is None and problem.field == "prompt":
-                _check_unread(row, name, ())
             raise RowError(problem.field, problem.reason, name) from None
-        if self.form is None:
-            _check_unread(row, name, preference.prompt, (*preference.chosen, *preference.rejected))
         self.changes += changes
         self.forms[name] += 1
         return preference
 
 
-def form_of(row: Any) -> str:
-    """Raises RowError: no form fits."""
-    if not isinstance(row, dict):
-        raise RowError("row", f"expected an object, found {short_repr(row)}")
+def form_of(row: Row, raw: Row | None = None) -> str:
+    """
+    Args:
+        row: under the known names; `raw` is under the user's own.
+    Raises:
+        RowError: no form fits.
+    """
     for name, form in FORMS.items():
         if form.fits(row):
             return name
-    if "preferred_output" in row:
-        fields = "input.messages to prompt, preferred_output to chosen, non_preferred_output to rejected"
-        raise RowError("row", f"fits no known form: it has OpenAI's form; rename {fields}, input.tools to tools")
-    if (name := rates_a_reply(row)) is not None:
-        what = f"one reply and whether it is good ({name}), as for KTO"
-        raise RowError("row", f"fits no known form: it has {what}; a pair has two replies, chosen and rejected")
-    known = "; ".join(f"{name} ({form.needs})" for name, form in FORMS.items())
-    found = ", ".join(map(short_repr, list(row)[:12])) or "no field"
-    raise RowError("row", f"fits no known form: found {found}, known are {known}")
+    raise no_form(row if raw is None else raw, _NEEDED, ("system",))
 
 
-def _check_unread(row: Row, name: str, prompt: Sequence[Message], replies: Sequence[Message] = ()) -> None:
-    # Whoever names the form with --format has said that its fields are all that is meant.
-    form = FORMS[name]
-    texts = ([message.content for message in messages] for messages in (prompt, replies))
-    if (found := unread_part(row, form.fields | _OTHER_READ | {form.system}, *texts)) is not None:
-        remedy = found.remedy or ("rename it to prompt" if name == "implicit" else "move it there")
-        raise RowError(
-            found.column,
-            f"looks like {found.what}, and the form {name} reads only {', '.join(sorted(form.fields))}; {remedy}, "
-            f"remove it, or convert the file with --format {name}, which reads nothing else",
-            name,
-        )
+def _check_unread(raw: Row, row: Row, form: Form) -> None:
+    read = form.fields | _OTHER_READ | ({form.system} if form.system else set())
+    known = read | {"messages", *_CONTINUATIONS}
+    check_unread(raw, [name for name in row if name in form.fields], known, ("prompt", "system", "tools"))
 
 
-def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool) -> Preference:
-    if not isinstance(row, dict):
-        raise RowError("row", f"expected an object, found {short_repr(row)}")
-    for name, value in row.items():
-        if holds_media(name, value):
-            raise RowError(name, "images and sound are not read; remove the field or the row")
-    if (name := left_out_by(row)) is not None:
-        raise RowError(name, "says that the row is not to be learnt; leave the row out, or remove the field")
+def _preference(
+    raw: Row, row: Row, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool
+) -> Preference:
+    mark = take_mark(raw, "")[1]
+    if mark is not None and not mark[1]:
+        raise RowError(mark[0], "says that the row is not to be learnt; leave the row out, or remove the field")
     unmarked, context = _unmarked(row, form.fields, changes)
     pair = form.read(unmarked, changes)
     tools = tools_of(row, changes)
-    for name in row.keys() - form.fields - _OTHER_READ - {form.system}:
-        if row[name] is not None:
-            changes[f"field {name!r} left out"] += 1
     if form.system and row.get(form.system) not in (None, ""):
         _add_system(pair, read_text(row[form.system], form.system, changes))
     if not (isinstance(row.get("metadata"), dict) and row["metadata"].keys() == ROLLOUTS):
@@ -471,3 +460,5 @@ FORMS: dict[str, Form] = {
     "explicit": Form("prompt, chosen, rejected", _has("prompt"), _explicit, SIDES | {"prompt"}),
     "implicit": Form("chosen and rejected as conversations or texts that begin alike", _has(), _implicit, SIDES),
 }
+_KNOWN = frozenset().union(*(form.fields for form in FORMS.values()), _OTHER_READ, {"system"})
+_NEEDED = (("prompt", *sorted(SIDES)), ("chosen", "rejected"), ("messages", "rejected_messages"))

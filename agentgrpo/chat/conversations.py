@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from agentgrpo.chat.calls import numbered_id, plain_schemas
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
-from agentgrpo.column_names import holds_media
 from agentgrpo.json_text import parse_json
 
 _ROLES = {
@@ -153,7 +152,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         changes[f"role {said!r} read as {role!r}"] += 1
     for name in raw.keys() - _READ:
         if raw[name] not in (None, "", [], {}):
-            _refuse_lost(name, raw[name], f"{field}.{name}")
+            _refuse_lost(name, f"{field}.{name}")
             changes[f"message field {name!r} left out"] += 1
     content, calls = raw.get(content_key), _calls(raw, field, changes)
     if said == "function_call":
@@ -172,11 +171,9 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         raise RowError(field, error.errors()[0]["msg"]) from None
 
 
-def _refuse_lost(name: str, value: Any, field: str) -> None:
+def _refuse_lost(name: str, field: str) -> None:
     if name in _ELSEWHERE:
         raise RowError(field, f"is not read in a message; move it to {_ELSEWHERE[name]}")
-    if holds_media(name, value):
-        raise RowError(field, "images and sound are not read; remove the field or the row")
 
 
 def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
@@ -191,6 +188,8 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
         return read_text(content, field, changes)
     texts = []
     for number, part in enumerate(content):
+        if take_mark(part, f"{field}.{number}")[1] is not None:
+            raise RowError(f"{field}.{number}", f"marks a part of a message; {_WRITE_WEIGHT}")
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(part, dict) and (text is None or not str(part.get("type") or "text").endswith("text")):
             raise RowError(
@@ -198,6 +197,66 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
             )
         texts.append(read_text(text, f"{field}.{number}", changes))
     return "".join(texts)
+
+
+# Marks of what is learnt ----------------------------------------------------------------------------------------------
+
+# Names of which 1 says that a message or row is learnt, without case and separators: OpenAI, Mistral and Together write
+# `weight`, ms-swift, XTuner and AgentInstruct `loss`, axolotl `train` and `training`, slime `step_loss_mask`.
+_LEARNT = frozenset(("weight", "loss", "train", "training", "lossmask", "steplossmask"))
+# torchtune's, of which 1 says that it is not learnt.
+_NOT_LEARNT = frozenset(("masked",))
+# A field with one of these in its name may be a mark. What it means is not guessed, because a reply that is learnt
+# against its mark shows nowhere.
+_MARK = re.compile(
+    r"loss|mask|train(?!t)|weight|learn|supervis|grad(?!e)|backprop|ignore|skip|exclude|frozen|label$|kto|desirable",
+    re.IGNORECASE,
+)
+_WRITE_WEIGHT = "write `weight` 0 or 1 into the assistant's messages instead, or remove it"
+
+
+def take_mark(raw: Any, field: str) -> tuple[Any, tuple[str, bool] | None]:
+    """Split a message, or a row, into what is read and its mark: the mark's name, and whether it says `learnt`.
+
+    Raises:
+        RowError: a field may be a mark, and what it means is not certain; or two marks disagree.
+    """
+    if not isinstance(raw, dict):
+        return raw, None
+    marks = {name: mark for name in raw if (mark := _mark(name, raw[name], f"{field}.{name}".lstrip("."))) is not None}
+    if len({*marks.values()}) > 1:
+        raise RowError(field or "row", f"{' and '.join(marks)} disagree about what is learnt; keep one of them")
+    return {name: raw[name] for name in raw if name not in marks}, next(iter(marks.items()), None)
+
+
+def _mark(name: Any, value: Any, field: str) -> bool | None:
+    plain = re.sub(r"[\W_]+", "", str(name)).lower()
+    if value in (None, "", [], {}):
+        return None
+    if plain in _LEARNT | _NOT_LEARNT:
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise RowError(field, f"expected 0 or 1, found {short_repr(value)}; {_WRITE_WEIGHT}")
+        return bool(value) == (plain in _LEARNT)
+    numbers = value if isinstance(value, list) else [value]
+    if _MARK.search(str(name)) and all(isinstance(each, int | float | list) for each in numbers):
+        raise RowError(field, f"may say what is learnt, and trainers read it differently; {_WRITE_WEIGHT}")
+    return None
+
+
+def is_context(mark: tuple[str, bool] | None, role: str, field: str, changes: Counter[str]) -> bool:
+    """Whether the message is a reply that is not learnt.
+
+    Raises:
+        RowError: another message than a reply is marked as learnt.
+    """
+    if mark is None or (role == "assistant") == mark[1]:
+        return False
+    if mark[1]:
+        raise RowError(
+            f"{field}.{mark[0]}", f"says that a {role} message is learnt; only the assistant's are: remove the field"
+        )
+    changes[f"replies that {mark[0]!r} marks as not to be learnt"] += 1
+    return True
 
 
 # Tool calls -----------------------------------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.conversations import RowError
-from agentgrpo.file_kinds import RowFileError, is_parquet
 from agentgrpo.nearest import did_you_mean
 from agentgrpo.outputs import written
-from agentgrpo.row_files import read_rows
+from agentgrpo.row_files import RowFileError, is_parquet, read_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.literals import parse_literal
 from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record

@@ -56,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--val-file", type=named_path, help="held-out tasks, likewise")
     parser.add_argument(
+        "--columns", metavar="question=COLUMN,...", help="with --database: your names of the columns, as in training"
+    )
+    parser.add_argument(
         "--max-prompt-tokens",
         type=int,
         metavar="N",
@@ -84,11 +87,11 @@ def look(args: argparse.Namespace) -> list[tuple[str, Finding]]:
     if args.database and args.env in (None, "text2sql"):
         splits = args.train_file is not None and args.val_file is None
         for file in files or [None]:
-            found += examine(database=args.database, tasks=file, splits=splits)
+            found += examine(database=args.database, tasks=file, columns=args.columns, splits=splits)
         if args.model and not any(each.blocks for name, each in found if name in ("model", "database")):
             prompts = {"model": args.model, "database": args.database, "max_prompt_tokens": args.max_prompt_tokens}
             for file in files:
-                found += examine(tasks=file, **prompts)
+                found += examine(tasks=file, columns=args.columns, **prompts)
     elif args.env or args.agent or args.train_file:
         env = args.env or ("agent" if args.agent else "dbbench")
         rest = {"protocol": args.protocol, "database": args.database, "agent": args.agent}

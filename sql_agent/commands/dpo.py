@@ -53,9 +53,9 @@ def read_pairs(cfg: DpoConfig) -> "tuple[Sequence[Preference], Sequence[Preferen
     from reward_model.preferences import read_any_form, split_by_prompt
     from sql_agent.settings.groups import SPLIT_SEED
 
-    rows, changes = read_any_form(cfg.dataset)
+    rows, changes = read_any_form(cfg.dataset, cfg.columns)
     if cfg.val_file:
-        held_out, more = read_any_form(cfg.val_file)
+        held_out, more = read_any_form(cfg.val_file, cfg.columns)
         changes += more
         known = {prompt_key(row) for row in rows}
         if shared := sum(prompt_key(row) in known for row in held_out):

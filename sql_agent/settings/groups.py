@@ -160,6 +160,9 @@ class EnvConfig(Settings):
     database: Annotated[DatabaseSpec | None, FlagName("database")] = None
     """Your own database, for text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or
     mysql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`."""
+    columns: Annotated[str | None, FlagName("columns")] = None
+    """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
+    texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""
     call_timeout_s: float = Field(default=30.0, gt=0)
     """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
     longer loses its rollout."""
@@ -172,6 +175,8 @@ class EnvConfig(Settings):
                 "env.agent and env.type=agent belong together, and --agent FILE.py:NAME sets both; leave --env out, or "
                 "--agent"
             )
+        if self.columns is not None and self.type != "text2sql":
+            raise ValueError(f"env.columns belongs to env.type=text2sql, this run's is {self.type}; leave it out")
         if self.database is not None and self.type != "text2sql":
             raise ValueError(f"env.database belongs to env.type=text2sql, this run's is {self.type}; leave it out")
         return self
@@ -193,6 +198,8 @@ class EnvironmentSettings:
     agent: str | None = None
     instructions: Path | None = None
     """Text file; None: the environment's own."""
+    columns: str | None = None
+    """The user's names of the columns of questions."""
 
 
 class RewardModelConfig(Settings):

@@ -148,7 +148,12 @@ def check_skills(skills: Iterable[str]) -> None:
             raise ValueError(f"unknown skill {skill!r}{meant}")
 
 
-FLAGS_OF = {"judge": ("dbbench", "text2sql"), "backend": ("dbbench",), "protocol": ("dbbench",)}
+FLAGS_OF = {
+    "judge": ("dbbench", "text2sql"),
+    "backend": ("dbbench",),
+    "protocol": ("dbbench",),
+    "columns": ("text2sql",),
+}
 """The environments that read a flag, by its name."""
 
 
@@ -186,6 +191,9 @@ class EnvironmentFlags(DbBenchConfig):
     database: DatabaseSpec | None = None
     """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.
     It is only read."""
+    columns: str | None = None
+    """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
+    texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""
     call_timeout_s: float = Field(default=30.0, gt=0, validation_alias="call_timeout")
     """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
 
@@ -196,7 +204,13 @@ class EnvironmentFlags(DbBenchConfig):
     @property
     def environment(self) -> EnvironmentSettings:
         return EnvironmentSettings(
-            self.env_type, self.protocol, self.judge, self.backend, self.database, self.call_timeout_s
+            self.env_type,
+            self.protocol,
+            self.judge,
+            self.backend,
+            self.database,
+            self.call_timeout_s,
+            columns=self.columns,
         )
 
 
@@ -479,6 +493,8 @@ class InteractiveConfig(DbBenchConfig):
     database: DatabaseSpec | None = None
     """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
     DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
+    columns: str | None = None
+    """For text2sql: your names of the columns of --tasks, as in training."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""
@@ -507,7 +523,9 @@ class InteractiveConfig(DbBenchConfig):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings(self.env, self.protocol, self.judge, self.backend, self.database)
+        return EnvironmentSettings(
+            self.env, self.protocol, self.judge, self.backend, self.database, columns=self.columns
+        )
 
     @property
     def limits(self) -> AgentConfig:

@@ -130,6 +130,7 @@ class TrainConfig(Settings):
             self.env.call_timeout_s,
             self.env.agent,
             self.agent.instructions,
+            self.env.columns,
         )
 
     @model_validator(mode="after")

@@ -44,6 +44,10 @@ class FineTuningConfig(PolicyConfig):
     max_length: int | None = Field(default=None, ge=16)
     """Largest number of tokens of a conversation; longer ones are left out and counted, never cut. None: the model's
     context."""
+    columns: str | None = None
+    """Your names of the columns of a file, what=COLUMN,...: question, query, answer, db_id and evidence of questions;
+    messages, prompt, completion, text, system and tools of demonstrations; prompt, chosen, rejected, system and tools
+    of pairs. Only these are read then. None: the names that the form has, in any case."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
     save_every: int | None = also("save_steps", None, ge=1)
@@ -118,7 +122,7 @@ class SftConfig(FineTuningConfig, TaskFiles):
     def environment(self) -> EnvironmentSettings:
         """The environment whose episodes are imitated; a file of messages has none."""
         names = {"dbbench": "dbbench", "gsm8k": "gsm8k", "environment": self.data_name}
-        return EnvironmentSettings(names[self.source], self.protocol, database=self.database)
+        return EnvironmentSettings(names[self.source], self.protocol, database=self.database, columns=self.columns)
 
     @property
     def data_name(self) -> str:

@@ -21,27 +21,20 @@ from agentgrpo.chat.calls import mended_calls
 from agentgrpo.chat.conversations import (
     TOOL_COLUMNS,
     RowError,
+    is_context,
     legal,
     read_conversation,
     read_text,
+    take_mark,
     tools_of,
     without_json_texts,
 )
 from agentgrpo.chat.conversations import short_repr as shown
-from agentgrpo.chat.loss_marks import (
-    class_labels,
-    is_context,
-    left_out_by,
-    numbers_a_reply,
-    take_mark,
-    with_labels,
-)
 from agentgrpo.chat.messages import medium_in, why_no_medium, why_rendered
 from agentgrpo.chat.replies import Encoded, encode_conversation, is_imitated
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
-from agentgrpo.column_names import TOOLS, unread_part
-from agentgrpo.file_kinds import RowFileError
-from agentgrpo.row_files import read_rows
+from agentgrpo.columns import Columns, check_unread, columns_flag, known_columns, no_form, parse_columns
+from agentgrpo.row_files import RowFileError, read_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.interaction import Message
@@ -166,29 +159,27 @@ def _learnt(rollout: ScriptedPlay) -> list[Message]:
     return messages
 
 
-def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
+def read_messages(path: Path, limit: int | None = None, columns: str | None = None) -> Demonstrations:
     """Read JSON, JSONL or parquet in TRL's forms for fine-tuning: `messages`, `prompt` and `completion`, or `text`.
 
-    `tools` may be missing, or a string of JSON. Messages are read as by the reward model's converter, with the field
-    names of OpenAI and ShareGPT; ids of calls are numbered anew. Other changes are noted.
+    ShareGPT's `conversations` are messages. `tools` may be missing, or a string of JSON. Messages are read as by the
+    reward model's converter, with the field names of OpenAI and ShareGPT; ids of calls are numbered anew. Other changes
+    are noted.
 
     Args:
         limit: number of rows to take, from the top.
+        columns: the user's names of the columns (`parse_columns`).
     Raises:
         DataError: there is no row, or a row cannot be used; the message names its line.
     """
-    found = Demonstrations()
-    labels: frozenset[str] | None = None
+    found, given = Demonstrations(), parse_columns(columns)
     try:
         for row in read_rows(path):
             if limit is not None and len(found.kept) >= limit:
                 break
             where = f"{path}, {row.place}"
             try:
-                if labels is None and numbers_a_reply(row.value):
-                    labels = class_labels(other.value for other in read_rows(path))
-                value = with_labels(row.value, labels or (), found.notes)
-                demonstration = _read_row(value, where, found)
+                demonstration = _read_row(row.value, where, found, given)
                 if demonstration is None:
                     continue
                 if found.kept and type(demonstration) is not type(found.kept[0]):
@@ -213,61 +204,67 @@ def _counted(reasons: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
 
 
-def _read_row(row: Any, where: str, found: Demonstrations) -> Demonstration | PlainText | None:
+FORMS = (("messages",), ("prompt", "completion"), ("text",))
+"""Fields of TRL's forms for fine-tuning; the first form whose fields a row has is read."""
+_KNOWN = ("messages", "prompt", "completion", "text", "system", "label", *TOOL_COLUMNS)
+
+
+def _read_row(raw: Any, where: str, found: Demonstrations, given: Columns) -> Demonstration | PlainText | None:
     """Read a row; None, which is counted, if the row says that it is not learnt."""
     notes = found.notes
-    if isinstance(row, RowError):
-        raise row
-    if not isinstance(row, dict):
-        raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
-    row = without_json_texts(row, notes)
+    if isinstance(raw, RowError):
+        raise raw
+    row = without_json_texts(known_columns(raw, _KNOWN, given, {"conversations": "messages"}), notes)
     form = next((names for names in FORMS if row.keys() >= set(names)), None)
     if form is None:
-        names = ", ".join(map(shown, row)) or "no field"
-        raise RowError("row", f"found {names}; expected `messages`, `prompt` and `completion`, or `text`")
-    if (mark := left_out_by(row)) is not None:
+        raise no_form(raw, FORMS)
+    if not given and (mark := _left_out_by(raw, row, form)) is not None:
         found.left_out[f"marked by {mark!r} as not to be learnt"] += 1
         return None
-    held: list[Any] = [row.get(name) for name in form]
-    if form == ("text",) or (len(form) == 2 and all(isinstance(one, str) for one in held)):
+    held: list[Any] = [row[name] for name in form]
+    plain = form == ("text",) or (len(form) == 2 and all(isinstance(one, str) for one in held))
+    beside = [name for name in ("system", *TOOL_COLUMNS) if row.get(name)]
+    if plain and beside:
+        raise RowError(beside[0], f"is read beside messages only; to leave it out: {columns_flag(raw, form, ())}")
+    read = [*form, *beside]
+    if not given:
+        passed = {name for name in _KNOWN if name not in ("system", *TOOL_COLUMNS)} | {*read, "conversations"}
+        check_unread(raw, read, passed, ("prompt", "system", "tools"))
+        for name in raw.keys() - {*read, "conversations"}:
+            if raw[name] is not None and str(name).lower() not in read:
+                notes[f"field {name!r} left out"] += 1
+    if plain:
         texts = [read_text(one, name, notes) for name, one in zip(form, held, strict=True)]
         if not texts[-1].strip():
             raise RowError(form[-1], "is empty")
         for name, text in zip(form, texts, strict=True):
             if (medium := medium_in(text)) is not None:
                 raise RowError(name, why_no_medium(medium))
-        _check_unread(row, form, {*form}, texts, notes)
         return PlainText(*texts, where=where) if len(texts) == 2 else PlainText("", texts[0], where)
     for name, one in zip(form, held, strict=True):
         if not isinstance(one, list):
             raise RowError(name, f"expected a list of messages, found {shown(one)}")
+    if row.get("system"):
+        held[0] = [{"role": "system", "content": row["system"]}, *held[0]]
     tools = tools_of(row, notes)
     messages = _read_messages(form, held, tools, notes)
-    _check_unread(row, form, {*form, *TOOL_COLUMNS}, [message["content"] or "" for message in messages], notes)
     return Demonstration(messages, json.loads(tools) if tools else [], where)
 
 
-def _check_unread(
-    row: dict[str, Any], form: Sequence[str], read: set[str], texts: Sequence[str], notes: Counter[str]
-) -> None:
-    """Count the columns that are not read.
+def _left_out_by(raw: dict[str, Any], row: dict[str, Any], form: Sequence[str]) -> str | None:
+    """Name of the field by which a row says that nothing of it is learnt; TRL's `label` says whether a reply is good.
 
     Raises:
-        RowError: one of them may hold a part of the conversation, which is nowhere in the texts.
+        RowError: a field of the row looks like a mark, and its meaning is not certain.
     """
-    if (found := unread_part(row, read, texts)) is not None:
-        remedy = found.remedy or "put it there"
-        if found.what == TOOLS and read.isdisjoint(TOOL_COLUMNS):
-            remedy = "tools are read beside messages only: give the row as messages"
-        what = f"looks like {found.what} and is not in {' or '.join(form)}"
-        raise RowError(found.column, f"{what}; {remedy}, or remove the column")
-    for name in row.keys() - read:
-        if row[name] is not None:
-            notes[f"field {name!r} left out"] += 1
-
-
-FORMS = (("messages",), ("prompt", "completion"), ("text",))
-"""Fields of TRL's forms for fine-tuning; the first form whose fields a row has is read."""
+    mark = take_mark({name: raw[name] for name in raw if str(name).lower() != "label"}, "")[1]
+    if mark is not None and not mark[1]:
+        return mark[0]
+    label = row.get("label") if form == ("prompt", "completion") else None
+    if isinstance(label, int) and not isinstance(label, bool):
+        every = "--columns prompt=prompt,completion=completion"
+        raise RowError("label", f"expected true or false, found {label}; to learn every row: {every}")
+    return "label" if label is False else None
 
 
 def _read_messages(

@@ -168,7 +168,13 @@ def rows_again(cfg: SftConfig) -> list[str]:
     """The flags that give the next command the same rows; where every row was learnt, others to measure on."""
     learnt_all = cfg.train_file is not None and cfg.val_file is None and not cfg.held_out_fraction
     val_file = "HELD_OUT_TASKS" if learnt_all else cfg.val_file
-    given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.train_file, "val-file": val_file}
+    given = {
+        "env": cfg.env,
+        "database": cfg.database,
+        "columns": cfg.columns,
+        "train-file": cfg.train_file,
+        "val-file": val_file,
+    }
     return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
 
 
@@ -186,6 +192,7 @@ _OF_ROWS = {"dbbench": "--dataset dbbench", "environment": "--env or --database"
 FLAGS_OF = {
     **dict.fromkeys(("train_file", "val_file", "held_out_fraction"), _OF_ROWS),
     "database": {"environment": "--dataset text2sql"},
+    "columns": {"environment": "--dataset text2sql", "file": "--dataset FILE"},
     "protocol": {"dbbench": "--dataset dbbench"},
     "max_prompt_tokens": {"gsm8k": "--dataset gsm8k", **_OF_ROWS},
 }
@@ -217,7 +224,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
             known = " or ".join(sources.values())
             raise UsageError(f"--{dashed(name)} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
-        found = read_messages(Path(cfg.data_name), cfg.num_tasks)
+        found = read_messages(Path(cfg.data_name), cfg.num_tasks, cfg.columns)
         rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)
         found.trained_on = trained_further(read_trained_on(cfg.model_path), rows)
         return found

@@ -20,7 +20,7 @@ from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.startup.data import few_held_out, kinds_apart
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.load import read_questions, split_questions
+from sql_agent.text_to_sql.load import split_questions
 
 
 def check_model(model: Path, protocol: ProtocolName) -> Finding:
@@ -52,18 +52,20 @@ def _answering() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def check_database(database: Path | str, tasks: Path | None, splits: bool = False) -> Finding:
+def check_database(
+    database: Path | str, tasks: Path | None, splits: bool = False, columns: str | None = None
+) -> Finding:
     """Check what a run with `--database` would find: databases, tables, and whether the references run.
 
     Args:
         splits: whether a part of the questions is to be held out.
     """
-    with _answering(), TextToSql(database) as environment:
+    with _answering(), TextToSql(database, columns=columns) as environment:
         databases = environment.databases
         found = databases.summary()
         if tasks is None:
             return Finding(found)
-        questions = read_questions(tasks, databases)
+        questions = environment.read_tasks(tasks)
         problems = list[Problem]()
         if splits:
             train, val = split_questions(questions, DataConfig().held_out_fraction)
@@ -94,10 +96,12 @@ def _without_result(environment: TextToSql, tasks: Path, questions: Sequence[Que
     return [Problem(what, f"correct them in {tasks}, or leave them out", blocks=False)]
 
 
-def check_prompts(tasks: Path, model: Path, database: Path | str, max_prompt_tokens: int | None) -> Finding:
+def check_prompts(
+    tasks: Path, model: Path, database: Path | str, max_prompt_tokens: int | None, columns: str | None = None
+) -> Finding:
     """Say how long the first prompts are, as every command plays them, what is cut, and what fine-tuning learns."""
     folder = model_folder(model, fetch=False)
-    with _answering(), TextToSql(database) as environment:
+    with _answering(), TextToSql(database, columns=columns) as environment:
         tokenizer = PromptTokenizer(folder, environment, template_of_run(folder, "fc")[0])
         limit = choose_limit(folder, max_prompt_tokens, "--max-prompt-tokens")
         found = fit_tasks(environment.read_tasks(tasks), environment, tokenizer.prompt_tokens, limit)

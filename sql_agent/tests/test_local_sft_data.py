@@ -22,6 +22,7 @@ from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.sft.data import (
     DataError,
     Demonstration,
+    PlainText,
     dbbench_demonstrations,
     encode_all,
     encode_text,
@@ -326,108 +327,56 @@ def test_a_prompt_and_its_completion_are_a_conversation_of_which_the_completion_
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["weight", "loss", "train", "loss_mask", "loss_scale", "trainable", "training", "masked"]
-)
-def test_a_reply_that_is_marked_as_not_to_be_learnt_is_context(tokenizer, tmp_path, name):
+@pytest.mark.parametrize("name", ["weight", "loss", "train", "lossMask", "step_loss_mask", "training", "masked"])
+@pytest.mark.parametrize("form", ["messages", "completion", "sharegpt", "texts"])
+def test_a_reply_that_is_marked_as_not_to_be_learnt_is_context(tokenizer, tmp_path, form, name):
     bad = assistant("It is 7.", **{name: name == "masked"})
     said = [user("a"), bad, user("b"), assistant("c")]
-    for row in (
-        {"messages": said},
-        {"prompt": said[:1], "completion": said[1:]},
-        {"messages": [{"from": m.pop("role"), "value": m.pop("content"), **m} for m in map(dict, said)]},
-        {"messages": [json.dumps(message) for message in said]},
-    ):
-        found = read_messages(write(tmp_path, row))
-        (encoded,) = encode_all(tokenizer, found.kept, max_length=1000)
-        assert [text for text, learnt in pieces(tokenizer, encoded) if learnt] == ["c<|im_end|>"]
-        assert found.notes[f"replies that {name!r} marks as not to be learnt"] == 1
+    row = {
+        "messages": {"messages": said},
+        "completion": {"prompt": said[:1], "completion": said[1:]},
+        "sharegpt": {"messages": [{"from": m.pop("role"), "value": m.pop("content"), **m} for m in map(dict, said)]},
+        "texts": {"messages": [json.dumps(message) for message in said]},
+    }[form]
+    found = read_messages(write(tmp_path, row))
+    (encoded,) = encode_all(tokenizer, found.kept, max_length=1000)
+    assert [text for text, learnt in pieces(tokenizer, encoded) if learnt] == ["c<|im_end|>"]
+    assert found.notes[f"replies that {name!r} marks as not to be learnt"] == 1
 
 
-@pytest.mark.parametrize("name", ["weight", "loss", "train", "loss_mask", "trainable", "masked"])
-def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out_and_counted(tmp_path, name):
-    for row in FORMS:
-        marked = row | {name: name == "masked"}
-        found = read_messages(write(tmp_path, marked, row, marked))
-        assert [one.where[-1] for one in found.kept] == ["2"]
-        assert (found.left_out, found.notes) == ({f"marked by {name!r} as not to be learnt": 2}, {})
-        with pytest.raises(DataError, match=f"holds nothing to learn: 1 marked by {name!r} as not to be learnt"):
-            read_messages(write(tmp_path, marked))
+@pytest.mark.parametrize("name", ["weight", "loss", "train", "loss_mask", "masked"])
+@pytest.mark.parametrize(
+    "row", [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
+)
+def test_a_row_that_is_marked_as_not_to_be_learnt_is_left_out_and_counted(tmp_path, row, name):
+    marked = row | {name: name == "masked"}
+    found = read_messages(write(tmp_path, marked, row, marked))
+    assert [one.where[-1] for one in found.kept] == ["2"]
+    assert (found.left_out, found.notes) == ({f"marked by {name!r} as not to be learnt": 2}, {})
+    with pytest.raises(DataError, match=f"holds nothing to learn: 1 marked by {name!r} as not to be learnt"):
+        read_messages(write(tmp_path, marked))
 
 
 FORMS = [{"messages": [user("a"), assistant("b")]}, {"prompt": "a", "completion": "b"}, {"text": "b"}]
 
 
-@pytest.mark.parametrize("name", ["label", "kto_tag", "KTO_label", "desirable", "undesirable"])
-def test_a_reply_that_a_row_for_kto_calls_bad_is_left_out_and_counted(tmp_path, name):
-    for row in FORMS:
-        good, bad = row | {name: name != "undesirable"}, row | {name: name == "undesirable"}
-        found = read_messages(write(tmp_path, bad, good, bad))
-        assert [one.where[-1] for one in found.kept] == ["2"]
-        assert found.left_out == {f"marked by {name!r} as not to be learnt": 2}
-
-
-KTO = {"prompt": "2+2?", "completion": "4"}
-
-
-@pytest.mark.parametrize(("name", "bad"), [("label", 0), ("kto_tag", 0), ("undesirable", 1)])
-def test_a_class_label_of_a_file_for_kto_is_false_and_true(tmp_path, name, bad):
-    found = read_messages(write(tmp_path, KTO | {name: 1 - bad}, KTO | {name: bad}, KTO | {name: 1 - bad}))
-    assert [one.where[-1] for one in found.kept] == ["1", "3"]
-    assert found.left_out == {f"marked by {name!r} as not to be learnt": 1}
-    assert found.notes == {
-        f"field {name!r}, 0 or 1 in all rows, read as false or true": 3, f"field {name!r} left out": 2,
-    }  # fmt: skip
+def test_a_reply_that_a_row_for_kto_calls_bad_is_left_out_and_counted(tmp_path):
+    kto = {"prompt": "2+2?", "completion": "4"}
+    found = read_messages(write(tmp_path, *(kto | {"label": label} for label in (False, True, False, "math"))))
+    assert [one.where[-1] for one in found.kept] == ["2", "4"]
+    assert found.left_out == {"marked by 'label' as not to be learnt": 2}
+    path = write(tmp_path, kto | {"label": 1})
+    with pytest.raises(
+        DataError, match="line 1, label: expected true or false, found 1; to learn every row: --columns"
+    ):
+        read_messages(path)
+    assert len(read_messages(path, columns="prompt=prompt,completion=completion").kept) == 1
 
 
 @pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ((1, 0, 2), "line 2, label: may say that the reply is bad: expected true or false"),
-        ((1, 2, 0), "line 2, label: expected true or false, or 0 and 1 in all rows, found 2; or remove the column"),
-        ((1, 0, True), "line 2, label: may say that the reply is bad"),
-        ((1, 0, None), "line 2, label: may say that the reply is bad"),
-        ((0, 0), "line 1, label: may say that the reply is bad"),
-    ],
+    ("name", "value"), [("label", "math"), ("label", 3), ("label", None), ("is_correct", True), ("image", "a.png")]
 )
-def test_a_label_that_is_not_0_and_1_in_all_rows_is_refused_by_its_name(tmp_path, labels, words):
-    with pytest.raises(DataError, match=words):
-        read_messages(write(tmp_path, *(KTO | {"label": label} for label in labels)))
-
-
-def test_0_and_1_beside_a_conversation_may_be_any_two_classes(tmp_path):
-    with pytest.raises(DataError, match="line 2, label: may say that the reply is bad"):
-        read_messages(write(tmp_path, FORMS[0] | {"label": 1}, FORMS[0] | {"label": 0}))
-
-
-def test_a_reply_inside_a_conversation_that_is_called_bad_is_context(tmp_path):
-    said = [user("a"), assistant("It is 7.", label=False), user("b"), assistant("c", label=True)]
-    found = read_messages(write(tmp_path, {"messages": said}))
-    assert [message.get("weight") for message in found.kept[0].messages] == [None, 0, None, None]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        *(("label", value, "may say that the reply is bad: expected true or false") for value in (0, -1, "False")),
-        *(("kto_tag", value, "may say that the reply is bad: expected true or false") for value in (0, "undesirable")),
-        *((name, False, "is False, so the reply may be bad") for name in ("is_correct", "accepted", "thumbs_up")),
-        *((name, True, "is True, so the reply may be bad") for name in ("rejected", "isWrong", "thumbs_down")),
-    ],
-)
-def test_what_may_call_a_reply_bad_is_refused_by_its_name(tmp_path, name, value, words):
-    for row in FORMS:
-        with pytest.raises(DataError, match=f"line 1, {name}: {words}"):
-            read_messages(write(tmp_path, row | {name: value}))
-    with pytest.raises(DataError, match=rf"line 1, messages\.1\.{name}: {words}"):
-        read_messages(write(tmp_path, {"messages": [user("a"), assistant("b", **{name: value})]}))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("label", "math"), ("label", 3), ("label", 1), ("label", None), ("is_correct", True), ("rejected", False)],
-)
-def test_labels_that_call_nothing_bad_are_not_read(tmp_path, name, value):
+def test_columns_that_the_form_does_not_have_are_counted(tmp_path, name, value):
     found = read_messages(write(tmp_path, *[row | {name: value} for row in FORMS[:1]]))
     assert (len(found.kept), found.notes) == (1, {} if value is None else {f"field {name!r} left out": 1})
 
@@ -443,29 +392,23 @@ def test_tools_are_offered_under_the_name_of_openais_older_form_too(tmp_path, na
     assert (found.kept[0].tools, found.notes) == (OFFERED, {})
 
 
-@pytest.mark.parametrize("name", ["available_tools", "tool_list", "functionSchemas", "apis", "tool_calls"])
-@pytest.mark.parametrize("value", [[LOOK], json.dumps(OFFERED), {"look": {"description": "Look."}}])
-def test_tools_that_no_prompt_would_hold_are_refused_by_the_name_of_their_column(tmp_path, name, value):
-    with pytest.raises(DataError, match=f"line 1, {name}: looks like tools or their calls and is not in .*; rename"):
-        read_messages(write(tmp_path, {"messages": [user("a"), assistant("b")], name: value}))
-    said = {"messages": [{"role": "system", "content": "You may look."}, user("a"), assistant("b")]}
-    assert read_messages(write(tmp_path, said | {name: value})).notes == {f"field {name!r} left out": 1}
-
-
-def test_which_tool_a_server_was_asked_for_is_no_tool(tmp_path):
-    asked = {"tool_choice": {"type": "function", "function": {"name": "look"}}, "function_call": {"name": "look"}}
-    assert len(read_messages(write(tmp_path, FORMS[0] | asked)).kept) == 1
+def test_tools_under_another_name_are_read_by_the_columns_that_the_refusal_prints(tmp_path):
+    path = write(tmp_path, {"Messages": [user("a"), assistant("b")], "available_tools": [LOOK]})
+    with pytest.raises(DataError) as refused:
+        read_messages(path)
+    read_it, leave_out = "messages=Messages,tools=available_tools", "messages=Messages"
+    assert str(refused.value) == (
+        f"{path}, line 1, available_tools: is not read, and looks like tools; to read it: --columns {read_it}; to "
+        f"leave it out: --columns {leave_out}"
+    )
+    assert [read_messages(path, columns=columns).kept[0].tools for columns in (read_it, leave_out)] == [OFFERED, []]
 
 
 @pytest.mark.parametrize("row", FORMS[1:])
-@pytest.mark.parametrize("name", ["tools", "functions", "available_tools"])
-def test_tools_beside_a_plain_text_are_refused_unless_it_names_them(tmp_path, row, name):
-    remedy = "tools are read beside messages only: give the row as messages, or remove the column$"
-    with pytest.raises(DataError, match=f"line 1, {name}: looks like tools or their calls and is not in .*; {remedy}"):
+@pytest.mark.parametrize("name", ["tools", "functions", "system"])
+def test_tools_and_a_system_message_beside_a_plain_text_are_refused(tmp_path, row, name):
+    with pytest.raises(DataError, match=f"line 1, {name}: is read beside messages only; to leave it out: --columns "):
         read_messages(write(tmp_path, row | {name: OFFERED}))
-    assert read_messages(write(tmp_path, {"text": "look: One.", "tools": OFFERED})).notes == {
-        "field 'tools' left out": 1
-    }
 
 
 @pytest.mark.parametrize(("name", "where"), [("functions", "the row's tools"), ("function_calls", "tool_calls")])
@@ -500,6 +443,28 @@ def test_arguments_are_learnt_as_they_were_before_a_table_held_them(tokenizer, t
         '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>',
     ]
     assert sum(found.notes.values()) == (2 if isinstance(arguments, dict) else 1)
+
+
+@pytest.mark.parametrize("name", ["question", "instruction", "context", "history", "input", "systemPrompt"])
+@pytest.mark.parametrize("row", FORMS)
+def test_a_column_that_looks_like_a_prompt_and_is_not_read_is_refused_by_its_name(tmp_path, row, name):
+    with pytest.raises(DataError, match=f"line 1, {name}: is not read, and looks like prompt; to read it: --columns "):
+        read_messages(write(tmp_path, row | {name: "Be brief."}))
+
+
+def test_conversations_of_sharegpt_are_read_with_their_system_message(tmp_path):
+    said = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    found = read_messages(write(tmp_path, {"conversations": said, "system": "Be brief."}))
+    assert found.kept[0].messages == [{"role": "system", "content": "Be brief."}, user("a"), assistant("b")]
+    assert found.notes == {}
+
+
+def test_rows_of_no_known_form_are_read_by_the_columns_that_the_refusal_prints(tmp_path):
+    path = write(tmp_path, {"instruction": "Add.", "input": "1 2", "output": "3", "topic": "sums"})
+    with pytest.raises(DataError, match=r"name yours: --columns prompt=instruction\+input,completion=output$"):
+        read_messages(path)
+    found = read_messages(path, columns="prompt=instruction+input,completion=output")
+    assert (found.kept, found.notes) == ([PlainText("Add.\n1 2", "3", f"{path}, line 1")], {})
 
 
 @pytest.mark.parametrize(
@@ -548,10 +513,10 @@ def test_a_plain_text_needs_a_token_that_ends_it():
         ),
         ("{", "line 2, row: not JSON: Expecting property name"),
         (
-            {"conversations": [{"from": "human", "value": "a"}], "id": 1},
-            "line 2, row: found 'conversations', 'id'; expected `messages`, `prompt` and `completion`, or `text`",
+            {"dialogue": [{"from": "human", "value": "a"}], "id": 1},
+            "line 2, row: found 'dialogue', 'id'; expected messages, or prompt and completion, or text; name yours: ",
         ),
-        ("[]", "line 2, row: expected a JSON object with messages, found list"),
+        ("[]", "line 2, row: expected an object, found []"),
         ({"messages": "hello"}, "line 2, messages: expected a list of messages, found 'hello'"),
         ({"messages": []}, "line 2, messages: expected messages, found an empty list"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "line 2, messages.0.role: unknown role 'robot'"),
@@ -568,7 +533,7 @@ def test_a_plain_text_needs_a_token_that_ends_it():
         ({"messages": [user("a"), assistant("b", weight=2)]}, "line 2, messages.1.weight: expected 0 or 1, found 2"),
         (
             {"messages": [user("a"), assistant("b", loss_scale=0.5)]},
-            "messages.1.loss_scale: expected 0 or 1, found 0.5",
+            "messages.1.loss_scale: may say what is learnt, and trainers read it differently",
         ),
         ({"messages": [user("a"), assistant("b", mask=True)]}, "messages.1.mask: may say what is learnt"),
         (

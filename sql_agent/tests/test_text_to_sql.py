@@ -87,7 +87,7 @@ def test_an_id_is_the_line_that_messages_name(shop, tmp_path):
     (tmp_path / "q.jsonl").write_text('\n{"question": "a", "query": "SELECT 1"}\n\n{"question": "b", "answer": 1}\n')
     assert [q.id for q in read_questions(tmp_path / "q.jsonl", DatabaseFiles(shop))] == ["q-2", "q-4"]
     (tmp_path / "q.jsonl").write_text('\n{"question": "a", "query": "SELECT 1"}\n\n{"question": "b"}\n')
-    with pytest.raises(UsageError, match=r"q\.jsonl, line 4: neither"):
+    with pytest.raises(UsageError, match=r"q\.jsonl, line 4: found 'question'; expected question and query, or"):
         read_questions(tmp_path / "q.jsonl", DatabaseFiles(shop))
 
 
@@ -114,23 +114,26 @@ def test_rows_about_several_databases_do_not_go_with_one_file(shop, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[{"query": "SELECT 1"}]', "row 1: no `question`; the row has query"),
+        (
+            '[{"query": "SELECT 1"}]',
+            "row 1: found 'query'; expected question and query, or question and answer; name yours: --columns ",
+        ),
         (
             '{"question": "a", "query": "b"}\n{"question": "a", "db_id": 3, "query": "b"}',
             "line 2: `db_id` is 3, expect",
         ),
-        ('[{"question": "a", "query": 3}]', "row 1: neither .* the row has question, query, which is no text"),
-        ('[{"question": "a"}]', "row 1: neither `query` .or `SQL`. nor `answer`; the row has question"),
+        ('[{"question": "a", "query": 3}]', "row 1: `query` is 3, expected a text"),
+        ('[{"question": "a"}]', "row 1: found 'question'; expected question and query"),
         ('[{"question": 1, "query": "b"}]', "row 1: `question` is 1, expected a text"),
         (
             '[{"question": "a", "answer": [{"b": 1}]}]',
             "row 1: `answer` holds {'b': 1}, expected numbers, texts or null",
         ),
-        ('["a"]', "row 1: a str, expected an object"),
+        ('["a"]', "row 1: expected an object, found 'a'"),
         ("[]", "holds no question"),
         ("", "holds no question"),
         ("[", "row 1: end of the list missing"),
-        ('{"a": 1}\n{', "line 1: no `question`"),
+        ('{"a": 1}\n{', "line 1: found 'a'"),
         ("{", "q.json is neither JSON nor JSON Lines: not JSON"),
         ('[{"question": "a", "answer": ' + "9" * 5000 + "}]", "row 1: not JSON: Exceeds the limit"),
     ],

@@ -209,8 +209,9 @@ def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(shop_account
     )
     assert "1 references fail" in found.problems[0].what and "MySQL's SQL, one SELECT" in found.problems[0].remedy
     [(_, refused_account)] = examine(
-        database=named_database(shop_account("ALL ON my_shop.*")), tasks=None, splits=False
+        database=named_database(shop_account("ALL ON my_shop.*")), tasks=None, splits=False, columns=None
     )
     assert "ALL PRIVILEGES on `my_shop`.*" in refused_account.problems[0].what
-    [(_, gone)] = examine(database=named_database("mysql://a:pw1@127.0.0.1:1/d"), tasks=None, splits=False)
+    place = named_database("mysql://a:pw1@127.0.0.1:1/d")
+    [(_, gone)] = examine(database=place, tasks=None, splits=False, columns=None)
     assert "mysql://a:***@127.0.0.1:1/d" in gone.problems[0].what and "pw1" not in str(gone)

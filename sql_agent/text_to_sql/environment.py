@@ -62,6 +62,7 @@ class TextToSql(Environment):
     """
     Args:
         place: a path or an address, in one of the forms that the engines name (`Engine.places`).
+        columns: the user's names of the columns of questions (`agentgrpo.columns.parse_columns`).
     Raises:
         DatabaseError: there is no such database.
         ValueError: the judge does not compare results of such a database.
@@ -69,8 +70,8 @@ class TextToSql(Environment):
 
     name: ClassVar[str] = "text2sql"
 
-    def __init__(self, place: Path | str, judge: ExecutionJudge = "strict") -> None:
-        self.databases = open_databases(place)
+    def __init__(self, place: Path | str, judge: ExecutionJudge = "strict", columns: str | None = None) -> None:
+        self.databases, self._columns = open_databases(place), columns
         self._engine = self.databases.engine
         if self._engine.dialect != EVALUATED_DIALECT and judge != "strict":
             raise ValueError(
@@ -96,7 +97,7 @@ class TextToSql(Environment):
         if judge is None:
             known = ", ".join(EXECUTION_JUDGES)
             raise ValueError(f"the judge of env.type=text2sql is one of {known}; got {settings.judge}")
-        return cls(settings.database, judge)
+        return cls(settings.database, judge, settings.columns)
 
     def messages(self, task: Question) -> list[Message]:
         schema = self._rendered(task.db_id, task.schema_chars).text
@@ -296,9 +297,9 @@ class TextToSql(Environment):
         """
         if data.train_file is None:
             raise ValueError("env.type=text2sql needs questions to train on: --train-file FILE, JSON or JSONL")
-        train = read_questions(data.train_file, self.databases)
+        train = read_questions(data.train_file, self.databases, self._columns)
         if data.val_file is not None:
-            val = read_questions(data.val_file, self.databases)
+            val = read_questions(data.val_file, self.databases, self._columns)
         else:
             train, val = split_questions(train, data.held_out_fraction)
         left_out = Counter[str]()
@@ -354,7 +355,7 @@ class TextToSql(Environment):
         return digest([tables, " ".join(task.question.casefold().split())])
 
     def read_tasks(self, file: Path) -> list[Question]:
-        return read_questions(file, self.databases)
+        return read_questions(file, self.databases, self._columns)
 
     def row(self, task: Question) -> dict[str, Any]:
         solution = {"answer": task.answer} if task.query is None else {"query": task.query}

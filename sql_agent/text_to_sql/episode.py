@@ -11,8 +11,8 @@ from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
 from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
-from sql_agent.text_to_sql.columns import is_sql
 from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.load import is_sql
 
 MAX_ROUNDS = 8
 MAX_SHOWN_ROWS = 20

@@ -1,46 +1,45 @@
 """Reads questions in the forms of Spider and BIRD, and questions with answers.
 
 A row is an object with `question`; `query` (Spider) or `SQL` (BIRD), or `answer`: a value, a list of values, or a list
-of rows; `db_id`, which a single database does not need; `evidence` and `difficulty` (BIRD). `columns` holds the other
-names of databases and hints, and what may not be passed over; other keys are not read.
+of rows; `db_id`, which a single database does not need; `evidence` and `difficulty` (BIRD). `agentgrpo.columns` reads
+them in any case, or by the user's names for them; other keys are not read.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import sqlglot
 from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
+from agentgrpo.chat.conversations import RowError
 from agentgrpo.checks import UsageError
-from agentgrpo.file_kinds import RowFileError
+from agentgrpo.columns import check_unread, columns_flag, known_columns, no_form, parse_columns
 from agentgrpo.nearest import did_you_mean
-from agentgrpo.row_files import read_rows
-from dbbench_adapter.datatypes import Cell, DatabaseError, Rows
+from agentgrpo.row_files import RowFileError, read_rows
+from dbbench_adapter.datatypes import Cell, Rows
 from dbbench_adapter.engines.engine import Databases, Engine
 from dbbench_adapter.engines.sqlite import SQLITE
 from sql_agent.settings.groups import NO_SPLIT, SPLIT_SEED
-from sql_agent.text_to_sql.columns import (
-    REFERENCE_KEYS,
-    check_unread,
-    database_names,
-    database_of,
-    difficulty_of,
-    hints_of,
-    reference_of,
-)
 from sql_agent.text_to_sql.datatypes import Question
 
+FORMS = (("question", "query"), ("question", "answer"))
+_ALSO = ("db_id", "evidence", "difficulty")
+_KNOWN = ("question", "query", "answer", *_ALSO)
 
-def read_questions(path: Path, databases: Databases) -> list[Question]:
+
+def read_questions(path: Path, databases: Databases, columns: str | None = None) -> list[Question]:
     """Read JSON, JSONL or parquet.
 
+    Args:
+        columns: the user's names of the columns (`parse_columns`).
     Raises:
         UsageError: the file is missing or empty, or a row is not a question about one of the databases.
     """
@@ -48,15 +47,19 @@ def read_questions(path: Path, databases: Databases) -> list[Question]:
         expected = "rows with `question` and `query`, JSON or JSONL"
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"{path} {what}; expected {expected}{did_you_mean(path)}")
-    questions = []
+    questions, given = [], parse_columns(columns)
     named: Counter[str] = Counter()
     for place, row in _rows(path):
         try:
-            questions.append(_question(row, f"{path.stem}-{place.rpartition(' ')[2]}", databases))
+            values = known_columns(row, _KNOWN, given, {"sql": "query"})
+            questions.append(_question(row, values, f"{path.stem}-{place.rpartition(' ')[2]}", databases))
+            if not given:
+                read = [name for name in _KNOWN if name in values]
+                check_unread(row, read, {*_KNOWN, "sql"}, ("question", "evidence", "db_id"))
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{path}, {place}: {error}") from None
-        found = database_of(row, databases.ids)
-        named.update([found[1]] if found else [*database_names(row, databases.ids).values()][:1])
+            fault = error.reason if isinstance(error, RowError) and error.field == "row" else error
+            raise UsageError(f"{path}, {place}: {fault}") from None
+        named.update([_database_name(values)] if values.get("db_id") else [])
     if len(databases.ids) == 1 and len(named) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in named.most_common(5)) + ", ..." * (len(named) > 5)
         raise UsageError(
@@ -216,38 +219,73 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise UsageError(str(error)) from None
 
 
-def _question(row: Any, name: str, databases: Databases) -> Question:
-    if not isinstance(row, dict):
-        raise ValueError(f"a {type(row).__name__}, expected an object with `question` and `query`")
-    question = _text(row, "question")
-    if not question:
-        raise ValueError(f"no `question`; the row has {', '.join(row) or 'nothing'}")
-    column, named = database_of(row, databases.ids) or ("db_id", None)
-    try:
-        db_id = databases.db_id(named)
-    except DatabaseError as error:
-        raise ValueError(str(error) if column == "db_id" else f"`{column}`: {error}") from None
-    query, hints = reference_of(row), hints_of(row)
-    check_unread(row, question, hints)
-    answer = _answer(row["answer"]) if query is None and row.get("answer") is not None else None
-    if query is None and answer is None:
-        unread = ", ".join(f"{name}, which is no text" if name in REFERENCE_KEYS else name for name in row)
-        raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {unread}")
-    changes = query is not None and changes_data(query, databases.engine)
+def _question(row: dict[str, Any], values: dict[str, Any], name: str, databases: Databases) -> Question:
+    if not any(values.keys() >= {*form} for form in FORMS):
+        raise no_form(row, FORMS, ("db_id", "evidence"))
+    question, query = _text(values, "question"), _text(values, "query")
+    if not question or not (query or "answer" in values):
+        raise ValueError("`question` is empty" if not question else "`query` is empty, and there is no `answer`")
+    db_id = databases.db_id(_database_name(values) or None)
+    answer = None if query else _answer(values["answer"])
+    texts = [] if query else values["answer"] if isinstance(values["answer"], list) else [values["answer"]]
+    if texts and all(isinstance(text, str) and is_sql(text) for text in texts):
+        reference = columns_flag(row, ("question", "query"), ())
+        raise ValueError(f"`answer` holds SQL; read it as a reference by {reference}, or write it as rows, [[...]]")
+    changes = bool(query) and changes_data(query, databases.engine)
     if changes and not databases.changeable:
         raise ValueError(
             "the reference changes data, and a database on a server is only read; leave the row out, or copy the "
             "database into a SQLite file, where tasks may change data"
         )
-    kind = difficulty_of(row) or (kind_of(query, databases.engine) if query else "answer")
-    return Question(name, question, db_id, query, answer, hints, kind, changes=changes)
+    kind = _difficulty(values) or (kind_of(query, databases.engine) if query else "answer")
+    return Question(name, question, db_id, query or None, answer, _evidence(values), kind, changes=changes)
 
 
 def _text(row: dict[str, Any], key: str) -> str:
-    value = row.get(key)
-    if value is not None and not isinstance(value, str):
+    value = row.get(key, "")
+    if not isinstance(value, str):
         raise ValueError(f"`{key}` is {value!r}, expected a text")
-    return (value or "").strip()
+    return value.strip()
+
+
+def _database_name(values: dict[str, Any]) -> str:
+    path = PureWindowsPath(_text(values, "db_id"))  # which reads the slashes of every system
+    return path.stem if path.suffix.lower() in (".sqlite", ".sqlite3", ".db", ".db3") else path.name
+
+
+def _evidence(values: dict[str, Any]) -> str:
+    held = values.get("evidence") or ""
+    texts = held if isinstance(held, list) else [held]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"`evidence` is {held!r}, expected a text or a list of texts")
+    return "\n".join(text.strip() for text in texts if text.strip())
+
+
+def _difficulty(values: dict[str, Any]) -> str:
+    value = values.get("difficulty", "")
+    return f"{value:g}" if isinstance(value, int | float) else _text(values, "difficulty")
+
+
+_START = r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*"
+_CHANGE = re.compile(
+    _START + r"(insert\s+(or\s+\w+\s+)?into|replace\s+into|delete\s+from|update\s+\S+\s+set)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_QUERY = re.compile(_START + r"(select|with|values)\b(?=\s*\S)", re.IGNORECASE | re.DOTALL)
+_SELECT_FROM = re.compile(r".*\bselect\b.*\bfrom\b", re.IGNORECASE | re.DOTALL)
+
+
+def is_sql(text: str) -> bool:
+    # "Select Comfort" begins like a statement and is none.
+    if _QUERY.match(text) is None:
+        return _CHANGE.match(text) is not None
+    try:
+        tree = next(filter(None, sqlglot.parse(text, read="sqlite")), None)
+    except (SqlglotError, RecursionError):
+        return _SELECT_FROM.match(text) is not None
+    return isinstance(tree, exp.Query | exp.Values) and (
+        tree.find(exp.From) is not None or tree.find(exp.Column) is None
+    )
 
 
 def _answer(value: Any) -> Rows:

@@ -304,10 +304,10 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
     assert found("SELECT name FROM fish", "SELECT nam FROM fish") == Finding(f"{seen}; 2 questions", (problem,))
     assert found("SELECT nam FROM fish").blocks  # nothing is left
     found("SELECT name FROM fish")
-    [(_, refused)] = examine(database=database, tasks=tasks, splits=True)
+    [(_, refused)] = examine(database=database, tasks=tasks, splits=True, columns=None)
     assert refused.blocks
     assert refused.problems[0].what.startswith("1 question(s) with 1 different reference(s) are too few to hold some")
-    [(_, refused)] = examine(database=tasks, tasks=None, splits=False)
+    [(_, refused)] = examine(database=tasks, tasks=None, splits=False, columns=None)
     assert refused.problems[0].what.startswith(f"{tasks} is no SQLite database")
 
 
