@@ -1,7 +1,7 @@
 """Finds, checks and removes a run's checkpoints: folders named by their train step, each with a signed record.
 
 A checkpoint is valid once its record is written, and is loaded only if its files still match the record and this user
-wrote them (`agentgrpo.signed`).
+wrote them (`agentgrpo.signed_checkpoints`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentgrpo import signed
+from agentgrpo import signed_checkpoints
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
@@ -79,14 +79,18 @@ def newest_finished(folder: Path, record: str = MANIFEST) -> Path | None:
     return next((path for path in checkpoints(folder) if (path / record).is_file()), None)
 
 
-def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
+def check_checkpoint(checkpoint: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a checkpoint's files; None if they are unchanged.
 
     Args:
         hashes: False compares sizes only, which reads no file.
     """
-    manifest = signed.read(checkpoint, MANIFEST)
-    return manifest if isinstance(manifest, str) else signed.fault_of(checkpoint, manifest, hashes=hashes)
+    manifest = signed_checkpoints.read_record(checkpoint, MANIFEST)
+    return (
+        manifest
+        if isinstance(manifest, str)
+        else signed_checkpoints.check_record_files(checkpoint, manifest, hashes=hashes)
+    )
 
 
 def newest_whole(
@@ -104,7 +108,7 @@ def newest_whole(
     """
     faults, found = [], checkpoints(folder)
     for checkpoint in found:
-        fault = signed.why_not_loadable(checkpoint, record, run_dir=run_dir)
+        fault = signed_checkpoints.why_not_loadable(checkpoint, record, run_dir=run_dir)
         if fault is None:
             return checkpoint
         say(f"checkpoint {checkpoint} is skipped: {fault}")
@@ -124,7 +128,9 @@ def prune(sealed: Path, keep: int) -> list[Path]:
         The removed folders.
     """
     others = [checkpoint for checkpoint in checkpoints(sealed.parent) if checkpoint != sealed]
-    older = [path for path in others if step_of(path) < step_of(sealed) and fault_of(path, hashes=False) is None]
+    older = [
+        path for path in others if step_of(path) < step_of(sealed) and check_checkpoint(path, hashes=False) is None
+    ]
     removed = [checkpoint for checkpoint in others if checkpoint not in older[: keep - 1]]
     for checkpoint in removed:
         (checkpoint / MANIFEST).unlink(missing_ok=True)  # a half removed checkpoint must not be valid

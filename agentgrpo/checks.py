@@ -59,7 +59,7 @@ class Check:
         return found if isinstance(found, Finding) else None
 
 
-_RUN, _MACHINE, _READ = (f"sql_agent.startup.{name}" for name in ("preflight", "machine", "readable"))
+_RUN, _MACHINE, _READ = (f"sql_agent.startup.{name}" for name in ("preflight", "machine", "input_checks"))
 _NO_TIME = "no time"
 _PAGES = "doc/own_database.md and doc/training.md have the forms of databases, questions and tasks"
 # Cheap checks come before expensive ones, and what others build on before these.
@@ -76,21 +76,21 @@ CHECKS = (
     Check("files", ("files",), _NO_TIME, "agentgrpo.outputs:check_files"),
     Check("problems", ("problems",), _NO_TIME, "sql_agent.gsm8k.problems:check_source"),
     Check("database", ("place",), _NO_TIME, "dbbench_adapter.engines:check_place"),
-    Check("rewards", ("rewards", "environment"), "an import", f"{_RUN}:check_judged"),
-    Check("upstream code", ("on_cpu",), "0.5 s", "sql_agent.upstream_patches:check_installed"),
+    Check("rewards", ("rewards", "environment"), "an import", f"{_RUN}:check_reward_source"),
+    Check("upstream code", ("on_cpu",), "0.5 s", "sql_agent.upstream_patches:check_patch_targets"),
     Check("store", ("store",), "25 s at most", f"{_RUN}:check_store"),
     Check("reward model", ("scorer",), "a score", "sql_agent.source.scoring:check_scorer"),
     Check("LLM judge", ("judge",), "a score, 60 s at most", "sql_agent.reward_functions.judge:check_judge"),
     Check("episodes", ("episodes", "environment"), "a server's start", f"{_RUN}:check_episodes"),
-    Check("database", ("backend",), "a server's start", "sql_agent.commands.single_skill:check_database"),
+    Check("database", ("backend",), "a server's start", "sql_agent.commands.single_skill:check_experiment_backend"),
     Check("device", ("experiment_model",), "torch's import", "sql_agent.commands.single_skill:find_device"),
     Check("device", ("device", "load_in_4bit", "has_gpu"), _NO_TIME, "sql_agent.local.model_files:check_device"),
     Check("model", ("scoring_model",), _NO_TIME, "reward_model.inference_api:check_scoring_model"),
-    Check("model", ("base_model",), _NO_TIME, "agentgrpo.model_kinds:check_kind"),
+    Check("model", ("base_model",), _NO_TIME, "agentgrpo.model_kinds:check_model_kind"),
     Check("model", ("policy",), "1 s; a fetch of an id", "sql_agent.local.model_files:check_policy"),
     Check("model", ("model", "protocol"), "2 s", f"{_READ}:check_model"),
     Check("model type", ("trained", "trainer", "row_tokens"), _NO_TIME, f"{_READ}:check_model_type"),
-    Check("GPUs", ("model", "tensor_parallel"), _NO_TIME, f"{_READ}:check_shared"),
+    Check("GPUs", ("model", "tensor_parallel"), _NO_TIME, f"{_READ}:check_sharding"),
     Check("data", ("experiment",), "they are made", "sql_agent.commands.single_skill:check_data"),
     Check("database", ("database", "tasks", "splits", "columns"), "every reference is run", f"{_READ}:check_database"),
     Check(
@@ -140,7 +140,7 @@ def examine(**use: Any) -> list[tuple[str, Finding]]:
     return found
 
 
-def report(findings: Sequence[tuple[str, Finding]]) -> list[tuple[str, str]]:
+def format_findings(findings: Sequence[tuple[str, Finding]]) -> list[tuple[str, str]]:
     """Lines, each with its colour, which adds no meaning."""
     lines = []
     for name, finding in findings:
@@ -156,7 +156,7 @@ def report(findings: Sequence[tuple[str, Finding]]) -> list[tuple[str, str]]:
 
 
 def show(findings: Sequence[tuple[str, Finding]]) -> int:
-    lines = report(findings)
+    lines = format_findings(findings)
     try:
         from rich.console import Console
     except ImportError:  # the packages may be broken

@@ -22,7 +22,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, NoReturn
 
-from agentgrpo.disk_errors import OutputError, in_words
+from agentgrpo.disk_errors import OutputError, format_disk_error
 from agentgrpo.printed_commands import remedy_of
 
 INTERRUPTED = 130
@@ -95,7 +95,7 @@ def execute(main: Callable[[], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 1
     except (OutputError, OSError) as error:
-        code = failed(in_words(error))
+        code = failed(format_disk_error(error))
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         code = INTERRUPTED

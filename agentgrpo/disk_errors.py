@@ -45,7 +45,7 @@ def disk_fault(error: BaseException, path: Path) -> str | None:
     return None
 
 
-def in_words(error: BaseException) -> str:
+def format_disk_error(error: BaseException) -> str:
     """One line; for an error of the operating system, with the file's name and what to do."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 
-def in_words(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Two digits at most: 45 s, 12 min, 2.4 h, 30 h."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
@@ -20,7 +20,7 @@ def left(passed_s: float, done: float, total: float) -> str | None:
     Args:
         passed_s: the seconds that `done` of `total` steps took.
     """
-    return f"{in_words(passed_s / done * (total - done))} left" if 0 < done < total else None
+    return f"{format_time(passed_s / done * (total - done))} left" if 0 < done < total else None
 
 
 def pause_s(attempt: int, first_s: float, longest_s: float, *, after_s: float | None) -> float:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NoReturn
 
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import masked
 from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.spelling import did_you_mean
 
 
 @dataclass(frozen=True)

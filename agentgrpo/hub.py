@@ -16,8 +16,8 @@ from pathlib import Path
 
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import other_kind
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import agentgrpo_command, program_command
+from agentgrpo.spelling import did_you_mean
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 # Our commands write to these folders; a name below them is a path, even if nothing exists there yet.

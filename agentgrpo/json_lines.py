@@ -13,7 +13,7 @@ from pydantic import ValidationError
 logger = logging.getLogger(__name__)
 
 
-def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
+def answer_lines(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
     """One line for each line that is not blank, in order: the row's `id`, then `answer`'s fields or an `error`.
 
     Args:
@@ -38,10 +38,10 @@ def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, 
         yield json.dumps({"id": row.get("id") if isinstance(row, dict) else None, **fields})
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def serve_lines(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Each answer is written before the next line is read."""
     sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    for line in answered(sys.stdin, answer):
+    for line in answer_lines(sys.stdin, answer):
         print(line, flush=True)
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from agentgrpo.commands import execute, run_module, starting
-from agentgrpo.nearest import did_you_mean
+from agentgrpo.spelling import did_you_mean
 
 # Commands by name: the module, and what it is for.
 COMMANDS = {
@@ -69,7 +69,7 @@ def main() -> NoReturn:
     group = [known for known in COMMANDS if words and known.startswith(f"{words[0]} ")]
     asked = words[1:] if group else words
     if not asked or asked[0] in ("-h", "--help"):
-        execute(lambda: print(describe(group or list(COMMANDS))))
+        execute(lambda: print(list_commands(group or list(COMMANDS))))
     meant = " ".join(words[: 2 if group else 1])
     near = did_you_mean(meant, group or list(COMMANDS))
     print(f"error: no command {meant!r}{near}; `agentgrpo --help` lists the commands", file=sys.stderr)
@@ -80,7 +80,7 @@ def script(name: str) -> NoReturn:
     run_module(COMMANDS[name][0])
 
 
-def describe(names: Sequence[str]) -> str:
+def list_commands(names: Sequence[str]) -> str:
     width = max(map(len, names))
     lines = [f"  {name:{width}}  {COMMANDS[name][1]}" for name in names]
     return "\n".join(["usage: agentgrpo COMMAND [--help] ...", "", *lines])

@@ -69,7 +69,7 @@ def other_kind(path: Path) -> Problem | None:
     return next((found for kind in kinds if (found := kind(path)) is not None), None)
 
 
-def check_kind(path: Path) -> Finding:
+def check_model_kind(path: Path) -> Finding:
     other = other_kind(path)
     return Finding(f"{path}", (other,) if other else ())
 

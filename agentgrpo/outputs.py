@@ -14,7 +14,7 @@ from pathlib import Path
 from agentgrpo.checks import Finding, Problem, UsageError
 from agentgrpo.commands import interruptible
 from agentgrpo.disk_errors import OutputError, disk_fault, failures_of_the_disk
-from agentgrpo.nearest import did_you_mean
+from agentgrpo.spelling import did_you_mean
 
 
 def named_path(text: str) -> Path:

@@ -97,7 +97,7 @@ class PairMicroBatches:
 # The log --------------------------------------------------------------------------------------------------------------
 
 
-def rename(logs: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+def rename_metrics(logs: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
     """Metrics without a name here are left out; `val/` means held out."""
     named = {}
     for key, value in logs.items():
@@ -121,12 +121,12 @@ class PairLog(TrainerLog):
     loss: ClassVar[str]
     """Our name of the loss, which each row of metrics has, held out or not."""
     names: ClassVar[Mapping[str, str]]
-    """Our names of metrics by the trainer's; see `rename`."""
+    """Our names of metrics by the trainer's; see `rename_metrics`."""
     line: ClassVar[Sequence[tuple[str, str]]]
     """What is printed of a row; see `metrics_line`."""
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        metrics = rename(kwargs["logs"], self.names)
+        metrics = rename_metrics(kwargs["logs"], self.names)
         if not state.is_world_process_zero or not any(key.endswith(self.loss) for key in metrics):
             return
         if self.loss in metrics:

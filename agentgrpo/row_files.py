@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.conversations import RowError, short_repr
-from agentgrpo.nearest import did_you_mean
+from agentgrpo.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
-class Row:
+class FileRow:
     number: int
     """From 1; in JSON Lines that of the line."""
     place: str
@@ -48,7 +48,7 @@ _BLANK = " \t\r\n\u00a0\ufeff\x1a"
 _ROWS_NAMES = ("data", "rows", "examples", "records")
 
 
-def read_rows(path: Path, repairs: Counter[str] | None = None) -> Iterator[Row]:
+def iter_rows(path: Path, repairs: Counter[str] | None = None) -> Iterator[FileRow]:
     """In order, without blank lines.
 
     Args:
@@ -152,18 +152,18 @@ class _Reader:
             return first.startswith("{") and first.endswith(("{", "[", ",", ":"))
         return not second and isinstance(one, dict) and _rows_name(one) is not None
 
-    def line_rows(self) -> Iterator[Row]:
+    def line_rows(self) -> Iterator[FileRow]:
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
                     text = line.decode().strip(_BLANK)
                     if text:
-                        yield Row(number, f"line {number}", self._value_of(text))
+                        yield FileRow(number, f"line {number}", self._value_of(text))
                 except UnicodeDecodeError as error:
                     fault = RowError("row", f"not UTF-8: {error.reason} at byte {error.start + 1}; convert by iconv")
-                    yield Row(number, f"line {number}", fault)
+                    yield FileRow(number, f"line {number}", fault)
                 except RowError as problem:
-                    yield Row(number, f"line {number}", problem)
+                    yield FileRow(number, f"line {number}", problem)
 
     def _value_of(self, line: str) -> Any:
         value, end = self._decoder.value_at(line, 0)
@@ -174,13 +174,13 @@ class _Reader:
             raise RowError("row", f"a line with more than one value, from {short_repr(rest)}; split the line")
         return value
 
-    def json_rows(self) -> Iterator[Row]:
+    def json_rows(self) -> Iterator[FileRow]:
         """The items of a list, or of the list in an object, or objects that follow each other."""
         text = self._text()
         at = _skip(text, 0, _BLANK)
         alone = text[at] == "{"
         values = self._object_rows(text, at) if alone else self._list_rows(text, _skip(text, at + 1, _BLANK))
-        yield from (Row(number, f"row {number}", value) for number, value in enumerate(values, 1))
+        yield from (FileRow(number, f"row {number}", value) for number, value in enumerate(values, 1))
 
     def _text(self) -> str:
         content = self._path.read_bytes()
@@ -254,7 +254,7 @@ def _skip(text: str, at: int, blanks: str) -> int:
 _BATCH_ROWS = 256
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[FileRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -263,7 +263,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         for batch in pq.ParquetFile(path).iter_batches(_BATCH_ROWS):
             for row in batch.to_pylist(maps_as_pydicts="strict"):
                 number += 1
-                yield Row(number, f"row {number}", row)
+                yield FileRow(number, f"row {number}", row)
     except (pa.ArrowException, OSError, KeyError) as error:  # a map with a repeated key raises KeyError
         raise RowFileError(
             f"{path}: the parquet file cannot be read after row {number} ({error}); fetch or write it again"

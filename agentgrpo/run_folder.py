@@ -2,7 +2,7 @@
 metrics.jsonl (a row for each train step, and for each validation).
 
 A run holds the lock for as long as it lives. wandb, SwanLab and TensorBoard, which may have the metrics too, write
-there as well. Leaves out checkpoints, whose contents differ (`agentgrpo.signed` seals them).
+there as well. Leaves out checkpoints, whose contents differ (`agentgrpo.signed_checkpoints` seals them).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentgrpo.machine import git_commit
 from agentgrpo.outputs import check_output, failures_of_the_disk, written
 from agentgrpo.passwords import masked
 from agentgrpo.printed_commands import agentgrpo_command, remedy_of
-from agentgrpo.signed import user_key
+from agentgrpo.signed_checkpoints import user_key
 
 logger = logging.getLogger(__name__)
 

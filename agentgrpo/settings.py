@@ -12,8 +12,8 @@ import yaml
 from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import shipped_settings
+from agentgrpo.spelling import did_you_mean
 
 
 class Settings(BaseModel):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import TrainerCallback
 
-from agentgrpo import signed
+from agentgrpo import signed_checkpoints
 from agentgrpo.checkpoints import checkpoints
 from agentgrpo.checks import UsageError
 from agentgrpo.durations import left
@@ -35,7 +35,7 @@ def check_finite(what: str, value: float, train_step: int, remedy: str) -> None:
         raise UsageError(f"the {what} is {value} at step {train_step}; {remedy}")
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
 
 
@@ -100,7 +100,7 @@ class TrainerLog(RunLog, TrainerCallback):
             torch.distributed.barrier()  # every process has written its part
         if state.is_world_process_zero:
             facts = {**self.record, "train_step": state.global_step}
-            signed.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.record_name, facts)
+            signed_checkpoints.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.record_name, facts)
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ MAX_NAMED = 3
 FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 
 
-def misfit(
+def check_weights_fit(
     folder: Path, head: Head, *, num_labels: int | None = None, new: str | None = None, unused: Collection[str] = ()
 ) -> str | None:
     """None if the weights fit.
@@ -76,7 +76,7 @@ def wrong_head(folder: Path) -> str | None:
     return f"{folder} is {what} ({named}), expected a language model (...ForCausalLM)"
 
 
-def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | None = None) -> str | None:
+def check_adapter_weights(adapter: Path, base: Path, head: Head, *, num_labels: int | None = None) -> str | None:
     # The base's own weights are not read.
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
     from safetensors import safe_open

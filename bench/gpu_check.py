@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.checkpoints import checkpoints, fault_of
+from agentgrpo.checkpoints import check_checkpoint, checkpoints
 from agentgrpo.flags import Parser
 from agentgrpo.machine import count_gpus, git_commit
 from agentgrpo.outputs import named_path
@@ -132,7 +132,7 @@ def _found(output: str) -> dict[str, Any]:
 
 def _is_sealed(run_dir: Path, step: int) -> bool:
     found = [each for each in checkpoints(run_dir / "checkpoints") if each.name.endswith(f"_{step}")]
-    return bool(found) and fault_of(found[0], hashes=False) is None
+    return bool(found) and check_checkpoint(found[0], hashes=False) is None
 
 
 def _wait_for_the_killed(run_dir: Path) -> None:

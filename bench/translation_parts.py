@@ -37,8 +37,8 @@ def left_out_parts() -> dict[str, dict[str, object]]:
         "dialect/allowed_sql": {translate + name: _nothing for name in checks},
         "dialect/queries: collation": {rewrites + "collate_computed": _nothing},
         "dialect/kinds": {
-            "dialect.kind_finder.KindFinder.kind": _nothing,
-            "dialect.kind_finder.KindFinder.kinds_of": lambda *_: (),
+            "dialect.type_inference.TypeInference.kind": _nothing,
+            "dialect.type_inference.TypeInference.kinds_of": lambda *_: (),
         },
         "dialect/comparisons": {rewrites + "compare": _nothing, rewrites + "take_arguments": _nothing},
         "dialect/rewrites": {translate + "rewritten": lambda tree, *_: tree},

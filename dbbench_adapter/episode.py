@@ -22,7 +22,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentgrpo.flags import described_parser
-from agentgrpo.json_lines import serve
+from agentgrpo.json_lines import serve_lines
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
 from dbbench_adapter.judges import JudgeName
@@ -150,6 +150,6 @@ def main() -> None:
     args = parser.parse_args()
     try:
         with open_backend(args.backend) as backend:
-            serve(lambda row: answer(row, backend))
+            serve_lines(lambda row: answer(row, backend))
     except (BackendUnavailable, ValueError) as failure:
         raise SystemExit(f"--backend: {failure}") from failure

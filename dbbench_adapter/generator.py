@@ -52,7 +52,7 @@ _SQL_WORDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Draft:
+class TaskDraft:
     kind: str
     question: str
     sql: str
@@ -90,7 +90,7 @@ def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
         while True:
             table, new_row = _table(rng, split)
             draft = DRAFTS[kinds[index % len(DRAFTS)]](rng, table, new_row)
-            gold, prompt = checked_gold(table, draft), (draft.question, _note(table))
+            gold, prompt = gold_on_sqlite(table, draft), (draft.question, _note(table))
             if gold is not None and prompt not in seen:
                 break
         seen.add(prompt)
@@ -108,7 +108,7 @@ def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
         )
 
 
-def checked_gold(table: Table, draft: Draft) -> Gold | None:
+def gold_on_sqlite(table: Table, draft: TaskDraft) -> Gold | None:
     """Run the reference on SQLite and read the gold; None if it would make a bad task.
 
     Raises:
@@ -202,62 +202,64 @@ def _note(table: Table) -> str:
 # The eight kinds ------------------------------------------------------------------------------------------------------
 
 
-def _select(rng: random.Random, table: Table, new_row: Row) -> Draft:
+def _select(rng: random.Random, table: Table, new_row: Row) -> TaskDraft:
     column, other = rng.sample(table.columns, 2)
     words, sql = _condition(rng, table, other)
     question = _question(rng, "select", column=f"`{column.name}`", condition=words)
     sql = f"SELECT `{column.name}` FROM `{table.name}` WHERE {sql}"
-    return Draft("other", question, sql, ("select", "where_single_condition"))
+    return TaskDraft("other", question, sql, ("select", "where_single_condition"))
 
 
-def _count(rng: random.Random, table: Table, new_row: Row) -> Draft:
+def _count(rng: random.Random, table: Table, new_row: Row) -> TaskDraft:
     words, sql = _condition(rng, table, rng.choice(table.columns))
     sql = f"SELECT COUNT(*) FROM `{table.name}` WHERE {sql}"
-    return Draft("counting", _question(rng, "count", condition=words), sql, ("select", "where_single_condition"))
+    return TaskDraft("counting", _question(rng, "count", condition=words), sql, ("select", "where_single_condition"))
 
 
-def _aggregate(rng: random.Random, table: Table, new_row: Row, *, kind: str, functions: Mapping[str, str]) -> Draft:
+def _aggregate(rng: random.Random, table: Table, new_row: Row, *, kind: str, functions: Mapping[str, str]) -> TaskDraft:
     word, function = rng.choice(sorted(functions.items()))
     column = rng.choice(_numbers(table))
     question = _question(rng, kind, word=word, column=f"`{column.name}`")
     sql = f"SELECT {function}(`{column.name}`) FROM `{table.name}`"
-    return Draft(f"aggregation-{function}", question, sql, ("select",))
+    return TaskDraft(f"aggregation-{function}", question, sql, ("select",))
 
 
-def _ranking(rng: random.Random, table: Table, new_row: Row) -> Draft:
+def _ranking(rng: random.Random, table: Table, new_row: Row) -> TaskDraft:
     word, function = rng.choice(sorted(EXTREMES.items()))
     number = rng.choice(_numbers(table))
     column = rng.choice([column for column in table.columns if column != number])
     question = _question(rng, "ranking", column=f"`{column.name}`", word=word, number=f"`{number.name}`")
     direction = "DESC" if function == "MAX" else "ASC"
     sql = f"SELECT `{column.name}` FROM `{table.name}` ORDER BY `{number.name}` {direction} LIMIT 1"
-    return Draft("ranking", question, sql, ("select", "order_by_single_column", "limit_only"), ranked_by=number)
+    return TaskDraft("ranking", question, sql, ("select", "order_by_single_column", "limit_only"), ranked_by=number)
 
 
-def _insert(rng: random.Random, table: Table, new_row: Row) -> Draft:
+def _insert(rng: random.Random, table: Table, new_row: Row) -> TaskDraft:
     pairs = zip(table.columns, new_row, strict=True)
     question = _question(rng, "insert", values=", ".join(f"`{column.name}` {cell}" for column, cell in pairs))
     names = ", ".join(f"`{column.name}`" for column in table.columns)
     values = ", ".join(literal(cell) for cell in new_row)
-    return Draft("INSERT", question, f"INSERT INTO `{table.name}` ({names}) VALUES ({values})", ("insert",))
+    return TaskDraft("INSERT", question, f"INSERT INTO `{table.name}` ({names}) VALUES ({values})", ("insert",))
 
 
-def _update(rng: random.Random, table: Table, new_row: Row) -> Draft:
+def _update(rng: random.Random, table: Table, new_row: Row) -> TaskDraft:
     column = rng.choice(table.columns)
     value = new_row[table.columns.index(column)]
     words, sql = _condition(rng, table, rng.choice(table.columns))
     question = _question(rng, "update", column=f"`{column.name}`", value=str(value), condition=words)
     sql = f"UPDATE `{table.name}` SET `{column.name}` = {literal(value)} WHERE {sql}"
-    return Draft("UPDATE", question, sql, ("update", "where_single_condition"))
+    return TaskDraft("UPDATE", question, sql, ("update", "where_single_condition"))
 
 
-def _delete(rng: random.Random, table: Table, new_row: Row) -> Draft:
+def _delete(rng: random.Random, table: Table, new_row: Row) -> TaskDraft:
     words, sql = _condition(rng, table, rng.choice(table.columns))
     question = _question(rng, "delete", condition=words)
-    return Draft("DELETE", question, f"DELETE FROM `{table.name}` WHERE {sql}", ("delete", "where_single_condition"))
+    return TaskDraft(
+        "DELETE", question, f"DELETE FROM `{table.name}` WHERE {sql}", ("delete", "where_single_condition")
+    )
 
 
-DRAFTS: dict[str, Callable[[random.Random, Table, Row], Draft]] = {
+DRAFTS: dict[str, Callable[[random.Random, Table, Row], TaskDraft]] = {
     "select": _select,
     "count": _count,
     "extreme": partial(_aggregate, kind="extreme", functions=EXTREMES),

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
 from agentgrpo.flags import described_parser
-from agentgrpo.json_lines import serve
+from agentgrpo.json_lines import serve_lines
 from dbbench_adapter.datatypes import Rows
 from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
 
@@ -72,4 +72,4 @@ _JUDGES: dict[JudgeName, Callable[[Any, Any], bool]] = {
 
 def main() -> None:
     described_parser("python -m dbbench_adapter.judge", __doc__).parse_args()
-    serve(answer)
+    serve_lines(answer)

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
-from agentgrpo.signed import file_sha256
+from agentgrpo.signed_checkpoints import file_sha256
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
 

@@ -24,11 +24,11 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentgrpo.flags import described_parser
-from agentgrpo.json_lines import serve
+from agentgrpo.json_lines import serve_lines
 from dbbench_adapter.datatypes import Column, Gold, Row, Table, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
-from dbbench_adapter.protocols.base import as_text
+from dbbench_adapter.protocols.base import stringify_cells
 from dbbench_adapter.tasks.records import LifelongTable
 
 
@@ -80,7 +80,7 @@ def hash_after(
         BackendUnavailable: the database server is gone.
     """
     task = Task(id="-", question="", kind="UPDATE", tables=tuple(tables), gold=Gold(), typed=variant == "lab")
-    stored = as_text(task, null=PROTOCOLS[variant].episode.NULL)
+    stored = stringify_cells(task, null=PROTOCOLS[variant].episode.NULL)
     with backend.open(stored, typed=task.typed) as database:
         errors = [result.error for result in map(database.run, statements) if result.error is not None]
         found = database.table_hash(stored)
@@ -92,4 +92,4 @@ def main() -> None:
     with ExitStack() as stack:
         # a backend starts with the first case that names it
         backend = cache(lambda name: stack.enter_context(open_backend(name)))
-        serve(lambda row: answer(row, backend))
+        serve_lines(lambda row: answer(row, backend))

@@ -22,13 +22,13 @@ from pathlib import Path
 
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
-from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Rows, Task
-from dbbench_adapter.dialect.kinds import plain
+from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
 from dbbench_adapter.judges.strict import same_rows
+from dbbench_adapter.statement_clock import LEFT_OUT
 from dbbench_adapter.tasks.load import TaskFileError, raw_records, task_file
-from dbbench_adapter.tasks.records import Fault, RecordError, form_of, read_record
+from dbbench_adapter.tasks.records import RecordError, RowFault, read_task, record_form
 
 MAX_SHOWN_CHARS = 200
 
@@ -68,25 +68,25 @@ class FileReport:
     forms: Counter[str] = field(default_factory=Counter)
     rows: list[ReadRow] = field(default_factory=list)
     """Every row that could be read."""
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[RowFault] = field(default_factory=list)
     replayed: int | None = None
     """The number of references that were run; None without `--replay`."""
     refused: int = 0
     """Those of them that SQLite refuses and MariaDB runs."""
 
 
-def check_file(path: Path) -> FileReport:
+def check_task_file(path: Path) -> FileReport:
     """Raises TaskFileError: the file cannot be read at all."""
     path = task_file(path)
     report = FileReport(path)
     for record in raw_records(path):
         report.num_rows += 1
         try:
-            if isinstance(record, Fault):
+            if isinstance(record, RowFault):
                 raise RecordError([record])
-            form = form_of(record)
+            form = record_form(record)
             report.forms[form] += 1
-            report.rows.append(ReadRow(record.where, FIELDS[form], read_record(record)))
+            report.rows.append(ReadRow(record.where, FIELDS[form], read_task(record)))
         except RecordError as error:
             report.faults += error.faults
     for row in report.rows:
@@ -96,20 +96,20 @@ def check_file(path: Path) -> FileReport:
     return report
 
 
-def table_faults(row: ReadRow) -> Iterator[Fault]:
+def table_faults(row: ReadRow) -> Iterator[RowFault]:
     # `check_tables` stops at the first fault.
     tables = row.task.tables
     names = [table.name.casefold() for table in tables]
     for index, table in enumerate(tables):
         path = row.fields.table if len(tables) == 1 else f"{row.fields.table}.{index}"
         if not table.name or names.count(table.name.casefold()) > 1:
-            yield Fault(row.where, path, f"expected a table name of its own, found {table.name!r}")
+            yield RowFault(row.where, path, f"expected a table name of its own, found {table.name!r}")
         for problem in _header_problems([column.name for column in table.columns]):
-            yield Fault(row.where, f"{path}.{row.fields.columns}", problem)
+            yield RowFault(row.where, f"{path}.{row.fields.columns}", problem)
         for number, cells in enumerate(table.rows):
             if len(cells) != len(table.columns):
                 problem = f"expected {len(table.columns)} cells, one per column, found {len(cells)}"
-                yield Fault(row.where, f"{path}.{row.fields.rows}.{number}", problem)
+                yield RowFault(row.where, f"{path}.{row.fields.rows}.{number}", problem)
 
 
 def _header_problems(columns: Sequence[str]) -> Iterator[str]:
@@ -121,36 +121,36 @@ def _header_problems(columns: Sequence[str]) -> Iterator[str]:
         yield f"expected each column name once, found {', '.join(map(repr, twice))} more than once"
 
 
-def gold_faults(row: ReadRow) -> Iterator[Fault]:
+def gold_faults(row: ReadRow) -> Iterator[RowFault]:
     gold = row.task.gold
     if row.task.changes_state:
         if gold.sql is None and gold.table_hash is None:
-            yield Fault(row.where, row.fields.sql, "expected the reference statement of a change, found none")
+            yield RowFault(row.where, row.fields.sql, "expected the reference statement of a change, found none")
     elif gold.label_text is not None:
         if gold.rows is None:
             found = gold.label_text[:MAX_SHOWN_CHARS]
             problem = f"expected a list of values or a printed list of rows, found {found!r}"
-            yield Fault(row.where, row.fields.answers, problem)
+            yield RowFault(row.where, row.fields.answers, problem)
     elif not gold.answers and gold.rows is None:
-        yield Fault(row.where, row.fields.answers, "expected at least one answer, found none")
+        yield RowFault(row.where, row.fields.answers, "expected at least one answer, found none")
 
 
-def _repeated(rows: Sequence[ReadRow]) -> Iterator[Fault]:
+def _repeated(rows: Sequence[ReadRow]) -> Iterator[RowFault]:
     ids: dict[str, str] = {}
     prompts: dict[tuple[str, str, str], str] = {}
     for row in rows:
         task = row.task
         if (first := ids.setdefault(task.id, row.where)) != row.where:
-            yield Fault(row.where, "id", f"{task.id!r} is also the id of {first}; expected one row per id")
+            yield RowFault(row.where, "id", f"{task.id!r} is also the id of {first}; expected one row per id")
         prompt = (task.question, task.table_note, task.evidence)
         if (first := prompts.setdefault(prompt, row.where)) != row.where:
-            yield Fault(row.where, "", f"asks the same of the same table as {first}; expected each prompt once")
+            yield RowFault(row.where, "", f"asks the same of the same table as {first}; expected each prompt once")
 
 
 # Replaying references -------------------------------------------------------------------------------------------------
 
 
-def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
+def replay_faults(report: FileReport, backend: Backend) -> Iterator[RowFault]:
     """Run each reference on a fresh database and compare with the stored hash or rows; `report.replayed` counts them.
 
     Rows are compared as the `strict` judge does. A task whose table has a fault is left out.
@@ -163,9 +163,9 @@ def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
         if has_reference(row.task) and not any(table_faults(row)):
             report.replayed += 1
             fields = row.fields
-            if (problem := replay(row.task, backend)) is not None:
+            if (problem := replay_reference(row.task, backend)) is not None:
                 report.refused += LEFT_OUT in problem
-                yield Fault(row.where, fields.table_hash if row.task.changes_state else fields.answers, problem)
+                yield RowFault(row.where, fields.table_hash if row.task.changes_state else fields.answers, problem)
 
 
 def has_reference(task: Task) -> bool:
@@ -173,7 +173,7 @@ def has_reference(task: Task) -> bool:
     return task.gold.sql is not None and (task.changes_state or task.gold.rows is not None)
 
 
-def replay(task: Task, backend: Backend) -> str | None:
+def replay_reference(task: Task, backend: Backend) -> str | None:
     """None if the reference runs and gives the stored gold, else the difference in words.
 
     Args:
@@ -192,7 +192,7 @@ def replay(task: Task, backend: Backend) -> str | None:
     if task.changes_state:
         same = gold.table_hash in (None, found_hash)
         return None if same else f"replay: expected table hash {gold.table_hash}, found {found_hash}"
-    rows = tuple(tuple(plain(cell) for cell in row) for row in result.rows or ())
+    rows = tuple(tuple(to_cell(cell) for cell in row) for row in result.rows or ())
     return _difference(rows, gold.rows or (), ordered=task.ordered)
 
 
@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = False
     for file in args.files:
         try:
-            reports.append(check_file(file))
+            reports.append(check_task_file(file))
         except TaskFileError as error:
             print(error)
             wrong = True

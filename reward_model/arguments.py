@@ -29,7 +29,7 @@ OTHER_NAMES = {
 }
 
 
-def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
+def parse_arguments(arguments: list[str]) -> tuple[Any, Any, Any]:
     """Flags override the file, and the file overrides the defaults.
 
     Raises:
@@ -147,7 +147,7 @@ SETTINGS = (
 )
 
 
-def settings(*arguments: Any) -> dict[str, Any]:
+def settings_record(*arguments: Any) -> dict[str, Any]:
     """The values of `SETTINGS` as JSON would store them."""
     names = SETTINGS.split()
     found = {name: getattr(source, name) for source in arguments for name in names if hasattr(source, name)}

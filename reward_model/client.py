@@ -260,7 +260,7 @@ def _read_score(said: str) -> RewardScore:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse_args(arguments)
+    args = parse_score_args(arguments)
     try:
         return asyncio.run(_run(args))
     except (ScorerUnavailableError, ScorerRefusedError, PreferenceFileError) as error:
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_score_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="agentgrpo reward score",
         description="Score one answer, compare two, or score a file of preferences; print one JSON object per line.",

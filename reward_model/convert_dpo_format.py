@@ -2,7 +2,7 @@
 
 It writes TRL's conversational form, one `Preference` per line. A row that cannot be converted goes to a side file with
 the reason; each kind of change or omission is counted by name. JSON Lines and parquet are streamed, and the output
-appears once it is complete. `reward_model.shapes` holds the forms, and doc/reward_model.md shows them.
+appears once it is complete. `reward_model.pair_forms` holds the forms, and doc/reward_model.md shows them.
 """
 
 if __name__ == "__main__":
@@ -23,14 +23,14 @@ from tqdm import tqdm
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.columns import parse_columns
 from agentgrpo.commands import failed
-from agentgrpo.disk_errors import OutputError, in_words
+from agentgrpo.disk_errors import OutputError, format_disk_error
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import check_output, written
 from agentgrpo.row_files import NotReadOn
 from reward_model.datatypes import Preference
-from reward_model.measures import Summary
+from reward_model.measures import PairSummary
+from reward_model.pair_forms import FORMS, Converter
 from reward_model.preferences import Numbered, PreferenceFileError, raw_rows, write_preferences
-from reward_model.shapes import FORMS, Converter
 
 MAX_REJECTS_LISTED = 5
 
@@ -42,7 +42,7 @@ class Conversion:
     file: str
     converter: Converter
     rejects: IO[str]
-    summary: Summary = field(default_factory=Summary)
+    summary: PairSummary = field(default_factory=PairSummary)
     rows: int = 0
     read_to_its_end: bool = True
     rejected: Counter[str] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class Conversion:
         ]
 
 
-def convert(
+def convert_pairs(
     source: Path,
     output: Path,
     rejects: Path,
@@ -163,11 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise PreferenceFileError(f"--rejects and --output are both {rejects}; name another --rejects")
         check_output(args.output, "--output", overwrite=args.overwrite)
         check_output(rejects, "--rejects", overwrite=args.overwrite or is_ours(rejects))
-        conversion = convert(
+        conversion = convert_pairs(
             args.input, args.output, rejects, form=args.format, drop_tools=args.drop_tools, columns=args.columns
         )
     except (ValueError, OutputError, OSError) as error:
-        return failed(in_words(error))
+        return failed(format_disk_error(error))
     print("\n".join(conversion.lines()))
     if conversion.rejected:
         print(f"rejects: {rejects}")

@@ -73,7 +73,7 @@ def place_of(row: Preference, source: str) -> str:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedConversation:
     ids: tuple[int, ...]
     truncated: bool = False
     """Whether the conversation was longer than the model's limit, so that its first tokens were cut."""

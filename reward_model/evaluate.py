@@ -34,7 +34,7 @@ BATCH_SIZE = 16
 LENGTH_BINS = 5
 
 
-def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
+def evaluate_scorer(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
     """All measurements as plain JSON values.
 
     Args:
@@ -161,13 +161,13 @@ def adversarial(
 # Output ---------------------------------------------------------------------------------------------------------------
 
 
-def percent(part: dict[str, Any]) -> tuple[str, str, str]:
+def format_accuracy(part: dict[str, Any]) -> tuple[str, str, str]:
     intervals = (part["interval"], part["prompt_interval"])
     pairs, prompts = ("-" if found is None else f"{100 * found[0]:.1f} to {found[1]:.1%}" for found in intervals)
     return f"{part['value']:.1%}", pairs, prompts
 
 
-def show(result: dict[str, Any]) -> None:
+def print_evaluation(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -182,17 +182,17 @@ def show(result: dict[str, Any]) -> None:
 
     title = f"{result['pairs']} held-out pairs of {result['prompts']} prompts"
     table = new_table(title, "prefers", "accuracy", "95 %, pairs", "95 %, prompts", "ties")
-    table.add_row("reward model", *percent(result["accuracy"]), str(result["accuracy"]["ties"]), style="bold")
+    table.add_row("reward model", *format_accuracy(result["accuracy"]), str(result["accuracy"]["ties"]), style="bold")
     for name, part in sorted(result["baselines"].items(), key=lambda item: -item[1]["value"]):
         if part["value"] >= 0.5:
-            table.add_row(name, *percent(part), str(part["ties"]))
+            table.add_row(name, *format_accuracy(part), str(part["ties"]))
     console.print(table)
 
     title = "Bad answers that beat the chosen one"
     table = new_table(title, "answer", "beats it", "95 %, pairs", "95 %, prompts", "score")
     for name, part in result["adversarial"].items():
         of = "" if part["pairs"] == result["pairs"] else f" ({part['pairs']} pairs)"
-        table.add_row(name + of, *percent(part), f"{part['score']:+.2f}")
+        table.add_row(name + of, *format_accuracy(part), f"{part['score']:+.2f}")
     console.print(table)
 
     table = new_table("Accuracy by tokens of chosen minus rejected", "tokens", "pairs", "accuracy", "95 %, pairs")
@@ -214,7 +214,7 @@ def show(result: dict[str, Any]) -> None:
         print(f"{result['truncated']} of {2 * result['pairs']} sides were cut to the model's limit")
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw_evaluation(result: dict[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -269,8 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from agentgrpo.hub import TRAIN, ModelError, model_folder
     from agentgrpo.machine import git_commit
-    from agentgrpo.signed import file_sha256
-    from agentgrpo.training_run import versions
+    from agentgrpo.signed_checkpoints import file_sha256
+    from agentgrpo.training_run import library_versions
     from reward_model.preferences import PreferenceFileError, read_preferences
     from reward_model.scorer import Scorer
 
@@ -280,16 +280,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.output:
             for name in ("evaluation.json", "evaluation.png"):
                 check_output(args.output / name, "--output", overwrite=True)
-        result = evaluate(Scorer.load(model_folder(args.model, otherwise=TRAIN)), rows)
+        result = evaluate_scorer(Scorer.load(model_folder(args.model, otherwise=TRAIN)), rows)
     except (ModelError, OutputError, PreferenceFileError) as error:
         return failed(error)
-    show(result)
+    print_evaluation(result)
     if args.output:
         about = {"model": str(args.model), "data": str(args.data), "data_sha256": file_sha256(args.data)}
-        about |= {"git_commit": git_commit(), "versions": versions()}
+        about |= {"git_commit": git_commit(), "versions": library_versions()}
         with written(args.output / "evaluation.json") as part:
             part.write_text(json.dumps(about | result, indent=2) + "\n")
         with written(args.output / "evaluation.png") as part:
-            draw(result, part)
+            draw_evaluation(result, part)
         print(f"written: {args.output / 'evaluation.json'}, {args.output / 'evaluation.png'}")
     return 0

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Threads that wait actively for each other stop while another process has their core: beside a busy process the
     # service was 20 times slower (measured). torch reads this variable at import, so it is set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return serve(args, token)
+    return serve_scores(args, token)
 
 
 def make_parser() -> Parser:
@@ -147,7 +147,7 @@ def check_scoring_model(path: Path) -> None:
 SWITCH_S = 0.0005
 
 
-def serve(args: argparse.Namespace, token: str | None) -> int:
+def serve_scores(args: argparse.Namespace, token: str | None) -> int:
     """Exit code, once asked to end."""
     sys.setswitchinterval(SWITCH_S)
     import uvicorn

@@ -174,7 +174,7 @@ MAX_NAMED = 20
 SIZES = {"characters": num_chars, "messages": len, "tool calls": num_tool_calls}
 
 
-def digest(*conversations: Sequence[Message]) -> bytes:
+def pair_digest(*conversations: Sequence[Message]) -> bytes:
     # 16 bytes; unlike `hash`, the same in every process.
     text = json.dumps([[m.to_dict() for m in messages] for messages in conversations], ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -203,7 +203,7 @@ class Balance:
 
 
 @dataclass
-class Summary:
+class PairSummary:
     pairs: int = 0
     balances: dict[str, Balance] = field(default_factory=lambda: {name: Balance() for name in SIZES})
     prompts: Counter[bytes] = field(default_factory=Counter)
@@ -218,7 +218,7 @@ class Summary:
         self.pairs += 1
         for name, measure in SIZES.items():
             self.balances[name].add(measure(preference.chosen), measure(preference.rejected))
-        prompt, chosen, rejected = (digest(getattr(preference, n)) for n in ("prompt", "chosen", "rejected"))
+        prompt, chosen, rejected = (pair_digest(getattr(preference, n)) for n in ("prompt", "chosen", "rejected"))
         self.prompts[prompt] += 1
         pair = hashlib.blake2b(b"".join((prompt, *sorted((chosen, rejected)))), digest_size=16).digest()
         first, preferred = self._seen.setdefault(pair, (row, chosen[:4]))
@@ -236,7 +236,7 @@ class Summary:
         for name, balance in self.balances.items():
             means = f"{balance.chosen_sum / self.pairs:10.1f}{balance.rejected_sum / self.pairs:10.1f}"
             split = f"{balance.more} / {balance.same} / {balance.less}"
-            lines.append(f"{name:14}{means}  {split:>29}  {percent(balance.rule_accuracy):>20}")
+            lines.append(f"{name:14}{means}  {split:>29}  {format_percent(balance.rule_accuracy):>20}")
         return [
             *lines,
             f"the same as an earlier row: {_list_rows(self.duplicates)}",
@@ -251,5 +251,5 @@ def _list_rows(rows: Sequence[tuple[int, int]]) -> str:
     return f"{len(rows)} ({', '.join(examples + more)})" if rows else "0"
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"

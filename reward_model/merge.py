@@ -39,7 +39,7 @@ PROBE = (
 PROBE_TOLERANCE = 1e-3
 
 
-def merge(
+def merge_adapter(
     adapter: Path, output: Path, *, base: Path | None = None, data: Path | None = None, bound: float = BOUND
 ) -> dict[str, Any]:
     """Part of the record about the merge.
@@ -61,7 +61,7 @@ def merge(
     from reward_model.preferences import read_preferences
     from reward_model.scorer import Scorer, length_limit
 
-    record = read_record(adapter)
+    record = read_training_record(adapter)
     if output.exists():
         raise UsageError(f"{output} is there already; name another --output")
     check_output(output, "--output")
@@ -121,7 +121,7 @@ def merge(
     return about
 
 
-def read_record(adapter: Path) -> dict[str, Any]:
+def read_training_record(adapter: Path) -> dict[str, Any]:
     """Raises UsageError: the folder is not an adapter of `agentgrpo reward train`."""
     if not adapter.is_dir():
         raise UsageError(f"{adapter} is not a folder; give the output of agentgrpo reward train")
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     disable_progress_bar()
     try:
-        about = merge(
+        about = merge_adapter(
             args.adapter, args.output, base=args.base and model_folder(args.base), data=args.data, bound=args.bound
         )
     except (UsageError, ModelError, OutputError, PreferenceFileError) as error:

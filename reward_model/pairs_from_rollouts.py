@@ -23,15 +23,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.chat.conversations import RowError, legal, read_conversation, read_tools
+from agentgrpo.chat.conversations import RowError, normalize_tool_call_ids, read_conversation, read_tools
 from agentgrpo.chat.messages import Message, num_chars, num_tool_calls
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.row_files import read_rows
+from agentgrpo.row_files import iter_rows
 from reward_model.datatypes import Preference
-from reward_model.measures import MAX_NAMED, Balance, Summary, digest, has_answer, percent
+from reward_model.measures import MAX_NAMED, Balance, PairSummary, format_percent, has_answer, pair_digest
 from reward_model.preferences import PreferenceFileError, write_preferences
 
 PAIRS_PER_TASK = 8
@@ -44,7 +44,7 @@ Shape = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
-class Rollout:
+class SavedRollout:
     task_id: str
     kind: str
     prompt: tuple[Message, ...]
@@ -60,7 +60,7 @@ class Rollout:
     @cached_property
     def task(self) -> tuple[str, bytes]:
         # The same id with another prompt is another task.
-        return self.task_id, digest(self.prompt)
+        return self.task_id, pair_digest(self.prompt)
 
     @cached_property
     def chars(self) -> int:
@@ -87,8 +87,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Candidate:
-    right: Rollout
-    wrong: Rollout
+    right: SavedRollout
+    wrong: SavedRollout
 
     @property
     def cell(self) -> Cell:
@@ -107,7 +107,7 @@ class Candidate:
 
 @dataclass
 class Read:
-    rollouts: list[Rollout] = field(default_factory=list)
+    rollouts: list[SavedRollout] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """The number of rollouts that cannot be in a pair, by reason."""
     problems: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ def read_rollouts(folder: Path) -> Read:
     read = Read()
     for path in sorted(folder.rglob("*.jsonl")):
         read.files += 1
-        for row in read_rows(path):
+        for row in iter_rows(path):
             _read_row(row.value, f"{path.relative_to(folder)}:{row.number}", read)
     if not read.files:
         evaluate = agentgrpo_command("evaluate", "--output")
@@ -175,14 +175,14 @@ def right_or_wrong(score: dict[str, Any]) -> Any:
     return (score.get("parts") or {}).get("correctness") if score.get("reason") == "own_reward" else score["value"]
 
 
-def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
+def rollout_of(record: dict[str, Any], source: str) -> SavedRollout | None:
     """None if the agent said nothing. The prompt ends before the model's own first reply, because DB-Bench's text
     prompts contain a reply.
 
     Raises:
         RowError: its messages cannot be read.
     """
-    messages = legal(read_conversation(record.get("messages"), "messages", Counter()), "messages")
+    messages = normalize_tool_call_ids(read_conversation(record.get("messages"), "messages", Counter()), "messages")
     turns = record.get("num_turns")
     replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if not isinstance(turns, int) or not 0 <= turns <= len(replies):
@@ -192,7 +192,7 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
         return None
     start = replies[len(replies) - turns]
     side = messages[start : said[-1] + 1]
-    return Rollout(
+    return SavedRollout(
         task_id=str(record.get("task_id")),
         kind=str(record.get("kind")),
         prompt=tuple(messages[:start]),
@@ -213,13 +213,13 @@ def candidates(read: Read, *, seed: int) -> list[list[Candidate]]:
     Equal conversations count once. A conversation that was judged both ways is left out, and so are tasks with only
     right or only wrong rollouts; `read.left_out` counts them.
     """
-    tasks: dict[Any, dict[bytes, list[Rollout]]] = defaultdict(lambda: defaultdict(list))
+    tasks: dict[Any, dict[bytes, list[SavedRollout]]] = defaultdict(lambda: defaultdict(list))
     for rollout in read.rollouts:
-        tasks[rollout.task][digest(rollout.side)].append(rollout)
+        tasks[rollout.task][pair_digest(rollout.side)].append(rollout)
     draw = random.Random(seed)
     found: list[list[Candidate]] = []
     for conversations in tasks.values():
-        sides: dict[bool, list[Rollout]] = {True: [], False: []}
+        sides: dict[bool, list[SavedRollout]] = {True: [], False: []}
         for same in conversations.values():
             if len({rollout.right for rollout in same}) == 2:
                 read.left_out["judged right and wrong"] += len(same)
@@ -278,15 +278,15 @@ def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> I
 
 def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
     # The prompt and the fraction alone decide, so rollouts that are added later move nothing.
-    return int.from_bytes(digest(prompt)[:8], "big") < fraction * 2**64
+    return int.from_bytes(pair_digest(prompt)[:8], "big") < fraction * 2**64
 
 
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def report(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]) -> Iterator[str]:
+def describe_pairs(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]) -> Iterator[str]:
     if pairs:
-        summary = Summary()
+        summary = PairSummary()
         for row, pair in enumerate(pairs, 1):
             summary.add(pair.preference(), row)
         yield f"{path}: {len(pairs)} pairs of {len({pair.right.task for pair in pairs})} tasks"
@@ -309,7 +309,7 @@ def rules(pairs: Sequence[Candidate]) -> str:
     for pair in pairs:
         for name, measure in features.items():
             balances[name].add(measure(pair.right), measure(pair.wrong))
-    return ", ".join(f"{name} {percent(balance.rule_accuracy)}" for name, balance in balances.items())
+    return ", ".join(f"{name} {format_percent(balance.rule_accuracy)}" for name, balance in balances.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -361,7 +361,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks = [pairs for pairs in found if is_held_out(pairs[0].right.prompt, args.held_out_fraction) is held_out]
         pairs = balanced(tasks, per_task=args.max_pairs_per_task)
         count = write_preferences((pair.preference(with_tools=args.with_tools) for pair in pairs), path)
-        print("\n".join(report(path, [pair for of_task in tasks for pair in of_task], pairs)))
+        print("\n".join(describe_pairs(path, [pair for of_task in tasks for pair in of_task], pairs)))
         written += count
     if written:
         return 0

@@ -21,9 +21,9 @@ from agentgrpo.checks import UsageError
 from agentgrpo.columns import parse_columns
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.row_files import RowFileError, check_kind, is_parquet, read_rows
+from agentgrpo.row_files import RowFileError, check_kind, is_parquet, iter_rows
 from reward_model.datatypes import Preference, prompt_key
-from reward_model.shapes import Converter
+from reward_model.pair_forms import Converter
 
 # `datasets.load_dataset("json")` infers the types from the first 10 MiB and fails on fields that come later.
 _FIRST_LOOK_BYTES = 8_000_000
@@ -45,7 +45,7 @@ def read_preferences(path: Path) -> list[Preference]:
             row = Preference.model_validate_json(line)
         except ValidationError as error:
             raise PreferenceFileError(
-                f"{path}, row {number}, {describe_faults(error)[0]}; agentgrpo reward convert converts other "
+                f"{path}, row {number}, {describe_row_faults(error)[0]}; agentgrpo reward convert converts other "
                 f"forms, `{agentgrpo_command('reward validate', path)}` lists every fault"
             ) from None
         if (fault := row.rendered_part) is not None:
@@ -73,7 +73,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise PreferenceFileError(f"{path} holds no row; name a file that agentgrpo reward convert wrote")
 
 
-def describe_faults(error: ValidationError) -> list[str]:
+def describe_row_faults(error: ValidationError) -> list[str]:
     """`field: reason` for every fault of a row."""
     return [f"{'.'.join(map(str, fault['loc'])) or 'row'}: {fault['msg']}" for fault in error.errors()]
 
@@ -144,7 +144,7 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     Raises:
         PreferenceFileError: the file is missing, or it is none of the three kinds.
     """
-    rows = read_rows(path, changes)
+    rows = iter_rows(path, changes)
     parquet = is_parquet(path)
     return ((row.number, _of_parquet(row.value, changes) if parquet else row.value) for row in rows)
 

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelError, go_offline
-from agentgrpo.signed import NotOursError
+from agentgrpo.signed_checkpoints import NotOursError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,17 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     import yaml
 
     from agentgrpo.checkpoints import how_to_go_on
-    from reward_model.arguments import OUTPUT, parse
+    from reward_model.arguments import OUTPUT, parse_arguments
     from reward_model.datatypes import RECORD
     from reward_model.preferences import PreferenceFileError
-    from reward_model.training import train
+    from reward_model.training import train_reward_model
 
     ours = (ModelError, NotOursError, PreferenceFileError, UsageError)
     output = Path(OUTPUT)
     try:
-        parsed = parse(arguments)
+        parsed = parse_arguments(arguments)
         output = Path(parsed[1].output_dir or OUTPUT)
-        train(*parsed)
+        train_reward_model(*parsed)
     except (*ours, yaml.YAMLError) as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)

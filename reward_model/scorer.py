@@ -1,6 +1,6 @@
 """The reward model's scores, by chat template, tokens and one forward pass, and which models can become one.
 
-Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score means
+Training, evaluation, merging and the service all encode conversations with `encode_truncated`, so that a score means
 the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in TRL's
 trainer (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`).
 `reward_model.service.batch_scorer` lets conversations share prefixes.
@@ -23,21 +23,29 @@ from agentgrpo.hub import ModelError
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import vocabulary_fault
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.weights import FETCH, HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weight_files, weights_sha256
-from reward_model.datatypes import RECORD, Encoded, RewardScore
+from agentgrpo.weights import (
+    FETCH,
+    HEAD,
+    LANGUAGE_HEADS,
+    check_adapter_weights,
+    check_weights_fit,
+    weight_files,
+    weights_sha256,
+)
+from reward_model.datatypes import RECORD, EncodedConversation, RewardScore
 
 DEFAULT_MAX_LENGTH = 1024
 
 
-def encode_conversation(
+def encode_truncated(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: str | None, max_length: int
-) -> Encoded:
+) -> EncodedConversation:
     """The last `max_length` tokens, because the head reads at the end; vLLM's `truncation_side: left` cuts the same
     tokens.
     """
     template = ChatTemplate.of(tokenizer, json.loads(tools) if tools else None)
     ids = tuple(template.ids([message.to_dict(objects=True) for message in messages]))  # as vLLM's chat endpoints do
-    return Encoded(ids[-max_length:], truncated=len(ids) > max_length)
+    return EncodedConversation(ids[-max_length:], truncated=len(ids) > max_length)
 
 
 class Scorer:
@@ -78,12 +86,12 @@ class Scorer:
 
     def encode(
         self, messages: Sequence[Message], tools: str | None = None, *, max_length: int | None = None
-    ) -> Encoded:
+    ) -> EncodedConversation:
         limit = self.max_length if max_length is None else max_length
-        return encode_conversation(self.tokenizer, messages, tools=tools, max_length=limit)
+        return encode_truncated(self.tokenizer, messages, tools=tools, max_length=limit)
 
     @torch.inference_mode()
-    def score(self, batch: Sequence[Encoded]) -> list[RewardScore]:
+    def score(self, batch: Sequence[EncodedConversation]) -> list[RewardScore]:
         """Score the batch with one forward pass; the scores have its order."""
         longest = max(len(encoded.ids) for encoded in batch)
         pad = self.tokenizer.pad_token_id
@@ -103,7 +111,7 @@ def _load_merged(path: Path, dtype: Any) -> Any:
             f"{path} is a {architecture} with {config.num_labels} labels, a reward model is a "
             "...ForSequenceClassification with one; train one with agentgrpo reward train"
         )
-    if fault := misfit(path, "ForSequenceClassification"):
+    if fault := check_weights_fit(path, "ForSequenceClassification"):
         raise ModelError(f"{fault}; take config.json and weights of one model, as agentgrpo reward merge wrote them")
     return AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, trust_remote_code=False)
 
@@ -124,8 +132,8 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
             f"{base} is not the base that {path} was trained on (sha256 in {RECORD}); put the right base there"
         )
     where = Path(base)
-    fault = misfit(where, "ForSequenceClassification", num_labels=1, new=HEAD, unused=LANGUAGE_HEADS)
-    if fault := fault or adapter_misfit(path, where, "ForSequenceClassification", num_labels=1):
+    fault = check_weights_fit(where, "ForSequenceClassification", num_labels=1, new=HEAD, unused=LANGUAGE_HEADS)
+    if fault := fault or check_adapter_weights(path, where, "ForSequenceClassification", num_labels=1):
         raise ModelError(f"{fault}; put the base there that the adapter was trained on")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype, trust_remote_code=False)
     return PeftModel.from_pretrained(model, str(path))
@@ -178,7 +186,7 @@ def check_base(path: Path) -> None:
     heads: dict[str, Any] = {"new": HEAD, "unused": LANGUAGE_HEADS}
     if architecture.endswith("ForSequenceClassification"):
         heads = {"new": None, "unused": ()}
-    if fault := misfit(path, "ForSequenceClassification", num_labels=1, **heads):
+    if fault := check_weights_fit(path, "ForSequenceClassification", num_labels=1, **heads):
         raise ModelError(f"{fault}; take config.json and weights of one model, {FETCH} whole")
 
 

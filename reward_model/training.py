@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.utils import get_peft_config, get_quantization_config
 
-from agentgrpo import signed
+from agentgrpo import signed_checkpoints
 from agentgrpo.chat.template import ChatTemplate, ChatTemplateError
 from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checkpoints import checkpoints, how_to_go_on, newest_whole
@@ -31,15 +31,15 @@ from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.pair_training import PairLog, PairMicroBatches
 from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import claim
-from agentgrpo.training_run import check_same_run, publish, remove_torn, versions, write_record
+from agentgrpo.training_run import check_same_run, library_versions, publish, remove_torn, write_record
 from agentgrpo.weights import weights_sha256
-from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
+from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings_record
 from reward_model.datatypes import RECORD, Preference, place_of, prompt_key
 from reward_model.preferences import PreferenceFileError, read_preferences, split_by_prompt
-from reward_model.scorer import check_base, encode_conversation, num_parameters
+from reward_model.scorer import check_base, encode_truncated, num_parameters
 
 
-def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -> None:
+def train_reward_model(data: DataArguments, args: TrainingArguments, model: ModelArguments) -> None:
     """Raises ModelError, NotOursError, PreferenceFileError, UsageError: something is wrong. It is found before the
     weights are read, except for a loss that is not finite.
     """
@@ -70,9 +70,9 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
             say(f"warning: {shared} of {len(held_out_rows)} held-out pairs have a prompt that is trained on")
     else:
         train_rows, held_out_rows = split_by_prompt(rows, data.held_out_fraction, seed=args.seed)
-    train_set = encode_pairs(train_rows, tokenizer, args.max_length, data.dataset_name)
+    train_set = encode_preferences(train_rows, tokenizer, args.max_length, data.dataset_name)
     held_out_name = data.eval_dataset_name or f"the held-out part of {data.dataset_name}"
-    held_out = encode_pairs(held_out_rows, tokenizer, args.max_length, held_out_name) if held_out_rows else None
+    held_out = encode_preferences(held_out_rows, tokenizer, args.max_length, held_out_name) if held_out_rows else None
     if held_out is None:
         args.eval_strategy = "no"
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -90,14 +90,19 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
     }
     record = {
         "base": {"path": str(base), "sha256": weights_sha256(base)},
-        "dataset": {"path": str(path), "sha256": signed.file_sha256(path), "held_out": data.eval_dataset_name} | counts,
+        "dataset": {
+            "path": str(path),
+            "sha256": signed_checkpoints.file_sha256(path),
+            "held_out": data.eval_dataset_name,
+        }
+        | counts,
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
         "max_length": args.max_length,
         "pad_token": tokenizer.pad_token,
         "processes": args.world_size,
-        "settings": settings(data, args, model),
+        "settings": settings_record(data, args, model),
         "seed": args.seed,
-        "versions": versions(),
+        "versions": library_versions(),
         "git_commit": git_commit(),
     }
     checkpoint = checkpoint_to_resume(args, record, say)
@@ -127,7 +132,7 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
     try:
         with failures_of_the_disk(output):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            save_whole(trainer, output, record)
+            save_reward_model(trainer, output, record)
     except OutputError as error:
         remove_torn(output, RECORD)
         left = how_to_go_on(output, "the same command", record=RECORD)
@@ -138,7 +143,7 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-def encode_pairs(
+def encode_preferences(
     rows: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, max_length: int | None, name: str
 ) -> Dataset:
     """Columns `chosen_ids` and `rejected_ids` that TRL trains on, without pairs that have a too long side.
@@ -156,7 +161,7 @@ def encode_pairs(
             whole = [message.to_dict() for message in (*row.prompt, *row.chosen, *row.rejected)]
             ChatTemplate.of(tokenizer, json.loads(row.tools) if row.tools else None).check_calls(whole)
             sides = [
-                encode_conversation(tokenizer, (*row.prompt, *side), tools=row.tools, max_length=1 << 62).ids
+                encode_truncated(tokenizer, (*row.prompt, *side), tools=row.tools, max_length=1 << 62).ids
                 for side in (row.chosen, row.rejected)
             ]
         except ChatTemplateError as error:
@@ -231,7 +236,7 @@ class RewardRunLog(PairLog):
 # The result and checkpoints -------------------------------------------------------------------------------------------
 
 
-def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
+def save_reward_model(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         trainer.save_model(scratch)
         publish(Path(scratch), output)
@@ -251,7 +256,7 @@ def checkpoint_to_resume(
         NotOursError: this user did not write the checkpoint, or has no key to sign with.
     """
     output = Path(args.output_dir or OUTPUT)
-    signed.user_key()
+    signed_checkpoints.user_key()
     if args.resume_from_checkpoint not in (None, "auto"):
         checkpoint = Path(args.resume_from_checkpoint)
         if not (checkpoint / RECORD).is_file():
@@ -259,7 +264,7 @@ def checkpoint_to_resume(
                 f"--resume-from-checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}; "
                 "give one, or auto for the newest"
             )
-        if fault := signed.why_not_loadable(checkpoint, RECORD, run_dir=checkpoint.parent):
+        if fault := signed_checkpoints.why_not_loadable(checkpoint, RECORD, run_dir=checkpoint.parent):
             raise UsageError(f"--resume-from-checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
     else:
         checkpoint = newest_whole(output, say, run_dir=output, record=RECORD)

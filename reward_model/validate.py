@@ -18,24 +18,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agentgrpo.chat.conversations import RowError, legal
+from agentgrpo.chat.conversations import RowError, normalize_tool_call_ids
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from reward_model.datatypes import Preference
-from reward_model.measures import Summary
-from reward_model.preferences import PreferenceFileError, describe_faults, numbered_lines
+from reward_model.measures import PairSummary
+from reward_model.preferences import PreferenceFileError, describe_row_faults, numbered_lines
 
 MAX_LISTED = 50
 
 
 @dataclass
-class Report:
+class ValidationReport:
     path: Path
     rows: int = 0
     faulty_rows: int = 0
     faults: int = 0
     listed: list[str] = field(default_factory=list)
-    summary: Summary = field(default_factory=Summary)
+    summary: PairSummary = field(default_factory=PairSummary)
 
     def lines(self) -> list[str]:
         verdict = f"{self.faults} faults in {self.faulty_rows} of them" if self.faults else "nothing wrong"
@@ -43,9 +43,9 @@ class Report:
         return [f"{self.path}: {self.rows} rows, {verdict}", *self.summary.lines(), *self.listed, *more]
 
 
-def check_file(path: Path) -> Report:
+def check_preference_file(path: Path) -> ValidationReport:
     """Raises PreferenceFileError: the file is missing, or holds no row."""
-    report = Report(path)
+    report = ValidationReport(path)
     for number, line in numbered_lines(path):
         report.rows += 1
         faults = list(_faults(line, number, report.summary))
@@ -55,11 +55,11 @@ def check_file(path: Path) -> Report:
     return report
 
 
-def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
+def _faults(line: bytes, number: int, summary: PairSummary) -> Iterator[str]:
     try:
         preference = Preference.model_validate_json(line)
     except ValidationError as error:
-        yield from describe_faults(error)
+        yield from describe_row_faults(error)
         return
     # a fault of the prompt is found on both sides and counts once
     problems = list(dict.fromkeys(f for side in ("chosen", "rejected") for f in _side_faults(preference, side)))
@@ -79,7 +79,7 @@ def _side_faults(preference: Preference, name: str) -> Iterator[str]:
     if side[-1].is_empty:
         yield f"{name}: ends with an empty reply"
     try:
-        legal([*preference.prompt, *side], name, num_prompt=len(preference.prompt))
+        normalize_tool_call_ids([*preference.prompt, *side], name, num_prompt=len(preference.prompt))
     except RowError as problem:
         yield str(problem)
 
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = 0
     for path in args.files:
         try:
-            report = check_file(path)
+            report = check_preference_file(path)
         except PreferenceFileError as error:
             wrong |= failed(error)
             continue

@@ -92,7 +92,7 @@ def reach_of(config: Config) -> tuple[int, str] | None:
     return min(((tokens, name) for name, tokens in found.items() if tokens), default=None)
 
 
-class Limit(NamedTuple):
+class TrainingLimit(NamedTuple):
     fault: Callable[[Config, int], str | None]
     """What about a config and rows of so many tokens cannot be trained; None: nothing."""
     trainers: tuple[Trainer, ...]
@@ -100,16 +100,16 @@ class Limit(NamedTuple):
 
 
 TABLE = (
-    Limit(_no_heads, ("packed", "verl"), "train it with agentgrpo local, or take another model"),
-    Limit(_states, ("packed", "local"), _TUNE),
-    Limit(_unknown, ("packed",), _APART),
-    Limit(_caps, ("packed",), _APART),
-    Limit(_logits, ("packed",), _APART),
-    Limit(_reach, ("packed",), f"lower data.max_prompt_tokens and data.max_response_tokens, or {_APART}"),
+    TrainingLimit(_no_heads, ("packed", "verl"), "train it with agentgrpo local, or take another model"),
+    TrainingLimit(_states, ("packed", "local"), _TUNE),
+    TrainingLimit(_unknown, ("packed",), _APART),
+    TrainingLimit(_caps, ("packed",), _APART),
+    TrainingLimit(_logits, ("packed",), _APART),
+    TrainingLimit(_reach, ("packed",), f"lower data.max_prompt_tokens and data.max_response_tokens, or {_APART}"),
 )
 
 
-def fault_of(config: Config, trainer: Trainer, row_tokens: int = 0) -> Problem | None:
+def check_architecture(config: Config, trainer: Trainer, row_tokens: int = 0) -> Problem | None:
     """Why a model cannot be trained there; None if it can.
 
     Args:
@@ -122,7 +122,7 @@ def fault_of(config: Config, trainer: Trainer, row_tokens: int = 0) -> Problem |
     return None
 
 
-def packs(config: Config) -> bool:
+def can_pack(config: Config) -> bool:
     """Whether rows of any length give the same hidden states together as apart."""
     faults = (_states, _unknown, _caps)
     return reach_of(config) is None and all(fault(config, 0) is None for fault in faults)

@@ -42,7 +42,6 @@ from sql_agent.environments.base import Environment, EnvironmentTask, Instructio
 from sql_agent.model_servers.calls_as_text import CallsAsText
 from sql_agent.model_servers.deadline_client import DeadlineClient
 from sql_agent.model_servers.endpoint import check_endpoint
-from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import fit_tasks
 from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
@@ -53,8 +52,9 @@ from sql_agent.settings.flags import add_flags, read_flags
 from sql_agent.settings.groups import DataConfig
 from sql_agent.source.stops import last_line
 from sql_agent.startup.data import format_counts
-from sql_agent.success import Rate, rate
+from sql_agent.success_rate import Rate, rate
 from sql_agent.trained_on import LearntError, check_not_learnt
+from sql_agent.user_agents.tasks import AgentTasks
 
 LEARNT_TOO = ("train", "all")
 """Values of --split that measure what a model has learnt, on purpose."""
@@ -71,7 +71,7 @@ REWARD_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Summary:
+class EvaluationSummary:
     """Holds counts and rates of finished rollouts; rollouts without a verdict are in no rate, but counted by reason."""
 
     by_kind: dict[str, Rate]
@@ -224,7 +224,7 @@ def _player(
             config=args.limits,
             api_key=api_key,
         )
-    from sql_agent.own_agents.evaluation import evaluate_rollout, policy_served  # imports agent-lightning
+    from sql_agent.user_agents.evaluation import evaluate_rollout, policy_served  # imports agent-lightning
 
     assert isinstance(environment, AgentTasks)
     return functools.partial(
@@ -258,7 +258,7 @@ async def each(
             group.create_task(work())
 
 
-def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> Summary:
+def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> EvaluationSummary:
     kinds = dict.fromkeys(task.kind for task in tasks)  # in file order
     of_kind = {kind: [record for record in records if record.kind == kind] for kind in kinds}
     skills = {task.id: getattr(task, "skills", ()) for task in tasks}
@@ -269,7 +269,7 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
     agentbench = all(getattr(task, "source", None) == "agentbench" for task in tasks)
     of_skill = {skill: [record for record in records if skill in skills.get(record.task_id, ())] for skill in SKILLS}
     calls = sum(record.tool_calls for record in records)
-    return Summary(
+    return EvaluationSummary(
         by_kind={kind: rate_of(played) for kind, played in of_kind.items() if played},
         by_skill={skill: rate_of(played) for skill, played in of_skill.items() if played},
         overall=rate_of(records),
@@ -309,7 +309,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def print_summary(summary: Summary, title: str, seconds: float, console: Console) -> None:
+def print_summary(summary: EvaluationSummary, title: str, seconds: float, console: Console) -> None:
     rewarded = ALL in summary.rewards and not summary.overall.judged
     table = _rewards(summary, title) if rewarded else _table("question type", summary.by_kind, title)
     table.add_section()
@@ -343,7 +343,7 @@ def _table(head: str, rates: dict[str, Rate], title: str | None = None) -> Table
     return table
 
 
-def _rewards(summary: Summary, title: str) -> Table:
+def _rewards(summary: EvaluationSummary, title: str) -> Table:
     # Nobody says what is solved, so there is no success.
     table = Table("question type", title=title)
     for column in ("n", "rewarded", "mean reward"):
@@ -353,7 +353,7 @@ def _rewards(summary: Summary, title: str) -> Table:
     return table
 
 
-def _reward_cells(summary: Summary, kind: str) -> list[str]:
+def _reward_cells(summary: EvaluationSummary, kind: str) -> list[str]:
     played = summary.overall if kind == ALL else summary.by_kind[kind]
     count, mean = summary.rewards.get(kind, (0, None))
     return [str(played.n), str(count), "-" if mean is None else f"{mean:.4g}"]

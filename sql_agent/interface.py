@@ -29,7 +29,7 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.processes import end_with_parent
 from sql_agent.report.reading import Row, Run, read_run, solved
 from sql_agent.settings.train import TrainConfig
-from sql_agent.success import Rate, rate
+from sql_agent.success_rate import Rate, rate
 
 # How the first line begins in which a command says what was wrong.
 FAULT = re.compile(r"(?:agentgrpo [\w -]+: )?error: |(?=config: )")
@@ -50,7 +50,7 @@ def command(name: str, *words: str | Path, **flags: Any) -> None:
         RuntimeError: the command failed, likewise.
         KeyboardInterrupt: the command was interrupted, and has ended.
     """
-    line = [sys.executable, "-u", "-P", "-m", "agentgrpo", *name.split(), *map(str, words), *typed(flags)]
+    line = [sys.executable, "-u", "-P", "-m", "agentgrpo", *name.split(), *map(str, words), *command_words(flags)]
     said: list[str] = []
     with subprocess.Popen(
         line,
@@ -87,7 +87,7 @@ def failure(status: int, said: Sequence[str]) -> Exception:
     return ValueError(words) if status == 2 else RuntimeError(words)
 
 
-def typed(flags: Mapping[str, Any]) -> Iterator[str]:
+def command_words(flags: Mapping[str, Any]) -> Iterator[str]:
     """The words that a user would type for these flags (see `command`).
 
     Raises:
@@ -126,9 +126,9 @@ def train(settings: TrainConfig | Mapping[str, Any] | None = None, **flags: Any)
     if flags.get("dry_run") or "apo" in (flags.get("algorithm"), flags["set"].get("algorithm")):
         raise ValueError('a dry run and APO leave no run to read; call agentgrpo.command("train", ...) for them')
     command("train", **flags)
-    from sql_agent.startup.flags import parse_args, resolve
+    from sql_agent.startup.flags import parse_train_args, resolve
 
-    return report(resolve(parse_args([*typed(flags)])).run_dir)
+    return report(resolve(parse_train_args([*command_words(flags)])).run_dir)
 
 
 def single_settings(tree: Mapping[str, Any], kind: type[BaseModel]) -> Iterator[tuple[str, Any]]:
@@ -151,9 +151,9 @@ def report(run_dir: str | Path) -> Run:
 def sft(**flags: Any) -> Run:
     """Fine-tune on references, demonstrations or conversations (`agentgrpo sft`); flags and errors as of `command`."""
     command("sft", **flags)
-    from sql_agent.commands.sft import parse
+    from sql_agent.commands.sft import parse_argv
 
-    return read_run(parse([*typed(flags)])[0].run_dir)
+    return read_run(parse_argv([*command_words(flags)])[0].run_dir)
 
 
 def local(**flags: Any) -> Run:
@@ -161,7 +161,7 @@ def local(**flags: Any) -> Run:
     command("local", **flags)
     from sql_agent.commands.local import parse
 
-    return read_run(parse([*typed(flags)])[0].run_dir)
+    return read_run(parse([*command_words(flags)])[0].run_dir)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sql_agent.cpu_products import product
+from sql_agent.matmul_onednn import matmul_onednn
 
 TILE, TILE_ON_GPU = 2**21, 2**26
 """Logits that exist at a time: 8 MiB in float32, which a CPU's cache holds, and 256 MiB, so that a GPU has products of
@@ -76,9 +76,9 @@ class LogProbs(torch.autograd.Function):
                 to_logits /= ctx.temperature
             to_logits = to_logits.to(hidden.dtype)
             if to_hidden is not None:
-                to_hidden += product(to_logits, part)
+                to_hidden += matmul_onednn(to_logits, part)
             if to_weight is not None:
-                to_weight[start : start + len(part)] = product(to_logits.t(), hidden)
+                to_weight[start : start + len(part)] = matmul_onednn(to_logits.t(), hidden)
         return None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight, None, None
 
 
@@ -89,7 +89,7 @@ def _tiles(hidden: Tensor, weight: Tensor, temperature: float) -> Iterator[tuple
     width = min(len(weight), max(1, tile // max(1, len(hidden))))
     for start in range(0, len(weight), width):
         part = weight[start : start + width]
-        logits = product(hidden, part.t()).float()
+        logits = matmul_onednn(hidden, part.t()).float()
         if temperature != 1:
             logits /= temperature
         yield start, part, logits

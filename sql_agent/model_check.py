@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from agentgrpo.chat.continuity import Continuity, play
 from agentgrpo.chat.template import CALLING, CALLING_PARTS, ChatTemplate, Message, render, training_template
 from agentgrpo.checks import Problem
-from agentgrpo.forked import LimitError, forked
 from agentgrpo.json_text import parse_json
+from agentgrpo.limited_fork import LimitError, forked
 from agentgrpo.machine import IS_CLONE
 from agentgrpo.model_kinds import other_kind, safetensors_header, vocabulary_fault
 from agentgrpo.printed_commands import agentgrpo_command, install_command, program_command
@@ -379,9 +379,9 @@ def check_fit(path: Path) -> list[Problem]:
     """
 
     def fault() -> str | None:
-        from agentgrpo.weights import misfit, wrong_head
+        from agentgrpo.weights import check_weights_fit, wrong_head
 
-        return wrong_head(path) or misfit(path, "ForCausalLM")
+        return wrong_head(path) or check_weights_fit(path, "ForCausalLM")
 
     try:
         found = forked(fault, cpu_s=FIT_S)

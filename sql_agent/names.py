@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 from agentgrpo.machine import HOME, IS_CLONE, ROOT
-from agentgrpo.nearest import did_you_mean
+from agentgrpo.spelling import did_you_mean
 
 # The small policy, which commands take, and make first, if no model is named.
 TINY_POLICY = HOME / "models" / "tiny-sql"
@@ -22,7 +22,7 @@ ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
     "gsm8k": "sql_agent.gsm8k.environment:Gsm8k",
     "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
-    "agent": "sql_agent.own_agents.tasks:AgentTasks",
+    "agent": "sql_agent.user_agents.tasks:AgentTasks",
     # an example, under the name that predecessors' users type
     "medical": f"{ROOT}/examples/medical/medical.py:Medical",
 }
@@ -30,7 +30,7 @@ ENVIRONMENTS = {
 # The entry-point group in which an installed package names its environments.
 ENTRY_POINTS = "agentgrpo.environments"
 # The function that makes an environment of its settings.
-OWN = "sql_agent.environments.own:open_own"
+USER = "sql_agent.environments.user:open_user"
 
 # Orders in which local training draws its tasks: functions of the tasks, the seed and the number of the epoch that
 # return the tasks of that epoch, as many in each.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sql_agent.cpu_products import product
+from sql_agent.matmul_onednn import matmul_onednn
 from sql_agent.packed_rows import Segment
 
 SCORES = 2**18
@@ -119,7 +119,7 @@ class SegmentsAttention(torch.autograd.Function):
             keys, values = (_seen(each, places) for each in (exact_key, value))
             for heads, rows, head, seen in _blocks(segment, len(query) // len(key), len(key)):
                 weights = _weights(exact_query[heads, rows], keys[head, :seen])
-                own = product(weights.to(value.dtype), values[head, :seen])
+                own = matmul_onednn(weights.to(value.dtype), values[head, :seen])
                 attended[heads, rows] = own.view(-1, rows.stop - rows.start, own.shape[-1])
         return attended
 
@@ -135,12 +135,12 @@ class SegmentsAttention(torch.autograd.Function):
             to_keys, to_values = torch.zeros_like(exact_keys), torch.zeros_like(exact_values)
             for heads, rows, head, seen in _blocks(segment, len(query) // len(key), len(key)):
                 weights = _weights(exact_query[heads, rows], exact_keys[head, :seen])
-                to_values[head, :seen] += product(weights.to(value.dtype).t(), _flat(gradient[heads, rows]))
-                to_weights = product(_flat(exact_gradient[heads, rows]), exact_values[head, :seen].t())
+                to_values[head, :seen] += matmul_onednn(weights.to(value.dtype).t(), _flat(gradient[heads, rows]))
+                to_weights = matmul_onednn(_flat(exact_gradient[heads, rows]), exact_values[head, :seen].t())
                 to_scores = torch.ops.aten._softmax_backward_data(to_weights, weights, -1, weights.dtype)
                 to_scores = to_scores.mul_(ctx.scale).to(query.dtype)
-                to_query[heads, rows] = product(to_scores, keys[head, :seen]).view_as(query[heads, rows])
-                to_keys[head, :seen] += product(to_scores.t(), _flat(query[heads, rows]))
+                to_query[heads, rows] = matmul_onednn(to_scores, keys[head, :seen]).view_as(query[heads, rows])
+                to_keys[head, :seen] += matmul_onednn(to_scores.t(), _flat(query[heads, rows]))
             start = 0
             for place in places:
                 end = start + place.stop - place.start
@@ -189,7 +189,7 @@ def _weights(queries: Tensor, keys: Tensor) -> Tensor:
         keys: shape (M, D).
     """
     group, rows, _ = queries.shape
-    scores = product(_flat(queries), keys.t())
+    scores = matmul_onednn(_flat(queries), keys.t())
     scores.view(group, rows, -1)[..., -rows:] += _later(rows, scores.dtype, scores.device)
     return scores.softmax(-1)
 

@@ -20,13 +20,13 @@ import logging
 from pydantic import ValidationError
 
 from agentgrpo.checks import require
-from agentgrpo.disk_errors import in_words
+from agentgrpo.disk_errors import format_disk_error
 from agentgrpo.passwords import masked
 from agentgrpo.settings import describe_faults
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup.command import begin
-from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.flags import parse_train_args, resolve
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -34,7 +34,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
+    args = parse_train_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING)
     try:
         require(variables=os.environ)
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
     except (TrainingFailedError, OSError) as error:  # e.g. the store is gone, or the disk is full
-        print("\n".join([f"error: {masked(in_words(error))}", *notes_of(error)]), file=sys.stderr)
+        print("\n".join([f"error: {masked(format_disk_error(error))}", *notes_of(error)]), file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
         print("; ".join(["stopped", *notes_of(stop)]), file=sys.stderr)

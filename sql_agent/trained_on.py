@@ -44,7 +44,7 @@ class _Written(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-class Source(_Written):
+class TaskSource(_Written):
     """Where one command took its tasks from, in numbers."""
 
     command: str
@@ -69,7 +69,7 @@ class TrainedOn(_Written):
     """The environment of the last training; None: not known."""
     protocol: str | None = None
     """DB-Bench's protocol; the other environments have one."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[TaskSource, ...] = ()
     """One of each training, the oldest first."""
     learnt: tuple[str, ...] = ()
     """Fingerprints of all tasks that were given to learn, sorted."""
@@ -140,9 +140,9 @@ def environment_flags(folder: Path) -> dict[str, str]:
 # Training further -----------------------------------------------------------------------------------------------------
 
 
-def source_of(command: str, data: DataConfig, learnt: Sequence[Any], held_out: Sequence[Any]) -> Source:
+def source_of(command: str, data: DataConfig, learnt: Sequence[Any], held_out: Sequence[Any]) -> TaskSource:
     """Describe the tasks of a training in words; the folder of a file is left out, because models are passed on."""
-    return Source(
+    return TaskSource(
         command=command,
         tasks=data.train_file.name if data.train_file else GENERATED,
         learnt=len(learnt),
@@ -153,7 +153,7 @@ def source_of(command: str, data: DataConfig, learnt: Sequence[Any], held_out: S
 
 def trained_further(
     before: TrainedOn,
-    source: Source,
+    source: TaskSource,
     *,
     settings: EnvironmentSettings | None = None,
     learnt: Sequence[str] = (),

@@ -2,10 +2,10 @@
 
 If a library renamed a target, it would silently run without our change: no exact prompts, no merged weights. So a run
 looks up every target in the installed sources before anything loads and compares its parameters with ours
-(`check_installed`), a change without effect or with other parameters raises where it is made (`install`, `change`), and
-a process checks that its changes were made before it begins its work (`require`). What is private and only used is
-listed too. The table leaves out upstream's extension points (a policy loss, a platform, a router class): if
-one of them is gone, the run fails anyway.
+(`check_patch_targets`), a change without effect or with other parameters raises where it is made (`install`, `change`),
+and a process checks that its changes were made before it begins its work (`require_patched`). What is private and only
+used is listed too. The table leaves out upstream's extension points (a policy loss, a platform, a router class): if one
+of them is gone, the run fails anyway.
 
 A new change is one entry in `upstream_patches.yaml`, and the function that it names. If two changes replace the same
 target, the later one wraps the earlier one. Importing this module is instant.
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import yaml
 
 from agentgrpo.printed_commands import agentgrpo_command
-from sql_agent.upstream_sources import find, misfit, signature_of
+from sql_agent.upstream_sources import check_signature, find_definition, signature_of
 
 # Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
 # process that imports our module with the change (it derives a class, replaces a module or uses what is private).
@@ -84,7 +84,7 @@ class PatchError(ValueError):
 # In the installed sources ---------------------------------------------------------------------------------------------
 
 
-def check_installed(cpu: bool) -> None:
+def check_patch_targets(cpu: bool) -> None:
     """Check every target of a main job in the installed packages; it takes half a second.
 
     Raises:
@@ -105,17 +105,17 @@ def check_sources(patch: Patch) -> None:
     """
     ours, _, kind = patch.by.partition(":")
     for name in patch.names:
-        theirs = find(patch.module, name)
+        theirs = find_definition(patch.module, name)
         if theirs is None:
             raise _missing(patch, name)
         if patch.process in ("own", "local") and kind:
-            method = signature_of(find(ours, f"{kind}.{name.rpartition('.')[2]}"))
+            method = signature_of(find_definition(ours, f"{kind}.{name.rpartition('.')[2]}"))
             if method is not None and (upstream := signature_of(theirs)) is not None:
                 _compare(patch, name, method, upstream)
 
 
 def _compare(patch: Patch, name: str, ours: inspect.Signature, theirs: inspect.Signature) -> None:
-    if (parameter := misfit(ours, theirs)) is not None:
+    if (parameter := check_signature(ours, theirs)) is not None:
         pinned, installed = _versions(patch)
         raise _refusal(
             patch,
@@ -150,7 +150,7 @@ def change(module: ModuleType, make: Callable[[Any], None]) -> None:
     _make(patch, make, module)
 
 
-def require(process: Process) -> None:
+def require_patched(process: Process) -> None:
     """Check that all changes for this kind of process were made.
 
     Raises:

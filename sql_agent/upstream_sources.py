@@ -16,7 +16,7 @@ from pathlib import Path
 GIVES_ARGUMENTS = ("with_store",)
 
 
-def find(module: str, name: str) -> ast.AST | None:
+def find_definition(module: str, name: str) -> ast.AST | None:
     """The definition of `name` in the installed `module`, or the import of it; None if there is neither.
 
     Args:
@@ -50,7 +50,7 @@ def signature_of(node: ast.AST | None) -> inspect.Signature | None:
     return inspect.Signature(found)
 
 
-def misfit(ours: inspect.Signature, theirs: inspect.Signature) -> str | None:
+def check_signature(ours: inspect.Signature, theirs: inspect.Signature) -> str | None:
     """The parameter for which our function cannot stand in for theirs; None if it can.
 
     It has to take every parameter that a caller of theirs may give, one that has to be given in its place, and must not

@@ -63,7 +63,7 @@ def calls(*tool_calls: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
 
 
-def mended_calls(messages: Sequence[Message], tools: str | None, changes: Counter[str]) -> list[Message]:
+def repair_tool_calls(messages: Sequence[Message], tools: str | None, changes: Counter[str]) -> list[Message]:
     """Undo what a table did to arguments: a null goes unless the tool's schema allows it or requires its parameter.
 
     Args:

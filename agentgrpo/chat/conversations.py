@@ -1,7 +1,7 @@
 """Conversations of users' files: OpenAI's and ShareGPT's forms, and every common spelling of tool calls.
 
-`legal` gives tool calls new ids, so that equal conversations compare equal. Every change beyond spelling is counted by
-name in `changes`. A message with images or sound is refused.
+`normalize_tool_call_ids` gives tool calls new ids, so that equal conversations compare equal. Every change beyond
+spelling is counted by name in `changes`. A message with images or sound is refused.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def tools_of(row: dict[str, Any], changes: Counter[str]) -> str | None:
 # Whole conversations --------------------------------------------------------------------------------------------------
 
 
-def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -> list[Message]:
+def normalize_tool_call_ids(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -> list[Message]:
     """Number the tool calls from 1. A result without an id answers the oldest open call of the reply before it.
 
     Args:

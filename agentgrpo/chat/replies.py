@@ -165,7 +165,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedReplies:
     ids: list[int]
     mask: list[int]
     """1 on the tokens of replies, their end tokens included; as long as `ids`."""
@@ -182,7 +182,7 @@ def is_imitated(message: Message) -> bool:
 
 def encode_conversation(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
-) -> Encoded:
+) -> EncodedReplies:
     """Cut a conversation where generation begins and ends: it is rendered up to each reply and after it.
 
     Up to the first reply the ids are exactly `apply_chat_template(messages[:k], tools=tools,
@@ -231,4 +231,4 @@ def encode_conversation(
         written, end_of_turn = before + reply, str(tokenizer.convert_ids_to_tokens(reply_ids[-1]))
     if not ids:
         raise ValueError("no assistant message to imitate")
-    return Encoded(ids, mask)
+    return EncodedReplies(ids, mask)

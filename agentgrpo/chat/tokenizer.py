@@ -11,8 +11,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from agentgrpo.chat.template import ChatTemplate
-from agentgrpo.forked import LimitError, forked
 from agentgrpo.hub import ModelError
+from agentgrpo.limited_fork import LimitError, forked
 from agentgrpo.weights import FETCH, in_a_line
 
 UNUSED_TOKEN = re.compile(r"pad|reserved|unused|extra|placeholder", re.IGNORECASE)

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from agentgrpo.chat.calls import mended_calls, plain_schemas
+from agentgrpo.chat.calls import plain_schemas, repair_tool_calls
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 
 
@@ -11,7 +11,7 @@ def mended(arguments, parameters=None):
     call = ToolCall(function=FunctionCall(name="sql", arguments=arguments))
     tools = json.dumps([{"function": {"name": "sql", "parameters": parameters}}]) if parameters else None
     changes = Counter()
-    [message] = mended_calls([Message(role="assistant", tool_calls=(call,))], tools, changes)
+    [message] = repair_tool_calls([Message(role="assistant", tool_calls=(call,))], tools, changes)
     return message.tool_calls[0].function.arguments, changes
 
 

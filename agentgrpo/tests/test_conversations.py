@@ -2,7 +2,14 @@ from collections import Counter
 
 import pytest
 
-from agentgrpo.chat.conversations import RowError, legal, read_conversation, read_message, read_tools, without_tools
+from agentgrpo.chat.conversations import (
+    RowError,
+    normalize_tool_call_ids,
+    read_conversation,
+    read_message,
+    read_tools,
+    without_tools,
+)
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 
 
@@ -57,7 +64,7 @@ def test_arguments_are_read_under_every_common_name_and_what_else_a_call_has_is_
 def test_the_first_tool_interface_of_openai_is_read():
     asks = read({"role": "assistant", "content": None, "function_call": {"name": "sql", "arguments": "{}"}})
     answers = read({"role": "function", "name": "sql", "content": "rows"})
-    assert legal([USER, asks, answers], "m")[1:] == [called("call00001"), result("call00001")]
+    assert normalize_tool_call_ids([USER, asks, answers], "m")[1:] == [called("call00001"), result("call00001")]
 
 
 def test_fields_that_a_merged_schema_added_hide_nothing():
@@ -169,15 +176,15 @@ def test_calls_are_numbered_anew_so_that_equal_conversations_are_equal():
     one = [USER, called("x7"), result("x7"), called("x8"), result("x8"), REPLY]
     other = [USER, called("q1"), result("q1"), called("q2"), result("q2"), REPLY]
     expected = [USER, called("call00001"), result("call00001"), called("call00002"), result("call00002"), REPLY]
-    assert legal(one, "m") == legal(other, "m") == expected
-    assert legal(expected, "m") == expected
+    assert normalize_tool_call_ids(one, "m") == normalize_tool_call_ids(other, "m") == expected
+    assert normalize_tool_call_ids(expected, "m") == expected
 
 
 def test_results_find_their_call_by_id_and_without_one_in_order():
     both = Message(role="assistant", tool_calls=(*called("a").tool_calls, *called("b").tool_calls))
-    answers = legal([USER, both, result("b", "of b"), result("a", "of a")], "m")[2:]
+    answers = normalize_tool_call_ids([USER, both, result("b", "of b"), result("a", "of a")], "m")[2:]
     assert [(m.tool_call_id, m.content) for m in answers] == [("call00002", "of b"), ("call00001", "of a")]
-    answers = legal([USER, both, result(None, "first"), result(None, "second")], "m")[2:]
+    answers = normalize_tool_call_ids([USER, both, result(None, "first"), result(None, "second")], "m")[2:]
     assert [(m.tool_call_id, m.content) for m in answers] == [("call00001", "first"), ("call00002", "second")]
 
 
@@ -198,14 +205,14 @@ def test_results_find_their_call_by_id_and_without_one_in_order():
 )
 def test_a_conversation_that_no_template_could_mean_is_refused(conversation, words):
     with pytest.raises(RowError, match=words):
-        legal(conversation, "m")
+        normalize_tool_call_ids(conversation, "m")
 
 
 def test_a_problem_in_the_prompt_is_called_so():
     with pytest.raises(RowError, match=r"^prompt\.1: "):
-        legal([USER, result("a"), REPLY], "chosen", num_prompt=2)
+        normalize_tool_call_ids([USER, result("a"), REPLY], "chosen", num_prompt=2)
     with pytest.raises(RowError, match=r"^chosen\.0: "):
-        legal([USER, result("a"), REPLY], "chosen", num_prompt=1)
+        normalize_tool_call_ids([USER, result("a"), REPLY], "chosen", num_prompt=1)
 
 
 def test_without_tools_the_texts_are_left_and_replies_do_not_follow_each_other():

@@ -9,7 +9,7 @@ from sql_agent.settings.flags import flags_of
 from sql_agent.settings.local import LocalGrpoConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.settings.tuning import SftConfig
-from sql_agent.startup.flags import parse_args
+from sql_agent.startup.flags import parse_train_args
 
 
 def parser() -> Parser:
@@ -105,7 +105,7 @@ def test_a_misspelt_flag_is_named_before_one_that_is_missing(capsys):
 )  # fmt: skip
 def test_the_main_job_answers_other_names_with_its_setting(capsys, words, said):
     with pytest.raises(SystemExit):
-        parse_args(words)
+        parse_train_args(words)
     assert capsys.readouterr().err.splitlines()[-1].partition("unrecognized arguments: ")[2] == said
 
 
@@ -153,7 +153,7 @@ def test_verls_name_under_set_is_answered_with_ours(name, ours):
 
 def test_help_says_what_a_value_is(capsys):
     with pytest.raises(SystemExit):
-        parse_args(["--help"])
+        parse_train_args(["--help"])
     shown = capsys.readouterr().out
     for flag in ("--train-agents NAME,...", "--agent FILE.py:NAME", "--base-url URL", "--n-runners N", "--run-dir DIR"):
         assert f"\n  {flag}" in shown

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.disk_errors import OutputError, in_words
+from agentgrpo.disk_errors import OutputError, format_disk_error
 from agentgrpo.outputs import append_line, written
 
 ROOT = Path(__file__).parents[2]
@@ -102,4 +102,4 @@ except OutputError as error:
     ],
 )
 def test_errors_in_words(error, words):
-    assert in_words(error).startswith(words)
+    assert format_disk_error(error).startswith(words)

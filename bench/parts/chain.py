@@ -27,12 +27,12 @@ from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, tell
 from bench.parts.children import answer, cpu_s
 from bench.parts.overhead import AT_ONCE, ROUNDS
 from sql_agent.lightning.agent import SqlLitAgent
-from sql_agent.lightning.children import log_file, spawn
+from sql_agent.lightning.child_processes import log_file, spawn
 from sql_agent.lightning.heartbeats import TRAINER_WORKER
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.settings.load import load_config
 from sql_agent.source import run_context
-from sql_agent.startup.launch import fit
+from sql_agent.startup.launch import start_agl_trainer
 
 
 class Chain(agl.Algorithm):
@@ -158,7 +158,7 @@ def main() -> None:
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
     give_token(shared=False, own_store="store_pid" not in order)
     try:
-        fit(chain.cfg, chain, SqlLitAgent(chain.cfg), debug=False)
+        start_agl_trainer(chain.cfg, chain, SqlLitAgent(chain.cfg), debug=False)
     finally:
         end_run(run_id)
 

@@ -21,10 +21,10 @@ from sqlglot import exp
 from sqlglot.errors import ErrorLevel
 from sqlglot.generators.mysql import MySQLGenerator
 
-from dbbench_adapter.clock import LEFT_OUT
-from dbbench_adapter.dialect.kinds import Columns
 from dbbench_adapter.dialect.signatures import NODES, SIGNATURES
+from dbbench_adapter.dialect.sql_types import Columns
 from dbbench_adapter.dialect.syntax import StatementError, syntax_error, unsupported
+from dbbench_adapter.statement_clock import LEFT_OUT
 
 _RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
 # Statements of MySQL or another engine that are refused; a tree of any other type is no statement at all.

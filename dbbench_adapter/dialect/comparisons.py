@@ -13,10 +13,10 @@ from typing import Literal
 from sqlglot import exp
 
 from dbbench_adapter.dialect.functions.dates import moment
-from dbbench_adapter.dialect.kind_finder import KindFinder, branches
-from dbbench_adapter.dialect.kinds import DATE, DATETIME, DOUBLE, INT, NULL, TEXT, Kind, as_number
 from dbbench_adapter.dialect.signatures import called
-from dbbench_adapter.dialect.syntax import COLLATION, StatementError, call, unsupported
+from dbbench_adapter.dialect.sql_types import DATE, DATETIME, DOUBLE, INT, NULL, TEXT, SqlType, as_number
+from dbbench_adapter.dialect.syntax import COLLATION, StatementError, anonymous_call, unsupported
+from dbbench_adapter.dialect.type_inference import TypeInference, branches
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ)
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div)
@@ -34,7 +34,7 @@ _NUMERIC = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 Way = Literal["t", "n", "d", "-"]
 
 
-def compare(node: exp.Expr, finder: KindFinder) -> None:
+def compare_as_mysql(node: exp.Expr, finder: TypeInference) -> None:
     """Make a node compare as in MySQL, in place; other nodes stay as they are.
 
     Raises:
@@ -54,7 +54,7 @@ def compare(node: exp.Expr, finder: KindFinder) -> None:
         raise unsupported("LIKE and REGEXP of bytes")  # SQLite's operators do not see the collation
 
 
-def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
+def take_arguments(node: exp.Expr, finder: TypeInference) -> None:
     # MySQL takes decimals as texts with all digits, and dates as numbers.
     for condition in _conditions(node):
         _take(condition, "n", finder)
@@ -65,7 +65,7 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
             raise unsupported(f"{_name(node)} of these arguments")
         if isinstance(node, exp.Round) and as_number(finder.kind(node.this)) == DOUBLE:
             digits = node.args.get("decimals")
-            node.replace(call("round_double", node.this, *([digits] if digits else [])))
+            node.replace(anonymous_call("round_double", node.this, *([digits] if digits else [])))
         elif isinstance(node, exp.Sum | exp.Avg) and finder.kind(node.this) == TEXT:
             inner = node.this.unnest()
             if isinstance(inner, exp.Cast) or inner.name.lower() == "date_format":
@@ -73,9 +73,9 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
             if isinstance(node, exp.Sum):
                 put(node.this, as_double)  # SQLite would add whole numbers as such
         if isinstance(node, exp.Anonymous) and node.name.lower() == "format" and finder.kind(values[0]) == DOUBLE:
-            put(values[0], lambda value: call("round_double", value, values[1].copy()))
+            put(values[0], lambda value: anonymous_call("round_double", value, values[1].copy()))
         elif isinstance(node, _SHIFTS) and finder.kind(node.this) == TEXT:
-            put(node.this, lambda value: call("date_alone", value))
+            put(node.this, lambda value: anonymous_call("date_alone", value))
         for place, value in enumerate(values):
             if isinstance(value.unnest(), exp.Exists):
                 raise unsupported("EXISTS as an argument")  # bytes for MariaDB
@@ -97,7 +97,7 @@ def take_arguments(node: exp.Expr, finder: KindFinder) -> None:
             if common == TEXT:
                 _take(value, "s", finder)
             elif common == DATETIME and kind == DATE:
-                put(value, lambda value: call("datetime_of", value))
+                put(value, lambda value: anonymous_call("datetime_of", value))
     if finder.is_strict and isinstance(node, _DIVISIONS) and not _is_number(node.expression, nonzero=True):
         raise unsupported("a change that divides by anything but a constant")  # MySQL ends it at a zero (1365)
 
@@ -106,19 +106,19 @@ def _name(node: exp.Expr) -> str:
     return (node.name if isinstance(node, exp.Anonymous) else node.key).upper()
 
 
-def _take_cast(node: exp.Cast, finder: KindFinder) -> None:
+def _take_cast(node: exp.Cast, finder: TypeInference) -> None:
     kind = finder.kind(node.this)
     if node.to.is_type(*exp.DataType.TEXT_TYPES):
         _take(node.this, "s", finder)
     elif node.to.is_type(*exp.DataType.NUMERIC_TYPES):
         _take(node.this, "n", finder)
         if kind == DOUBLE and node.to.is_type(*exp.DataType.INTEGER_TYPES):
-            put(node.this, lambda value: call("round_double", value))
+            put(node.this, lambda value: anonymous_call("round_double", value))
     elif node.to.is_type(*exp.DataType.TEMPORAL_TYPES):
         _take(node.this, "d", finder)
 
 
-def _same_kinds(union: exp.SetOperation, finder: KindFinder) -> None:
+def _same_kinds(union: exp.SetOperation, finder: TypeInference) -> None:
     """Raises StatementError: one side has numbers where the other has texts or dates, which MySQL writes as texts."""
     sides = [finder.kinds_of(side) for side in (union.left.unnest(), union.right.unnest())]
     for pair in zip(*sides, strict=False):
@@ -136,33 +136,33 @@ def _conditions(node: exp.Expr) -> list[exp.Expr]:
     return [node.this] if truth or isinstance(node, _CONDITIONS) else []
 
 
-def _take(value: exp.Expr, context: str, finder: KindFinder) -> None:
+def _take(value: exp.Expr, context: str, finder: TypeInference) -> None:
     kind = finder.kind(value)
     if kind is None or kind == NULL:
         return
     if context == "n":
         _refuse_words(value, kind, finder)
         if kind.is_temporal:
-            put(value, lambda value: call("temporal_number", value))
+            put(value, lambda value: anonymous_call("temporal_number", value))
     elif context == "d":
         if kind.is_number:
             raise unsupported("a number as a date")
         if kind == TEXT and finder.is_strict and not isinstance(value, exp.Literal):
             raise unsupported("a text as a date in a change")  # MySQL ends it where it is none (1292)
     elif kind.is_number and (context == "s" or (context == "t" and kind != INT)):
-        put(value, lambda value: as_text(value, kind))
+        put(value, lambda value: cast_to_text(value, kind))
 
 
-def as_text(value: exp.Expr, kind: Kind) -> exp.Expr:
+def cast_to_text(value: exp.Expr, kind: SqlType) -> exp.Expr:
     digits = [exp.Literal.number(kind.scale)] if kind.name == "decimal" or kind.scale else []
-    return call("as_text", value, *digits)
+    return anonymous_call("as_text", value, *digits)
 
 
 def as_double(value: exp.Expr) -> exp.Cast:
     return exp.Cast(this=value, to=exp.DataType.build("double"))
 
 
-def _refuse_words(value: exp.Expr, kind: Kind, finder: KindFinder) -> None:
+def _refuse_words(value: exp.Expr, kind: SqlType, finder: TypeInference) -> None:
     """Raises StatementError: MySQL's servers differ over such a text as a number, or may end the change (1292)."""
     value = value.unnest()
     if kind != TEXT:
@@ -181,11 +181,11 @@ def _is_number(value: exp.Expr, *, nonzero: bool = False) -> bool:
 # Ways -----------------------------------------------------------------------------------------------------------------
 
 
-def _sort(kind: Kind) -> str:
+def _sort(kind: SqlType) -> str:
     return "number" if kind.is_number else "date" if kind.is_temporal else "text"
 
 
-def _way(left: Kind | None, others: Sequence[Kind | None]) -> Way:
+def _way(left: SqlType | None, others: Sequence[SqlType | None]) -> Way:
     """How MySQL compares a value with others.
 
     Raises:
@@ -207,35 +207,35 @@ def _way(left: Kind | None, others: Sequence[Kind | None]) -> Way:
     raise unsupported("a comparison of dates with numbers, or of a text with several types")
 
 
-def _as(way: Way, value: exp.Expr, kind: Kind | None, finder: KindFinder) -> exp.Expr:
+def _as(way: Way, value: exp.Expr, kind: SqlType | None, finder: TypeInference) -> exp.Expr:
     if kind is None or kind == NULL or way in "t-":
         return value
     if way == "n":
         return _number(value, kind, finder)
     if isinstance(value, exp.Literal) and moment(value.name) is None:
         raise StatementError(f"1525 (HY000): Incorrect DATETIME value: '{value.name[:80]}'")
-    return call("moment_of", value)
+    return anonymous_call("moment_of", value)
 
 
-def _number(value: exp.Expr, kind: Kind, finder: KindFinder) -> exp.Expr:
+def _number(value: exp.Expr, kind: SqlType, finder: TypeInference) -> exp.Expr:
     if kind == TEXT:
         _refuse_words(value, kind, finder)
         return as_double(value)
     return _exact(value, kind)
 
 
-def _exact(value: exp.Expr, kind: Kind | None) -> exp.Expr:
+def _exact(value: exp.Expr, kind: SqlType | None) -> exp.Expr:
     """A decimal as MySQL computes it: doubles miss it by a last digit, so that 0.1 + 0.2 would not be 0.3."""
     inner = value.unnest()
     if kind is not None and kind.name == "decimal" and not isinstance(inner, exp.Column | exp.Literal | exp.Neg):
         exact = inner.find(exp.Div, exp.Avg, exp.Subquery) is None
-        return call(
+        return anonymous_call(
             "mysql_round", value, exp.Literal.number(kind.scale if exact else max(kind.scale, _QUOTIENT_DIGITS))
         )
     return value
 
 
-def _compare_two(node: exp.Expr, finder: KindFinder) -> None:
+def _compare_two(node: exp.Expr, finder: TypeInference) -> None:
     if any(isinstance(side, COMPARISONS) for side in (node.this, node.expression)):  # SQLite binds some more tightly
         raise unsupported("comparisons in a row without parentheses")
     for side in (node.this, node.expression):
@@ -258,7 +258,7 @@ def _compare_two(node: exp.Expr, finder: KindFinder) -> None:
         _compare_all(left, [right], finder)
 
 
-def _compare_all(left: exp.Expr, others: Sequence[exp.Expr], finder: KindFinder) -> None:
+def _compare_all(left: exp.Expr, others: Sequence[exp.Expr], finder: TypeInference) -> None:
     """Make a value and those that it is compared with, in place, into what compares in one way."""
     values = [left, *others]
     kinds = [finder.kind(value) for value in values]
@@ -280,7 +280,7 @@ def _as_doubles(values: Sequence[exp.Expr]) -> None:
             value.set("this", repr(float(value.name)))
 
 
-def _compare_list(node: exp.In, finder: KindFinder) -> None:
+def _compare_list(node: exp.In, finder: TypeInference) -> None:
     query = node.args.get("query")
     if query is not None:
         query.set("this", query.unnest())  # SQLite takes a sub-query in two parentheses for a value
@@ -295,7 +295,7 @@ def _compare_list(node: exp.In, finder: KindFinder) -> None:
         _compare_all(node.this, node.expressions, finder)
 
 
-def _compare_query(node: exp.In, query: exp.Expr, finder: KindFinder) -> None:
+def _compare_query(node: exp.In, query: exp.Expr, finder: TypeInference) -> None:
     inner = query.unnest()
     kinds = finder.kinds_of(inner) if isinstance(inner, exp.Query) else ()
     lefts = list(node.this.expressions) if isinstance(node.this, exp.Tuple) else [node.this]
@@ -312,7 +312,7 @@ def _compare_query(node: exp.In, query: exp.Expr, finder: KindFinder) -> None:
             raise unsupported("IN a query of another type")
 
 
-def _null_if(node: exp.Nullif, finder: KindFinder) -> None:
+def _null_if(node: exp.Nullif, finder: TypeInference) -> None:
     kinds = [finder.kind(value) for value in (node.this, node.args["expression"])]
     if kinds[0] != kinds[1] or kinds[0] not in (TEXT, INT):
         raise unsupported("NULLIF of two types")
@@ -331,7 +331,7 @@ def is_binary(value: exp.Expr) -> bool:
     return isinstance(value, exp.Collate) and value.expression.name.lower().endswith(("_bin", "binary"))
 
 
-def _collate(left: exp.Expr, sides: Sequence[exp.Expr], finder: KindFinder) -> None:
+def _collate(left: exp.Expr, sides: Sequence[exp.Expr], finder: TypeInference) -> None:
     """Compare without regard to case and accents, unless a side has a collation of its own."""
     own = any(isinstance(side.unnest(), exp.Collate | exp.Tuple) or is_binary(side) for side in sides)
     if not own and not any(isinstance(side, exp.Column) and not finder.is_computed(side) for side in sides):

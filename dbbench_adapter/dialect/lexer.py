@@ -32,7 +32,7 @@ _EMPTY_CALL = re.compile(rf"(?:{_BLANK})*+\((?:{_BLANK})*+\)", re.VERBOSE | re.D
 TokenKind = Literal["executable", "blank", "name", "text", "word", "unclosed", "sign"]
 
 
-class Token(NamedTuple):
+class MySqlToken(NamedTuple):
     """Part of a text as the server's lexer sees it.
 
     `word` is unquoted, `name` is in backquotes, `text` is in quotes, and `blank` is a comment or blanks. `executable`
@@ -52,11 +52,11 @@ class Token(NamedTuple):
         return self.text[1:-1].replace("``", "`").lower() if self.kind == "name" else None
 
 
-def tokens(sql: str, *, blanks: bool = True) -> Iterator[Token]:
+def tokens(sql: str, *, blanks: bool = True) -> Iterator[MySqlToken]:
     """Yield the tokens of a text, whose joined texts are the text again; without `blanks`, only tokens of code."""
     for match in _TOKEN.finditer(sql):
         if blanks or match.lastgroup != "blank":
-            yield Token(match.lastgroup, match.group(), match.start())  # pyright: ignore[reportArgumentType]
+            yield MySqlToken(match.lastgroup, match.group(), match.start())  # pyright: ignore[reportArgumentType]
 
 
 def leading_words(sql: str, count: int) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dbbench_adapter.clock import check
+from dbbench_adapter.statement_clock import check_deadline
 
 # One statement may have at most this many tables; each use of a CTE counts the tables inside it.
 MAX_TABLES = 200
@@ -18,7 +18,7 @@ MAX_EXPANSION = 20_000
 MAX_WRITTEN = 200_000
 
 
-def blows_up(tree: exp.Expr) -> bool:
+def exceeds_limits(tree: exp.Expr) -> bool:
     """Raises StatementTimeout: the statement's time is up."""
     if not tree.find(exp.Subquery, exp.CTE):
         return False
@@ -48,7 +48,7 @@ class _Sizes:
 
     def tables(self, node: exp.Expr) -> int:
         if id(node) not in self._tables:
-            check()
+            check_deadline()
             self._tables[id(node)] = 1
             names = [table.name for table in node.find_all(exp.Table)]
             names += [column.name for found in node.find_all(exp.In) if (column := found.args.get("field"))]
@@ -73,7 +73,7 @@ class _Sizes:
         """Record the width of the widest SELECT at or below each node, including the CTEs that the node names."""
         if id(root) in self._widest:
             return
-        check()
+        check_deadline()
         self._widest[id(root)] = 1  # inside itself a recursive CTE has this width
         nodes = root.walk(prune=lambda node: node is not root and id(node) in self._widest)
         for node in reversed(list(nodes)):

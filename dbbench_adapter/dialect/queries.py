@@ -18,15 +18,22 @@ from sqlglot import exp
 
 from dbbench_adapter.dialect.allowed_sql import aggregates
 from dbbench_adapter.dialect.comparisons import collated, put
-from dbbench_adapter.dialect.kind_finder import KindFinder
-from dbbench_adapter.dialect.syntax import StatementError, call, nodes_of, read_through, unparenthesised, unsupported
+from dbbench_adapter.dialect.syntax import (
+    StatementError,
+    anonymous_call,
+    nodes_of,
+    read_through,
+    unparenthesised,
+    unsupported,
+)
+from dbbench_adapter.dialect.type_inference import TypeInference
 
 # The nodes that `collate_computed` accepts.
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)
 _HAVE_THEIR_OWN = (exp.Column, exp.Collate, exp.Star, exp.Null, exp.Boolean, exp.Tuple, exp.Subquery, exp.Query)
 
 
-def collate_computed(node: exp.Expr, finder: KindFinder) -> None:
+def collate_computed(node: exp.Expr, finder: TypeInference) -> None:
     if isinstance(node, exp.Select):
         if node.parent is not None or node.args.get("distinct") or node.args.get("group") or node.args.get("order"):
             for item in node.expressions:
@@ -48,12 +55,12 @@ def collate_computed(node: exp.Expr, finder: KindFinder) -> None:
         _collate(node.this, finder)
 
 
-def _collate_key(key: exp.Expr, finder: KindFinder) -> None:
+def _collate_key(key: exp.Expr, finder: TypeInference) -> None:
     if not isinstance(key, exp.Literal):  # a literal is a position
         _collate(key, finder)
 
 
-def _collate(value: exp.Expr, finder: KindFinder) -> None:
+def _collate(value: exp.Expr, finder: TypeInference) -> None:
     kind = finder.kind(value)
     binary = isinstance(value, exp.Cast) and value.to.this == exp.DType.BINARY
     of_bytes = kind is not None and kind.is_number
@@ -108,7 +115,7 @@ def scalar_queries(nodes: Iterable[exp.Expr]) -> list[exp.Subquery]:
     ]
 
 
-def allow_one_row(query: exp.Subquery, finder: KindFinder) -> None:
+def allow_one_row(query: exp.Subquery, finder: TypeInference) -> None:
     """Change a sub-query, in place, so that a second row ends the statement.
 
     Raises:
@@ -118,7 +125,7 @@ def allow_one_row(query: exp.Subquery, finder: KindFinder) -> None:
     if len(finder.kinds_of(inner)) > 1:
         raise StatementError("1241 (21000): Operand should contain 1 column(s)")
     if _may_have_more(inner):
-        query.set("this", read_through(inner, "only_rows", ["only"], [call("only_row", exp.column("only"))]))
+        query.set("this", read_through(inner, "only_rows", ["only"], [anonymous_call("only_row", exp.column("only"))]))
 
 
 def _may_have_more(query: exp.Expr) -> bool:

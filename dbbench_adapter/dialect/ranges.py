@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from sqlglot import exp
 
-from dbbench_adapter.clock import check
 from dbbench_adapter.dialect.comparisons import put
-from dbbench_adapter.dialect.kind_finder import KindFinder
-from dbbench_adapter.dialect.kinds import DOUBLE, INT, integer_range
-from dbbench_adapter.dialect.syntax import call
+from dbbench_adapter.dialect.sql_types import DOUBLE, INT, integer_range
+from dbbench_adapter.dialect.syntax import anonymous_call
+from dbbench_adapter.dialect.type_inference import TypeInference
+from dbbench_adapter.statement_clock import check_deadline
 
 _SUMS = (exp.Add, exp.Sub, exp.Mul)
 _GUARDED = (*_SUMS, exp.Div, exp.IntDiv, exp.Neg)
@@ -22,11 +22,11 @@ _BEYOND = 2**63
 _ROWS, _DATES = 2**40, 10**15
 
 
-def guards(nodes: Sequence[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr, str]]:
+def guards(nodes: Sequence[exp.Expr], finder: TypeInference) -> list[tuple[exp.Expr, str]]:
     found: dict[int, str] = {}
     guarded = []
     for node in nodes:  # parents come first
-        check()
+        check_deadline()
         name = _guard(node, finder) if isinstance(node, _GUARDED) else None
         if name is None:
             continue
@@ -39,18 +39,18 @@ def guards(nodes: Sequence[exp.Expr], finder: KindFinder) -> list[tuple[exp.Expr
     return guarded
 
 
-def guard(node: exp.Expr, name: str) -> None:
-    put(node, lambda value: call(name, value))
+def wrap_in_call(node: exp.Expr, name: str) -> None:
+    put(node, lambda value: anonymous_call(name, value))
 
 
-def _guard(node: exp.Expr, finder: KindFinder) -> str | None:
+def _guard(node: exp.Expr, finder: TypeInference) -> str | None:
     kind = finder.kind(node)
     if kind == INT:
         return "in_bigint" if not isinstance(node, exp.IntDiv) and _bound(node, finder) >= _BEYOND else None
     return "in_double" if kind is not None and kind.name == DOUBLE.name and not isinstance(node, exp.Neg) else None
 
 
-def _bound(node: exp.Expr, finder: KindFinder) -> int:
+def _bound(node: exp.Expr, finder: TypeInference) -> int:
     match node:
         case exp.Literal():
             return int(node.name)
@@ -67,7 +67,7 @@ def _bound(node: exp.Expr, finder: KindFinder) -> int:
     return 1 if isinstance(node, exp.Predicate | exp.Boolean) else _BEYOND
 
 
-def _column_bound(node: exp.Column, finder: KindFinder) -> int:
+def _column_bound(node: exp.Column, finder: TypeInference) -> int:
     kind = finder.kind(node)
     if kind is not None and kind.is_temporal:
         return _DATES

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dbbench_adapter.clock import check
-from dbbench_adapter.dialect.comparisons import as_text, compare, take_arguments
-from dbbench_adapter.dialect.kind_finder import KindFinder
-from dbbench_adapter.dialect.kinds import mysql_type, sqlite_type
+from dbbench_adapter.dialect.comparisons import cast_to_text, compare_as_mysql, take_arguments
 from dbbench_adapter.dialect.queries import COLLATING, allow_one_row, collate_computed, order_groups, scalar_queries
-from dbbench_adapter.dialect.ranges import guard, guards
-from dbbench_adapter.dialect.stored import store, stored_default
-from dbbench_adapter.dialect.syntax import COLLATION, StatementError, as_table, call, syntax_error, unsupported
+from dbbench_adapter.dialect.ranges import guards, wrap_in_call
+from dbbench_adapter.dialect.sql_types import mysql_type, sqlite_type
+from dbbench_adapter.dialect.stored_values import store, stored_default
+from dbbench_adapter.dialect.syntax import (
+    COLLATION,
+    StatementError,
+    anonymous_call,
+    as_table,
+    syntax_error,
+    unsupported,
+)
+from dbbench_adapter.dialect.type_inference import TypeInference
+from dbbench_adapter.statement_clock import check_deadline
 
 # Half of a statement's nodes; nothing below changes them for what they are.
 _LEAVES = frozenset([exp.Identifier, exp.Column, exp.Table, exp.Literal, exp.Star])
@@ -45,7 +52,7 @@ def shift_dates(tree: exp.Expr) -> None:
             raise unsupported(f"INTERVAL ... {shift.text('unit').upper()}")
 
 
-def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.Expr:
+def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: TypeInference) -> exp.Expr:
     """Change the tree for SQLite, mostly in place, and return its root.
 
     Raises:
@@ -55,26 +62,26 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     nodes = [node for node in nodes if type(node) not in _LEAVES]
     scalar, guarded = scalar_queries(nodes), guards(nodes, finder)
     for node in nodes:
-        check()
+        check_deadline()
         take_arguments(node, finder)
         if isinstance(node, exp.Count) and isinstance(node.this, exp.Distinct) and len(node.this.expressions) > 1:
-            node.this.set("expressions", [call("distinct_key", *node.this.expressions)])
+            node.this.set("expressions", [anonymous_call("distinct_key", *node.this.expressions)])
     for node in nodes:
         if isinstance(node, COLLATING):
             collate_computed(node, finder)
         elif isinstance(node, exp.GroupConcat):
             node.replace(_group_concat(node, finder))
     for node in reversed(nodes):  # what contains a comparison sees what it became
-        check()
+        check_deadline()
         if id(node) not in assignments:
-            compare(node, finder)
+            compare_as_mysql(node, finder)
     if isinstance(tree, exp.Insert):
         _default_is_null(tree)
     store(tree, finder)
     if any(isinstance(node, exp.Group) for node in nodes):
         order_groups(tree)
     for node, name in guarded:
-        guard(node, name)
+        wrap_in_call(node, name)
     for query in scalar:
         allow_one_row(query, finder)
     for union in (node for node in nodes if isinstance(node, exp.Union)):
@@ -157,7 +164,7 @@ def _default_is_null(tree: exp.Insert) -> None:
                     cell.replace(exp.Null())
 
 
-def _refuse_or_rename(tree: exp.Alter, finder: KindFinder) -> None:
+def _refuse_or_rename(tree: exp.Alter, finder: TypeInference) -> None:
     """Turn CHANGE into SQLite's RENAME COLUMN, which keeps the column's type, in place.
 
     Raises:
@@ -176,7 +183,7 @@ def _refuse_or_rename(tree: exp.Alter, finder: KindFinder) -> None:
         tree.set("actions", [exp.RenameColumn(this=exp.column(old.name), to=exp.column(new.name))])
 
 
-def _group_concat(node: exp.GroupConcat, finder: KindFinder) -> exp.Expr:
+def _group_concat(node: exp.GroupConcat, finder: TypeInference) -> exp.Expr:
     """Turn GROUP_CONCAT into our `mysql_group_concat(distinct, separator, directions, value, sort keys...)`.
 
     Raises:
@@ -196,11 +203,11 @@ def _group_concat(node: exp.GroupConcat, finder: KindFinder) -> exp.Expr:
     if kind is None and finder.knows_columns(value):
         raise unsupported("GROUP_CONCAT of a value of unknown type")
     if kind is not None and kind.is_number and kind.scale:
-        value = as_text(value, kind)
+        value = cast_to_text(value, kind)
     directions = "".join("-" if item.args.get("desc") else "+" for item in order or [])
     separator = node.args.get("separator") or exp.Literal.string(",")
     options = exp.Literal.number(int(distinct)), separator, exp.Literal.string(directions)
-    return call("mysql_group_concat", *options, value, *(item.this for item in order or []))
+    return anonymous_call("mysql_group_concat", *options, value, *(item.this for item in order or []))
 
 
 def _sqlite_update(tree: exp.Update) -> exp.Expr:

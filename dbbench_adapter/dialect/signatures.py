@@ -13,30 +13,30 @@ from typing import Protocol
 
 from sqlglot import exp
 
-from dbbench_adapter.dialect.kinds import (
+from dbbench_adapter.dialect.sql_types import (
     DATE,
     DATETIME,
     DOUBLE,
     INT,
     TEXT,
-    Kind,
+    SqlType,
     as_number,
-    common_kind,
+    common_type,
     quotient,
 )
 
 
 class Finder(Protocol):
-    def kind(self, node: exp.Expr | None) -> Kind | None: ...
+    def kind(self, node: exp.Expr | None) -> SqlType | None: ...
 
 
 Values = Sequence[exp.Expr]
-Rule = Callable[[Finder, Values], Kind | None]
+Rule = Callable[[Finder, Values], SqlType | None]
 
 
 @dataclass(frozen=True)
 class Signature:
-    result: Kind | Rule
+    result: SqlType | Rule
     takes: str = "."
     """For each argument, the last one standing for all others too: `t` as a text with the digits of a decimal,
     `s` as a text whatever it is, `n` as a number, `d` as a date, `.` as it is."""
@@ -44,8 +44,8 @@ class Signature:
     def taken(self, place: int) -> str:
         return self.takes[min(place, len(self.takes) - 1)]
 
-    def kind(self, finder: Finder, values: Values) -> Kind | None:
-        return self.result if isinstance(self.result, Kind) else self.result(finder, values)
+    def kind(self, finder: Finder, values: Values) -> SqlType | None:
+        return self.result if isinstance(self.result, SqlType) else self.result(finder, values)
 
 
 _MORE = 99
@@ -53,88 +53,88 @@ _MORE = 99
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
-def _decimal(_: Finder, values: Values) -> Kind | None:
-    return Kind("decimal", int(values[1].name))
+def _decimal(_: Finder, values: Values) -> SqlType | None:
+    return SqlType("decimal", int(values[1].name))
 
 
-def _first(finder: Finder, values: Values) -> Kind | None:
+def _first(finder: Finder, values: Values) -> SqlType | None:
     return finder.kind(values[0]) if values else None
 
 
-def _number(finder: Finder, values: Values) -> Kind | None:
+def _number(finder: Finder, values: Values) -> SqlType | None:
     return as_number(_first(finder, values))
 
 
-def _of_no_date(finder: Finder, values: Values) -> Kind | None:
+def _of_no_date(finder: Finder, values: Values) -> SqlType | None:
     inner = _first(finder, values)
     return None if inner is not None and inner.is_temporal else as_number(inner)
 
 
-def _whole(finder: Finder, values: Values) -> Kind | None:
+def _whole(finder: Finder, values: Values) -> SqlType | None:
     """CEIL and FLOOR: a BIGINT of an exact number, a double of a text."""
     inner = _of_no_date(finder, values)
     return inner and (INT if inner.is_exact else DOUBLE)
 
 
-def _rounded(finder: Finder, values: Values) -> Kind | None:
+def _rounded(finder: Finder, values: Values) -> SqlType | None:
     inner, digits = _of_no_date(finder, values), values[1] if len(values) > 1 else exp.Literal.number(0)
     if inner is None or inner == INT:
         return inner
     if inner.name != "decimal":
-        return Kind("double", int(digits.name) if isinstance(digits, exp.Literal) and digits.is_int else 0)
+        return SqlType("double", int(digits.name) if isinstance(digits, exp.Literal) and digits.is_int else 0)
     if isinstance(digits, exp.Neg):
-        return Kind("decimal", 0)
+        return SqlType("decimal", 0)
     scale = int(digits.name) if isinstance(digits, exp.Literal) and digits.is_int else _MORE
-    return Kind("decimal", scale) if scale <= inner.scale else None  # MySQL 8 adds no digits, MariaDB does
+    return SqlType("decimal", scale) if scale <= inner.scale else None  # MySQL 8 adds no digits, MariaDB does
 
 
-def _exact_or_full(finder: Finder, values: Values) -> Kind | None:
+def _exact_or_full(finder: Finder, values: Values) -> SqlType | None:
     inner = _number(finder, values)
     return None if inner is not None and inner.name == "double" and inner.scale else inner  # MariaDB rounds its sums
 
 
-def _sum(finder: Finder, values: Values) -> Kind | None:
+def _sum(finder: Finder, values: Values) -> SqlType | None:
     inner = _exact_or_full(finder, values)
-    return inner and (Kind("decimal", inner.scale) if inner.is_exact else DOUBLE)
+    return inner and (SqlType("decimal", inner.scale) if inner.is_exact else DOUBLE)
 
 
-def _average(finder: Finder, values: Values) -> Kind | None:
+def _average(finder: Finder, values: Values) -> SqlType | None:
     inner = _exact_or_full(finder, values)
     return inner and quotient(inner, INT)
 
 
-def _modulo(finder: Finder, values: Values) -> Kind | None:
+def _modulo(finder: Finder, values: Values) -> SqlType | None:
     left, right = (as_number(finder.kind(value)) for value in values[:2])
     if left is None or right is None:
         return None
     if not (left.is_exact and right.is_exact):
         return DOUBLE
-    return INT if left == right == INT else Kind("decimal", max(left.scale, right.scale))
+    return INT if left == right == INT else SqlType("decimal", max(left.scale, right.scale))
 
 
-def _common(finder: Finder, values: Values) -> Kind | None:
-    return common_kind([finder.kind(value) for value in values])
+def _common(finder: Finder, values: Values) -> SqlType | None:
+    return common_type([finder.kind(value) for value in values])
 
 
-def _of_text(finder: Finder, values: Values) -> Kind | None:
+def _of_text(finder: Finder, values: Values) -> SqlType | None:
     return TEXT if _first(finder, values) == TEXT else None
 
 
-def _compared(finder: Finder, values: Values) -> Kind | None:
+def _compared(finder: Finder, values: Values) -> SqlType | None:
     """FIELD, of texts alone or numbers alone."""
     kinds = [finder.kind(value) for value in values]
     alike = all(kind == TEXT for kind in kinds) or all(kind is not None and kind.is_number for kind in kinds)
     return INT if alike else None
 
 
-def _extreme(finder: Finder, values: Values) -> Kind | None:
+def _extreme(finder: Finder, values: Values) -> SqlType | None:
     """GREATEST and LEAST, of one kind: of several the servers choose in different ways."""
     kinds = {finder.kind(value) for value in values}
     alike = len(kinds) == 1 and kinds <= {INT, DOUBLE, TEXT}
     return next(iter(kinds)) if alike else None
 
 
-def _shifted(finder: Finder, values: Values) -> Kind | None:
+def _shifted(finder: Finder, values: Values) -> SqlType | None:
     """DATE_ADD: a date stays one unless hours or less are added; with hours, the servers write a text differently."""
     inner = _first(finder, values)
     days = (values[2].name.upper() if len(values) > 2 else "DAY") in ("DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
@@ -146,7 +146,7 @@ def _shifted(finder: Finder, values: Values) -> Kind | None:
 _DAY_SPECIFIERS, _TIME_SPECIFIERS = frozenset("cdebMmYy"), frozenset("HhIiklprSsT")
 
 
-def _read_date(_: Finder, values: Values) -> Kind | None:
+def _read_date(_: Finder, values: Values) -> SqlType | None:
     """STR_TO_DATE: a constant format with a whole date in it decides."""
     form = values[1] if len(values) > 1 else None
     specifiers = set(re.findall(r"%(.)", form.name)) if isinstance(form, exp.Literal) else set[str]()
@@ -156,7 +156,7 @@ def _read_date(_: Finder, values: Values) -> Kind | None:
     return DATETIME if specifiers & _TIME_SPECIFIERS else DATE
 
 
-def _listed(names: str, result: Kind | Rule, takes: str = ".") -> dict[str, Signature]:
+def _listed(names: str, result: SqlType | Rule, takes: str = ".") -> dict[str, Signature]:
     return dict.fromkeys(names.split(), Signature(result, takes))
 
 

@@ -16,11 +16,11 @@ from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
-from dbbench_adapter.clock import check, left_out
 from dbbench_adapter.dialect.functions import FUNCTIONS
-from dbbench_adapter.dialect.kinds import sqlite_type
 from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.dialect.signatures import NODES
+from dbbench_adapter.dialect.sql_types import sqlite_type
+from dbbench_adapter.statement_clock import check_deadline, left_out
 
 COLLATION = "mysql_ci"
 # A longer statement is refused; this many characters take at most 0.7 s to parse and print (measured).
@@ -91,7 +91,7 @@ class _AgentMySQL(MySQL):
 
         def _retreat(self, index: int) -> None:
             if index != self._index:  # most calls go nowhere
-                check()
+                check_deadline()
                 super()._retreat(index)
 
         def _parse_table_part(self, schema: bool = False) -> exp.Expr | None:
@@ -188,7 +188,7 @@ class MysqlOnSqlite(SQLite):
 _READER, _PRINTER = _AgentMySQL(), MysqlOnSqlite()
 
 
-def parse(sql: str) -> list[exp.Expr | None]:
+def parse_statements(sql: str) -> list[exp.Expr | None]:
     """
     Raises:
         RecursionError: the text is nested too deeply.
@@ -221,7 +221,7 @@ def parse_one(sql: str) -> exp.Expr:
     elif _COMMA_FROM.search(sql) and _COMMA_FROM.search(_bare_code(sql)):
         raise syntax_error(_COMMA_FROM.split(sql, maxsplit=1)[1])
     try:
-        trees = [tree for tree in parse(sql) if tree is not None]
+        trees = [tree for tree in parse_statements(sql) if tree is not None]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         raise syntax_error(f"{first.get('highlight') or ''}{first.get('end_context') or ''}") from None
@@ -271,7 +271,7 @@ def nodes_of(tree: exp.Expr) -> list[exp.Expr]:
     return found
 
 
-def call(name: str, *values: Any) -> exp.Anonymous:
+def anonymous_call(name: str, *values: Any) -> exp.Anonymous:
     return exp.Anonymous(this=name, expressions=list(values))
 
 

@@ -14,7 +14,6 @@ from typing import Literal
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from dbbench_adapter.clock import Refused
 from dbbench_adapter.dialect.allowed_sql import (
     refuse,
     refuse_definitions,
@@ -24,10 +23,9 @@ from dbbench_adapter.dialect.allowed_sql import (
     refuse_untranslated,
     settle_numbers,
 )
-from dbbench_adapter.dialect.kind_finder import KindFinder
-from dbbench_adapter.dialect.kinds import INT, TEXT, Columns, Kind, TableColumn
-from dbbench_adapter.dialect.limits import blows_up
+from dbbench_adapter.dialect.limits import exceeds_limits
 from dbbench_adapter.dialect.rewrites import SHIFTED, name_new_values, rewritten, shift_dates
+from dbbench_adapter.dialect.sql_types import INT, TEXT, Columns, SqlType, TableColumn
 from dbbench_adapter.dialect.syntax import (
     StatementError,
     nodes_of,
@@ -39,6 +37,8 @@ from dbbench_adapter.dialect.syntax import (
     unparenthesised,
     unsupported,
 )
+from dbbench_adapter.dialect.type_inference import TypeInference
+from dbbench_adapter.statement_clock import Refused
 
 _CACHED_CHARS = 2_000
 
@@ -62,7 +62,7 @@ class Statement:
     """The table that `columns` and `index` name, or the pattern of `tables`."""
     sorts: bool = False
     """Whether SQLite may have to sort."""
-    kinds: tuple[Kind | None, ...] = ()
+    kinds: tuple[SqlType | None, ...] = ()
     """MySQL's type of each result column; empty for what is no query."""
 
 
@@ -115,10 +115,10 @@ def _translated(sql: str, columns: Columns, strict: bool) -> Statement:
         columns += _CATALOGUE_COLUMNS
     tables = _named_tables(tree, nodes)
     sorts = any(_sorts(node) for node in nodes)
-    if any(isinstance(node, _NESTED) for node in nodes) and blows_up(tree):
+    if any(isinstance(node, _NESTED) for node in nodes) and exceeds_limits(tree):
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
     changes = isinstance(tree, exp.Insert | exp.Update | exp.Delete)
-    finder = KindFinder(nodes, columns, is_strict=strict and changes)
+    finder = TypeInference(nodes, columns, is_strict=strict and changes)
     refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
     refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
     kinds = finder.kinds_of(tree) if isinstance(tree, exp.Query) else ()

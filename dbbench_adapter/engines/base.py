@@ -132,18 +132,18 @@ class Backend(AbstractContextManager["Backend"], Protocol):
         self.close()
 
 
-def num_chars(row: Iterable[Any], *, other: int = 1) -> int:
+def row_chars(row: Iterable[Any], *, other: int = 1) -> int:
     """The characters of a row's texts and bytes; any other cell counts as `other`."""
     return sum([len(cell) if isinstance(cell, _TEXTS) else other for cell in row])
 
 
 def first_rows(rows: Iterable[Row], max_rows: int, max_chars: int, *, other: int = 1) -> tuple[Row, ...]:
-    """The rows up to the one that reaches a limit (`num_chars`)."""
+    """The rows up to the one that reaches a limit (`row_chars`)."""
     found: list[Row] = []
     chars = 0
     for row in rows:
         found.append(row)
-        chars += num_chars(row, other=other)
+        chars += row_chars(row, other=other)
         if len(found) >= max_rows or chars > max_chars:
             break
     return tuple(found)
@@ -155,7 +155,7 @@ def json_cell(cell: Any) -> Any:
     return cell.hex() if isinstance(cell, bytes) else cell
 
 
-def quoted(name: str) -> str:
+def backquoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -43,7 +43,7 @@ class TableInfo:
     """What a name stands in; backquotes stand around every name, since MySQL's versions differ in their keywords."""
 
 
-def said_unreadable(unreadable: Mapping[str, str]) -> str:
+def format_unreadable(unreadable: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in unreadable.items())
 
 
@@ -85,7 +85,7 @@ class Change:
 Changes = Mapping[str, Change]
 
 
-class Token(Protocol):
+class TokenLike(Protocol):
     @property
     def kind(self) -> str:
         """`blank` for blanks and comments; the other kinds are the engine's own."""
@@ -204,7 +204,7 @@ class Engine(ABC):
     """The decimals of an average, if the engine rounds it."""
 
     @abstractmethod
-    def tokens(self, sql: str) -> Iterator[Token]: ...
+    def tokens(self, sql: str) -> Iterator[TokenLike]: ...
 
     def statements(self, sql: str) -> list[str]:
         """An engine that only reads runs one statement, and refuses several."""

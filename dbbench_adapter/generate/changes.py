@@ -10,11 +10,11 @@ import random
 
 from dbbench_adapter.datatypes import Cell
 from dbbench_adapter.generate.conditions import Where, draw_where
-from dbbench_adapter.generate.phrases import PHRASES, listed
+from dbbench_adapter.generate.phrases import PHRASES, join_words
 from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.queries import (
-    Draft,
     Output,
+    QueryDraft,
     SortKey,
     both_decide,
     draw_cut,
@@ -27,7 +27,7 @@ from dbbench_adapter.generate.themes import Field, Scene, literal
 _ATTEMPTS = 12
 
 
-def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
+def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> QueryDraft:
     """Write an INSERT, UPDATE or DELETE of this plan.
 
     Raises:
@@ -52,10 +52,10 @@ def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
             rows="one" if count == 1 else f"{count} {scene.rows}",
         )
         question += f" {_then(rng, change, count)}" if change else ""
-        return Draft(plan.verb.upper(), question, f"{statement}{sql} {order_sql(keys)} LIMIT {count}")
+        return QueryDraft(plan.verb.upper(), question, f"{statement}{sql} {order_sql(keys)} LIMIT {count}")
     which = rng.choice([f"all {scene.rows}{words}", f"every {scene.row}{words}"])
     templates = _templates("updates", where) if change else PHRASES["deletes"]
-    return Draft(plan.verb.upper(), rng.choice(templates).format(which=which, change=change), f"{statement}{sql}")
+    return QueryDraft(plan.verb.upper(), rng.choice(templates).format(which=which, change=change), f"{statement}{sql}")
 
 
 def _templates(name: str, where: Where | None) -> list[str]:
@@ -67,21 +67,21 @@ def _then(rng: random.Random, change: str, count: int) -> str:
     return rng.choice(["The change for {}: {}.", "For {}, {}."]).format(which, change)
 
 
-def _insert(rng: random.Random, scene: Scene) -> Draft:
+def _insert(rng: random.Random, scene: Scene) -> QueryDraft:
     cells = dict(zip(scene.fields, scene.extra_row, strict=True))
     optional = [field for field in scene.fields if field.role not in ("key", "label")]
     left_out = rng.sample(optional, 1) if rng.random() < 0.25 else []
     given = {field: cell for field, cell in cells.items() if field not in left_out}
-    values = listed([f"{field.phrase} {literal(cell)}" for field, cell in given.items()])
+    values = join_words([f"{field.phrase} {literal(cell)}" for field, cell in given.items()])
     question = rng.choice(PHRASES["inserts"]).format(row=scene.row, values=values)
     if left_out:
         question += f" Its {left_out[0].phrase} is not known, so leave it NULL."
     columns = ", ".join(field.name for field in given)
     literals = ", ".join(literal(cell) for cell in given.values())
-    return Draft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) VALUES ({literals})")
+    return QueryDraft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) VALUES ({literals})")
 
 
-def _copy(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
+def _copy(rng: random.Random, scene: Scene, plan: Plan) -> QueryDraft:
     at = f"{scene.alias}." if plan.table_alias else ""
     where = _where(rng, scene, plan, at)
     assert where is not None, "a copy has conditions"
@@ -94,11 +94,11 @@ def _copy(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
         copied[field] = literal(value)
         words.append(f"the {field.phrase} is {literal(value)}")
     question = rng.choice(PHRASES["copies"]).format(
-        row=scene.row, rows=scene.rows, where=where.words, changes=listed(words)
+        row=scene.row, rows=scene.rows, where=where.words, changes=join_words(words)
     )
     columns = ", ".join(field.name for field in scene.fields)
     select = f"SELECT {', '.join(copied.values())} FROM {scene.source(at)} WHERE {where.sql}"
-    return Draft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) {select}")
+    return QueryDraft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) {select}")
 
 
 def _new_value(rng: random.Random, scene: Scene) -> tuple[Field, Cell]:
@@ -121,7 +121,7 @@ def _assignments(rng: random.Random, scene: Scene) -> tuple[str, str]:
             phrase, expression = f"set the {field.phrase} to {literal(value)}", literal(value)
         words.append(phrase)
         sql.append(f"{field.name} = {expression}")
-    return listed(words), ", ".join(sql)
+    return join_words(words), ", ".join(sql)
 
 
 def _shift(rng: random.Random, field: Field, scene: Scene) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from dbbench_adapter.generate.themes import Scene, read_data
 PHRASES = read_data("phrases")
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """`a`, `a and b` or `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
@@ -26,7 +26,7 @@ def rows(rng: random.Random, scene: Scene, where: Where | None, columns: str) ->
     return _filled(rng, templates, scene, where, columns=columns)
 
 
-def summary(rng: random.Random, scene: Scene, where: Where | None, columns: str, *, counts_only: bool) -> str:
+def summary_phrase(rng: random.Random, scene: Scene, where: Where | None, columns: str, *, counts_only: bool) -> str:
     return _filled(rng, PHRASES["counts" if counts_only else "summaries"], scene, where, columns=columns)
 
 
@@ -78,7 +78,7 @@ def tail(rng: random.Random, order: str, limit: int, skip: int) -> str:
     )
 
 
-def ended(text: str) -> str:
+def punctuate(text: str) -> str:
     """End the first sentence with a question mark if it asks, and the last one with its full stop."""
     first, stop, rest = text.partition(". ")
     mark = "?" if first.startswith(("What ", "Which ", "How many ")) else "."

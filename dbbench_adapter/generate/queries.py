@@ -23,7 +23,7 @@ _ATTEMPTS = 12
 
 
 @dataclass(frozen=True)
-class Draft:
+class QueryDraft:
     """Not yet run by a backend."""
 
     kind: str
@@ -61,7 +61,7 @@ class SortKey:
         return f"{self.output.name} {'DESC' if self.descending else 'ASC'}"
 
 
-def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
+def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> QueryDraft:
     """Write a SELECT of this plan.
 
     Raises:
@@ -80,8 +80,8 @@ def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
     if not plan.order and rng.random() < 0.3:
         outputs = _aliased(rng, scene, plan, _summaries(rng, scene, at, most=3))
         counts_only = [output.select_item for output in outputs] == ["COUNT(*)"]
-        opening = phrases.summary(rng, scene, where, _named(rng, outputs), counts_only=counts_only)
-        return Draft("SELECT", phrases.ended(opening), _select(outputs, source))
+        opening = phrases.summary_phrase(rng, scene, where, _named(rng, outputs), counts_only=counts_only)
+        return QueryDraft("SELECT", phrases.punctuate(opening), _select(outputs, source))
     outputs = _row_outputs(rng, scene, plan, at)
     if not plan.order and rng.random() < 0.12:
         return _distinct(rng, scene, plan, where, source, at)
@@ -113,7 +113,7 @@ def _named(rng: random.Random, outputs: Sequence[Output]) -> str:
 
 def _listed(outputs: Sequence[Output], naming: str = "{}") -> str:
     words = [naming.format(output.phrase, output.alias) if output.alias else output.phrase for output in outputs]
-    return phrases.listed(words)
+    return phrases.join_words(words)
 
 
 # Columns of the result ------------------------------------------------------------------------------------------------
@@ -180,11 +180,13 @@ def _grouped_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> t
     return groups + summaries, groups
 
 
-def _distinct(rng: random.Random, scene: Scene, plan: Plan, where: Where | None, source: str, at: str) -> Draft:
+def _distinct(rng: random.Random, scene: Scene, plan: Plan, where: Where | None, source: str, at: str) -> QueryDraft:
     fields = rng.sample(scene.of("category"), rng.choice([1, 1, 2]))
     outputs = _aliased(rng, scene, plan, [_plain_output(field, at) for field in fields])
     opening = phrases.distinct(rng, scene, where, _named(rng, outputs), len(outputs))
-    return Draft("SELECT", phrases.ended(opening), _select(outputs, source).replace("SELECT", "SELECT DISTINCT", 1))
+    return QueryDraft(
+        "SELECT", phrases.punctuate(opening), _select(outputs, source).replace("SELECT", "SELECT DISTINCT", 1)
+    )
 
 
 # HAVING ---------------------------------------------------------------------------------------------------------------
@@ -290,17 +292,17 @@ def _ordered(
     candidates: list[Output],
     source: str,
     opening: str,
-) -> Draft:
+) -> QueryDraft:
     if not plan.order:
-        return Draft("SELECT", phrases.ended(opening), _select(outputs, source))
+        return QueryDraft("SELECT", phrases.punctuate(opening), _select(outputs, source))
     for _ in range(_ATTEMPTS):
         keys = draw_keys(rng, plan, candidates)
         rows = _untied(scene, outputs, keys, source)
         if rows and (cut := draw_cut(rng, plan, rows)) is not None:
             count, skip = cut
-            question = phrases.ended(opening + phrases.tail(rng, order_words(rng, keys), count, skip))
+            question = phrases.punctuate(opening + phrases.tail(rng, order_words(rng, keys), count, skip))
             limit = (f" LIMIT {count}" if count else "") + (f" OFFSET {skip}" if skip else "")
-            return Draft("SELECT", question, f"{_select(outputs, source)} {order_sql(keys)}{limit}", ordered=True)
+            return QueryDraft("SELECT", question, f"{_select(outputs, source)} {order_sql(keys)}{limit}", ordered=True)
     raise NoDraft("ties")
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from dbbench_adapter.datatypes import Gold, Rows, Table, Task
-from dbbench_adapter.dialect.kinds import plain
+from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines import open_backend
 from dbbench_adapter.engines.base import Backend, Database
 from dbbench_adapter.generate.changes import draw_change
@@ -27,7 +27,7 @@ from dbbench_adapter.generate.plans import (
     draw_plan,
     has_room,
 )
-from dbbench_adapter.generate.queries import Draft, draw_query
+from dbbench_adapter.generate.queries import QueryDraft, draw_query
 from dbbench_adapter.generate.themes import THEMES, Scene, Split, draw_scene
 from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 
@@ -167,7 +167,7 @@ def _drawn_difficulty(rng: random.Random, weights: Mapping[str, float]) -> Diffi
     return rng.choices(list(shares), list(shares.values()))[0]
 
 
-def checked_gold(backend: Backend, table: Table, draft: Draft) -> Gold:
+def checked_gold(backend: Backend, table: Table, draft: QueryDraft) -> Gold:
     """Run the reference on a fresh copy of the table and read the gold.
 
     Raises:
@@ -185,7 +185,7 @@ def checked_gold(backend: Backend, table: Table, draft: Draft) -> Gold:
 
 
 def _checked_rows(found: Sequence[Sequence[object]]) -> Rows:
-    rows: Rows = tuple(tuple(plain(cell) for cell in row) for row in found)
+    rows: Rows = tuple(tuple(to_cell(cell) for cell in row) for row in found)
     if not rows or any(cell is None for row in rows for cell in row):
         raise NoDraft("empty_answer")
     if len(str(list(found))) > MAX_SHOWN_CHARS:

@@ -14,12 +14,12 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import ClassVar, Self
 
-from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Score, Table, Task
 from dbbench_adapter.engines import Backend, Database, Result, Snapshot, TableError
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S, UNREADABLE
 from dbbench_adapter.interaction import Episode, Message
 from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
+from dbbench_adapter.statement_clock import LEFT_OUT
 
 _OPENS_TRANSACTION = re.compile(r"begin|start|autocommit|chain|completion_type", re.IGNORECASE)
 SHOWN_CHARS = 800
@@ -55,7 +55,7 @@ class DatabaseEpisode(Episode):
         self._transaction_opened = False
         self._backend, self._timeout_s = backend, statement_timeout_s
         self._reference_state: tuple[Task, Snapshot] | None = None  # shown to a person without a second run
-        self._tables = as_text(task, null=self.NULL)
+        self._tables = stringify_cells(task, null=self.NULL)
         self._database = self._set_up() if self.SWALLOWS_SETUP_ERRORS else self._open()
 
     def answer(self, reply: Message) -> Iterator[Message]:
@@ -155,7 +155,7 @@ class DatabaseEpisode(Episode):
             yield database
 
 
-def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
+def stringify_cells(task: Task, *, null: str | None) -> tuple[Table, ...]:
     """The tables with every cell of a text column as text; all columns are text unless the task is typed.
 
     Args:

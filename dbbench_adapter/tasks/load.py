@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.conversations import RowError
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.outputs import written
-from agentgrpo.row_files import RowFileError, is_parquet, read_rows
+from agentgrpo.row_files import RowFileError, is_parquet, iter_rows
+from agentgrpo.spelling import did_you_mean
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.literals import parse_literal
-from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record
+from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, RawRecord, RecordError, RowFault, read_task
 
 # Columns of the parquet form that hold Python-literal text.
 _NESTED = ("answer_info", "table_info", "skill_list")
@@ -45,9 +45,9 @@ def load_tasks(path: Path) -> list[Task]:
     seen: set[str] = set()
     for record in raw_records(path):
         try:
-            if isinstance(record, Fault):
+            if isinstance(record, RowFault):
                 raise RecordError([record])
-            task = read_record(record)
+            task = read_task(record)
         except RecordError as error:
             raise TaskFileError(f"{path}, {error.faults[0]}") from None
         if task.id in seen:
@@ -96,7 +96,7 @@ def task_file(path: Path) -> Path:
     return files[0]
 
 
-def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
+def raw_records(path: Path) -> Iterator[RawRecord | RowFault]:
     """Yield each row as it is in the file, or a fault if the row cannot be parsed.
 
     Raises:
@@ -110,8 +110,8 @@ def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
     yield from records
 
 
-def _records(path: Path) -> Iterator[RawRecord | Fault]:
-    rows, parquet = read_rows(path), is_parquet(path)
+def _records(path: Path) -> Iterator[RawRecord | RowFault]:
+    rows, parquet = iter_rows(path), is_parquet(path)
     begin = [*islice(rows, 2)]  # and no more: the first row that is no task ends the reading
     entries = begin[0].value if len(begin) == 1 else None
     if isinstance(entries, dict) and entries and all(key.isdigit() for key in entries):
@@ -121,13 +121,13 @@ def _records(path: Path) -> Iterator[RawRecord | Fault]:
     for index, row in enumerate(chain(begin, rows)):
         where = row.place if row.place.startswith("line") else f"{'row' if parquet else 'record'} {index}"
         if isinstance(fault := row.value, RowError):
-            yield Fault(where, "" if fault.field == "row" else fault.field, fault.reason)
+            yield RowFault(where, "" if fault.field == "row" else fault.field, fault.reason)
         else:
             record = RawRecord(f"{path.stem}-{index}", where, row.value, row.place)
             yield unpacked(record) if parquet else record
 
 
-def unpacked(record: RawRecord) -> RawRecord | Fault:
+def unpacked(record: RawRecord) -> RawRecord | RowFault:
     """The row with its Python-literal texts parsed; nothing is evaluated."""
     value = dict(record.value)
     for name in _NESTED:
@@ -137,7 +137,7 @@ def unpacked(record: RawRecord) -> RawRecord | Fault:
                 json.dumps(literal)  # plain values only: `parse_literal` also accepts the names of builtins
             except (ValueError, TypeError) as error:
                 found = repr(value[name])[:MAX_FOUND_CHARS]
-                return Fault(record.where, name, f"expected a Python literal, {error}; found {found}")
+                return RowFault(record.where, name, f"expected a Python literal, {error}; found {found}")
             value[name] = literal
     return replace(record, value=value)
 

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Fault:
+class RowFault:
     where: str
     """The position of the row in its file: `line 3`, `record '7'`, `row 0`."""
     field: str
@@ -43,7 +43,7 @@ class Fault:
 class RecordError(ValueError):
     """`faults` has at least one entry."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[RowFault]) -> None:
         super().__init__("; ".join(map(str, faults)))
         self.faults = tuple(faults)
 
@@ -58,7 +58,7 @@ class RawRecord:
     """The row as a person counts, from 1: `line 3` of JSONL, which may have blank lines, or `row 3`."""
 
 
-def form_of(record: RawRecord) -> str:
+def record_form(record: RawRecord) -> str:
     """`agentbench`, `lifelong` or `own`, recognised by the fields.
 
     Raises:
@@ -77,9 +77,9 @@ def form_of(record: RawRecord) -> str:
     )
 
 
-def read_record(record: RawRecord) -> Task:
+def read_task(record: RawRecord) -> Task:
     """Raises RecordError: the row is no task; the error lists every fault that was found."""
-    form = form_of(record)
+    form = record_form(record)
     task = _READERS[form](record)
     if problem := _unreturnable(task.gold.rows or ()):
         raise _fault(record, _ROWS_FIELDS[form], problem)
@@ -100,7 +100,7 @@ def _unreturnable(rows: Rows) -> str | None:
 
 
 def _fault(record: RawRecord, field: str, problem: str) -> RecordError:
-    return RecordError([Fault(record.where, field, problem)])
+    return RecordError([RowFault(record.where, field, problem)])
 
 
 def _validated(record: RawRecord, parse: Callable[[Any], _T]) -> _T:
@@ -110,14 +110,14 @@ def _validated(record: RawRecord, parse: Callable[[Any], _T]) -> _T:
         raise RecordError(list(_merged(record, error.errors()))) from None
 
 
-def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault]:
+def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[RowFault]:
     """Yield one fault per field: if a field may have several types, pydantic reports one error for each type."""
     by_field: dict[str, list[ErrorDetails]] = {}
     for error in errors:
         by_field.setdefault(_path(record.value, error), []).append(error)
     for field, same in by_field.items():
         found = "" if same[0]["type"] == "missing" else f"; found {repr(same[0]['input'])[:MAX_FOUND_CHARS]}"
-        yield Fault(record.where, field or "the row", f"{' or '.join(error['msg'] for error in same)}{found}")
+        yield RowFault(record.where, field or "the row", f"{' or '.join(error['msg'] for error in same)}{found}")
 
 
 def _path(value: Any, error: ErrorDetails) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.row_files import read_rows
+from agentgrpo.row_files import iter_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.generate.plans import has_room
@@ -96,7 +96,7 @@ def read_each_once(path: Path) -> list[Task]:
 
 def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
     try:
-        rows = list(read_rows(path))
+        rows = list(iter_rows(path))
     except ValueError:
         return None
     whole = rows[0].value if len(rows) == 1 else None

@@ -1,8 +1,8 @@
 """Statements that agents write for MySQL, the two tables they are written for, and how a backend answers one."""
 
-from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.engines.sqlite.backend import SqliteDatabase
+from dbbench_adapter.statement_clock import LEFT_OUT
 
 FRUIT = Table(
     "Fruit",

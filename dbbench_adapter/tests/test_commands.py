@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.json_lines import answered
+from agentgrpo.json_lines import answer_lines
 from dbbench_adapter import episode, judge
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.table_hash import hash_after
@@ -53,7 +53,7 @@ def test_a_fault_of_ours_costs_its_own_line_only(caplog):
     def fail(row):
         raise KeyError(row["id"])
 
-    assert [json.loads(line) for line in answered(['{"id": 1}', '{"id": 2}'], fail)] == [
+    assert [json.loads(line) for line in answer_lines(['{"id": 1}', '{"id": 2}'], fail)] == [
         {"id": 1, "error": "internal error: KeyError: 1"},
         {"id": 2, "error": "internal error: KeyError: 2"},
     ]
@@ -61,7 +61,7 @@ def test_a_fault_of_ours_costs_its_own_line_only(caplog):
 
 
 def test_a_line_nested_too_deeply_is_a_bad_line():
-    [line] = answered(["[" * 100_000], judge.answer)
+    [line] = answer_lines(["[" * 100_000], judge.answer)
     assert json.loads(line)["id"] is None and "error" in json.loads(line)
 
 
@@ -98,7 +98,9 @@ def test_judge(variant, expected, given, correct):
     ],
 )
 def test_judge_names_what_has_another_form(variant, expected, given, words):
-    [line] = answered([json.dumps({"id": 1, "variant": variant, "expected": expected, "given": given})], judge.answer)
+    [line] = answer_lines(
+        [json.dumps({"id": 1, "variant": variant, "expected": expected, "given": given})], judge.answer
+    )
     assert words in json.loads(line)["error"]
 
 
@@ -247,7 +249,7 @@ def test_episodes_of_the_three_protocols():
 )
 def test_what_is_wrong_with_an_episode_is_said(sqlite, change, words):
     row = {"id": 1, "variant": "text", "task": TASK, "max_round": 1, "replies": ["Goodbye."], **change}
-    [line] = answered([json.dumps(row)], lambda row: episode.answer(row, sqlite))
+    [line] = answer_lines([json.dumps(row)], lambda row: episode.answer(row, sqlite))
     assert words in json.loads(line)["error"]
 
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from agentgrpo.forked import forked
+from agentgrpo.limited_fork import forked
 from dbbench_adapter import engines
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines import known_backends, known_places, open_databases

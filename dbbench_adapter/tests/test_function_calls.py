@@ -9,8 +9,8 @@ import pytest
 
 from dbbench_adapter.dialect.functions import AGGREGATES as OWN_AGGREGATES
 from dbbench_adapter.dialect.functions import FUNCTIONS
-from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.dialect.signatures import NODES, SIGNATURES
+from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines.sqlite.sandbox import _CALLABLE
 from dbbench_adapter.tests.function_calls import (
     AGGREGATES,
@@ -73,5 +73,5 @@ def _answer(database, sql):
 
 def _cell(value):
     """A cell without the engines' own types: 7.5 and Decimal('7.50') are one number."""
-    cell = plain(value)
+    cell = to_cell(value)
     return float(cell) if isinstance(cell, int | float) else cell

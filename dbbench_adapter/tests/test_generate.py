@@ -10,10 +10,10 @@ import sqlglot
 from sqlglot import exp
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.dialect.kinds import plain
+from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines.base import hash_rows
 from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, generate, task_stream
-from dbbench_adapter.generate.phrases import ended, keys, listed, ordinal
+from dbbench_adapter.generate.phrases import join_words, keys, ordinal, punctuate
 from dbbench_adapter.generate.plans import (
     FEWEST_SKILLS,
     LIFELONG_SHARES,
@@ -23,7 +23,7 @@ from dbbench_adapter.generate.plans import (
     close_plan,
     draw_plan,
 )
-from dbbench_adapter.generate.queries import Draft, Output, SortKey, _between, _untied
+from dbbench_adapter.generate.queries import Output, QueryDraft, SortKey, _between, _untied
 from dbbench_adapter.generate.tasks import MAX_SHOWN_CHARS, checked_gold
 from dbbench_adapter.generate.themes import NAME_ENDINGS, draw_scene
 from dbbench_adapter.sql_skills import SKILLS, recognise_skills
@@ -55,7 +55,7 @@ def replayed(database, task):
     assert result.error is None, task.gold.sql
     if task.gold.rows is None:
         return database.table_hash(task.tables), task.gold.table_hash
-    rows = [tuple(map(plain, row)) for row in result.rows]
+    rows = [tuple(map(to_cell, row)) for row in result.rows]
     expected = list(task.gold.rows)
     return (rows, expected) if task.ordered else (Counter(rows), Counter(expected))
 
@@ -298,13 +298,13 @@ def test_a_stream_that_runs_dry_says_so(monkeypatch):
 )
 def test_a_draft_that_makes_no_good_task_is_refused_with_its_reason(sqlite, kind, sql, reason):
     with pytest.raises(Exception, match=f"^{reason}$"):
-        checked_gold(sqlite, FRUIT, Draft(kind, "", sql))
+        checked_gold(sqlite, FRUIT, QueryDraft(kind, "", sql))
 
 
 def test_averages_have_the_four_decimals_of_mysql(sqlite):
     # (4 + 9 + 9) / 3 = 7.33333...
     sql = "SELECT AVG(price) FROM fruit WHERE name <> 'plum'"
-    assert checked_gold(sqlite, FRUIT, Draft("SELECT", "", sql)) == Gold(rows=((7.3333,),), sql=sql + ";")
+    assert checked_gold(sqlite, FRUIT, QueryDraft("SELECT", "", sql)) == Gold(rows=((7.3333,),), sql=sql + ";")
 
 
 def test_rows_that_tie_are_refused_unless_they_look_the_same():
@@ -399,10 +399,10 @@ def test_rare_skills_are_drawn_more_often():
 
 
 def test_lists_ordinals_and_ends_read_like_english():
-    assert [listed(list("abc")[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    assert [join_words(list("abc")[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21)] == ["1st", "2nd", "3rd", "4th", "11th", "12th", "21st"]
-    assert ended("What is the price of all cars. Sort by age") == "What is the price of all cars? Sort by age."
-    assert ended("Count the cars") == "Count the cars."
+    assert punctuate("What is the price of all cars. Sort by age") == "What is the price of all cars? Sort by age."
+    assert punctuate("Count the cars") == "Count the cars."
 
 
 def test_sort_keys_name_their_direction():

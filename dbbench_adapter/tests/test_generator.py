@@ -10,7 +10,7 @@ import pytest
 
 from dbbench_adapter import generator
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.generator import DRAFTS, HELD_OUT_WORDS, TRAIN_WORDS, Draft, checked_gold, generate_tasks
+from dbbench_adapter.generator import DRAFTS, HELD_OUT_WORDS, TRAIN_WORDS, TaskDraft, generate_tasks, gold_on_sqlite
 from dbbench_adapter.tasks.load import load_tasks
 
 FRUIT = Table(
@@ -32,7 +32,7 @@ def held_out() -> list[Task]:
 
 
 def gold_of(kind: str, sql: str, ranked_by: Column | None = None) -> Gold | None:
-    return checked_gold(FRUIT, Draft(kind, "...", sql, (), ranked_by))
+    return gold_on_sqlite(FRUIT, TaskDraft(kind, "...", sql, (), ranked_by))
 
 
 def database_of(task: Task) -> sqlite3.Connection:

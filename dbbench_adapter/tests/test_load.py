@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentgrpo.row_files import read_rows
+from agentgrpo.row_files import iter_rows
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks, write_tasks
 from dbbench_adapter.tests.example_records import HASH, LIFELONG, SELECT, UPDATE
@@ -189,7 +189,7 @@ def test_the_first_row_that_is_no_task_ends_the_reading(tmp_path, monkeypatch):
     file, taken = tmp_path / "tasks.json", []
     file.write_text(json.dumps([0] * 1000))
     monkeypatch.setattr(
-        "dbbench_adapter.tasks.load.read_rows", lambda path: (taken.append(row) or row for row in read_rows(path))
+        "dbbench_adapter.tasks.load.iter_rows", lambda path: (taken.append(row) or row for row in iter_rows(path))
     )
     with pytest.raises(TaskFileError, match="record 0: has int"):
         load_tasks(file)

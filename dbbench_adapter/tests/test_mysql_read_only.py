@@ -23,7 +23,7 @@ from dbbench_adapter.engines.mysql.read_only import (
     AccountError,
     ReadOnlyServer,
     check_grants,
-    refused,
+    why_refused,
 )
 from dbbench_adapter.engines.mysql.server import PrivateServer
 from dbbench_adapter.tests.engine_worlds import PASSWORD, WRITTEN, as_admin, server_contents
@@ -204,12 +204,12 @@ def test_what_is_no_query_is_not_sent(shop_server, reader, sql):
     before = server_contents(shop_server)
     assert run(reader, sql).error is not None
     if sql.strip("; "):
-        assert refused(sql) == REFUSAL
+        assert why_refused(sql) == REFUSAL
     assert server_contents(shop_server) == before
 
 
 def test_the_transaction_is_read_only_and_the_session_begins_anew(shop_server, reader, monkeypatch):
-    monkeypatch.setattr(read_only, "refused", lambda sql: None)
+    monkeypatch.setattr(read_only, "why_refused", lambda sql: None)
     error = run(reader, "CREATE TEMPORARY TABLE x (a INT)").error
     assert error == "1792: Cannot execute statement in a READ ONLY transaction"
     assert run(reader, "SELECT @seen := 7").rows == ((7,),)

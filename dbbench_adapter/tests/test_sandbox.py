@@ -15,15 +15,15 @@ import pytest
 import sqlglot
 
 from agentgrpo.tests.seconds import seconds_here
-from dbbench_adapter.clock import StatementTimeout, check, remaining_s, time_limit
 from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.dialect.functions import AGGREGATES, FUNCTIONS, values
 from dbbench_adapter.dialect.functions.patterns import like
-from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
-from dbbench_adapter.dialect.limits import blows_up
+from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, collate, compare_texts, fold, sort_key
+from dbbench_adapter.dialect.limits import exceeds_limits
 from dbbench_adapter.engines.base import BackendUnavailable
 from dbbench_adapter.engines.sqlite import sandbox as sqlite_sandbox
 from dbbench_adapter.engines.sqlite.sandbox import Guard, allows
+from dbbench_adapter.statement_clock import StatementTimeout, check_deadline, remaining_s, time_limit
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -93,7 +93,7 @@ def test_no_function_outstays_its_time_with_the_longest_texts(name):
 
 
 @pytest.mark.parametrize(
-    "function", [fold, sort_key, lambda text: compare(text, "x" + text), lambda t: collate(t, "é")]
+    "function", [fold, sort_key, lambda text: compare_texts(text, "x" + text), lambda t: collate(t, "é")]
 )
 @pytest.mark.parametrize("text", LONG.values())
 def test_a_comparison_takes_time_in_proportion_to_its_texts(function, text):
@@ -240,7 +240,7 @@ def test_a_statement_that_waits_for_a_busy_machine_loses_none_of_its_seconds(sql
 
 
 def test_a_statement_that_stands_still_is_the_machines_fault(sqlite, monkeypatch):
-    monkeypatch.setattr("dbbench_adapter.clock.WALL_RATIO", 1)
+    monkeypatch.setattr("dbbench_adapter.statement_clock.WALL_RATIO", 1)
     monkeypatch.setattr(sqlite_sandbox, "WALL_RATIO", 1)
     with (
         sqlite.open([T], typed=True, statement_timeout_s=0.1) as database,
@@ -338,7 +338,7 @@ _THOUSAND = " FROM (SELECT " + f"{'+'.join('c' * 10)} AS c FROM (SELECT " * 3 + 
     ],
 )
 def test_what_doubles_is_counted(sql, expected):
-    assert blows_up(sqlglot.parse_one(sql, read="mysql")) is expected
+    assert exceeds_limits(sqlglot.parse_one(sql, read="mysql")) is expected
 
 
 def test_counting_takes_time_in_proportion_to_the_nesting():
@@ -347,7 +347,7 @@ def test_counting_takes_time_in_proportion_to_the_nesting():
     for levels in (50, 100):
         tree = sqlglot.parse_one("SELECT * FROM (" * levels + "SELECT 1" + ") x" * levels, read="mysql")
         profile = cProfile.Profile()
-        profile.runcall(blows_up, tree)
+        profile.runcall(exceeds_limits, tree)
         walked.append(pstats.Stats(profile).total_calls)
     assert walked[1] < 2.2 * walked[0]
 
@@ -376,19 +376,19 @@ def test_like(pattern, text, expected):
 
 
 def test_the_clock_stops_only_what_is_late():
-    check()
+    check_deadline()
     with time_limit(0.01):
-        check()
+        check_deadline()
         assert 0 < remaining_s(5.0) <= 0.01
         time.sleep(0.02)
-        check()  # a busy machine does not make it late
+        check_deadline()  # a busy machine does not make it late
         began = time.thread_time()
         while time.thread_time() < began + 0.02:
             pass
         with pytest.raises(StatementTimeout):
-            check()
+            check_deadline()
         assert remaining_s(5.0) > 0  # a library would read 0 as no limit
-    check()
+    check_deadline()
 
 
 def test_no_function_of_ours_leaves_other_numbers_of_arguments_to_sqlites_own(sqlite):

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from agentgrpo.tests.seconds import seconds_here
-from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.engines import TableState
 from dbbench_adapter.engines.base import UNREADABLE
@@ -14,6 +13,7 @@ from dbbench_adapter.engines.sqlite import backend as sqlite_module
 from dbbench_adapter.engines.sqlite import sandbox as sqlite_sandbox
 from dbbench_adapter.engines.sqlite.catalogue import column_names, table_names
 from dbbench_adapter.protocols import open_episode
+from dbbench_adapter.statement_clock import LEFT_OUT
 
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))
 MANY = "INSERT INTO t SELECT x.a, y.b FROM t x, t y, t z LIMIT 26970"  # 26,970 + 30 = 27,000

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dbbench_adapter.clock import LEFT_OUT
 from dbbench_adapter.datatypes import Column, Table
+from dbbench_adapter.statement_clock import LEFT_OUT
 from dbbench_adapter.table_hash import hash_after
 
 NUM_CHANGES = 300

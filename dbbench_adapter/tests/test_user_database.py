@@ -13,7 +13,7 @@ from contextlib import closing
 
 import pytest
 
-from agentgrpo.forked import forked
+from agentgrpo.limited_fork import forked
 from agentgrpo.tests.seconds import seconds_here
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines import BackendUnavailable

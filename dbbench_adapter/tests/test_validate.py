@@ -9,7 +9,7 @@ from dbbench_adapter.engines import TableError
 from dbbench_adapter.engines.base import check_tables
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tests.example_records import HASH, LIFELONG, SELECT, UPDATE
-from dbbench_adapter.validate import FIELDS, ReadRow, check_file, main, table_faults
+from dbbench_adapter.validate import FIELDS, ReadRow, check_task_file, main, table_faults
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def with_table(columns, rows):
 
 
 def faults(path):
-    return [(fault.where, fault.field, fault.problem) for fault in check_file(path).faults]
+    return [(fault.where, fault.field, fault.problem) for fault in check_task_file(path).faults]
 
 
 def test_a_good_file_is_counted_and_nothing_is_wrong(write, capsys):
@@ -226,4 +226,4 @@ def test_the_known_faults_of_agentbench_are_found_and_no_others(data_file, name,
 
 def test_lifelong_has_no_faults_but_what_ties_leave_open(data_file):
     path = data_file("lifelong/entry_dict.json")
-    assert check_file(path).faults == []
+    assert check_task_file(path).faults == []

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sql_agent.gsm8k.environment import RULES
-from sql_agent.gsm8k.problems import final_answer, final_number, generate_problems
+from sql_agent.gsm8k.problems import final_number, generate_problems, gold_answer
 from sql_agent.tests.conftest import train_small_policy
 from sql_agent.train_sql_agent import main
 
@@ -81,7 +81,7 @@ def test_gsm8k_is_rewarded_for_the_right_number(tmp_path):
     for rollout in run.rollouts:
         assert rollout["messages"][0]["content"] == RULES
         answer = rollout["messages"][-1]["content"] if rollout["stop_reason"] == "answered" else ""
-        right = final_number(answer or "") == final_answer(problems[rollout["task_id"]])
+        right = final_number(answer or "") == gold_answer(problems[rollout["task_id"]])
         assert (rollout["reward"], rollout["score"]["value"]) == (float(right), float(right))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.own_files import find
+from agentgrpo.user_files import load_object
 from sql_agent import oracle
 from sql_agent.evaluate import main
-from sql_agent.own_agents.tasks import load_agent
+from sql_agent.user_agents.tasks import load_agent
 
 pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")
 
@@ -24,7 +24,7 @@ FILE = f"{EXAMPLE}/sql_graph.py"
 def example():
     """The module, imported as a run imports it: without a key of OpenAI's."""
     load_agent(f"{FILE}:graph")
-    return lambda name: find(f"{FILE}:{name}")[0]
+    return lambda name: load_object(f"{FILE}:{name}")[0]
 
 
 def test_every_answer_is_what_its_query_gives(example, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.own_files import find
+from agentgrpo.user_files import load_object
 from dbbench_adapter.datatypes import Score
 from reward_model.preferences import read_preferences
 from sql_agent import names
@@ -18,12 +18,12 @@ from sql_agent.datatypes import Reward, ScorerResult
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.rows import RowTask
 from sql_agent.oracle import app, call, calls, recite, serve
-from sql_agent.play.check import check
+from sql_agent.play.check import check_plays
 from sql_agent.play.served import run_rollout
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 
-Medical, _ = find(names.ENVIRONMENTS["medical"])
+Medical, _ = load_object(names.ENVIRONMENTS["medical"])
 medical_data = sys.modules["medical_data"]
 make_pairs, make_questions = medical_data.make_pairs, medical_data.make_questions
 
@@ -270,6 +270,6 @@ async def test_wall_clock_does_not_count_as_no_answer(play):
 
 def test_the_check_finds_nothing_that_a_policy_could_break(path):
     tasks = [RowTask(row["id"], row["kind"], row) for row in make_questions(path, 2, held_out=False)]
-    report = check(lambda: make_environment(EnvironmentSettings("medical")), tasks)
+    report = check_plays(lambda: make_environment(EnvironmentSettings("medical")), tasks)
     assert [remark.text for remark in report.remarks if remark.kind == "problem"] == []
     assert {play.lost for play in report.played} == {None}

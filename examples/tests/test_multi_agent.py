@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.own_files import find
+from agentgrpo.user_files import load_object
 from sql_agent import oracle
 from sql_agent.evaluate import main
 
@@ -20,7 +20,7 @@ REWARD = f"{EXAMPLE}/library_agents.py:reward"
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
-    make_database, _ = find(f"{EXAMPLE}/library_agents.py:make_database")
+    make_database, _ = load_object(f"{EXAMPLE}/library_agents.py:make_database")
     file = tmp_path_factory.mktemp("library") / "library.sqlite"
     make_database(file)
     return file

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.flags import parse_train_args, resolve
 
 EXAMPLES = Path(__file__).parents[1]
 FOLDERS = sorted(
@@ -44,4 +44,4 @@ def test_the_flags_of_its_training_command_are_understood(folder, monkeypatch):
     monkeypatch.chdir(EXAMPLES.parent)
     page = (EXAMPLES / folder / "README.md").read_text()
     [command, *_] = re.findall(r"agentgrpo train ((?:.*\\\n)*.*)\n", page)
-    assert resolve(parse_args(shlex.split(command.replace("\\\n", " ")))).run_dir.parts[0] == "runs"
+    assert resolve(parse_train_args(shlex.split(command.replace("\\\n", " ")))).run_dir.parts[0] == "runs"

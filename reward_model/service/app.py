@@ -19,7 +19,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from reward_model.datatypes import Encoded, RewardScore, compare_scores, with_truncated
+from reward_model.datatypes import EncodedConversation, RewardScore, compare_scores, with_truncated
 from reward_model.service import metrics
 from reward_model.service.encoding import Item, encode, num_conversations
 from reward_model.service.request_queue import BusyError, RequestQueue
@@ -35,7 +35,7 @@ from reward_model.service.schemas import (
     VllmPairs,
     describe_errors,
 )
-from reward_model.service.strict_json import UnreadableError, read_json
+from reward_model.service.strict_json import UnreadableError, read_strict_json
 
 if TYPE_CHECKING:
     from reward_model.scorer import Scorer
@@ -57,7 +57,7 @@ class Service:
     def ready(self, scorer: Scorer, queue: RequestQueue) -> None:
         self.scorer, self.queue, self.status = scorer, queue, "ready"
 
-    async def score(self, body: Item | Sequence[Item]) -> tuple[list[Encoded], list[RewardScore]]:
+    async def score(self, body: Item | Sequence[Item]) -> tuple[list[EncodedConversation], list[RewardScore]]:
         """The conversations of a body as tokens, and their scores.
 
         Raises:
@@ -84,9 +84,9 @@ def _busy(reason: str, message: str) -> HTTPException:
 
 
 class _StrictRoute(APIRoute):
-    """Reads bodies with `read_json`, and answers what is wrong with one at once, in FastAPI's words. FastAPI would
-    raise it through its layers, which takes longer than reading and checking most bodies. A route with a body takes
-    nothing else, and returns a response."""
+    """Reads bodies with `read_strict_json`, and answers what is wrong with one at once, in FastAPI's words. FastAPI
+    would raise it through its layers, which takes longer than reading and checking most bodies. A route with a body
+    takes nothing else, and returns a response."""
 
     def get_route_handler(self) -> Any:
         form = self.body_field
@@ -110,7 +110,7 @@ class _StrictRoute(APIRoute):
 
 
 async def _read(body: bytes) -> Any:
-    return read_json(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read_json, body)
+    return read_strict_json(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read_strict_json, body)
 
 
 def _invalid(detail: list[dict[str, str]]) -> Response:
@@ -215,7 +215,7 @@ def _activated(scores: Sequence[RewardScore], options: VllmOptions) -> list[floa
 
 
 def _vllm_response(
-    service: Service, prefix: str, encoded: Sequence[Encoded], data: Sequence[dict[str, Any]]
+    service: Service, prefix: str, encoded: Sequence[EncodedConversation], data: Sequence[dict[str, Any]]
 ) -> Response:
     tokens = sum(len(each.ids) for each in encoded)
     return JSONResponse(

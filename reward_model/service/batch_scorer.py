@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from agentgrpo.micro_batches import return_freed_memory
-from reward_model.datatypes import Encoded, RewardScore
+from reward_model.datatypes import EncodedConversation, RewardScore
 from reward_model.scorer import Scorer
 from reward_model.service import metrics
-from reward_model.service.prefix_tree import Node, build_prefix_tree, make_micro_batches
+from reward_model.service.prefix_tree import PrefixNode, build_prefix_tree, make_micro_batches
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class BatchScorer:
         self.cache = PrefixCache()
         self._freed_at = -math.inf
 
-    def score(self, batch: Sequence[Encoded]) -> Iterator[list[tuple[int, RewardScore]]]:
+    def score(self, batch: Sequence[EncodedConversation]) -> Iterator[list[tuple[int, RewardScore]]]:
         """Yield scores with their indices in `batch` after each forward pass. Equal conversations are scored once."""
         indices: dict[Ids, list[int]] = {}
         for index, encoded in enumerate(batch):
@@ -114,9 +114,9 @@ class BatchScorer:
             return_freed_memory()
             self._freed_at = time.monotonic()
 
-    def _plan(self, rows: list[Ids], requested: KeysView[Ids]) -> Node:
+    def _plan(self, rows: list[Ids], requested: KeysView[Ids]) -> PrefixNode:
         if self.limits.min_saved is None:
-            return Node(0, 0, rows=list(range(len(rows))))
+            return PrefixNode(0, 0, rows=list(range(len(rows))))
         shareable = [_scored_index(row, self._pad) if row in requested else len(row) for row in rows]
         return build_prefix_tree(rows, shareable, self.limits.min_saved)
 
@@ -162,11 +162,11 @@ class _Run:
     used: list[Ids] = field(default_factory=list)
     computed: list[tuple[Ids, Any]] = field(default_factory=list)
 
-    def start(self, node: Node, cache: Any = None) -> None:
+    def start(self, node: PrefixNode, cache: Any = None) -> None:
         if any(self.rows[row] in self.requested for row in node.all_rows()):
             self._submit(lambda: self._compute_node(node, cache))
 
-    def _compute_node(self, node: Node, cache: Any) -> None:
+    def _compute_node(self, node: PrefixNode, cache: Any) -> None:
         if node.end > node.start:
             cache = self._prefix(node, cache)
         for child in node.children:
@@ -179,7 +179,7 @@ class _Run:
             taken = [requested[position] for position in micro_batch]
             self._submit(lambda taken=taken: self._compute_scores(taken, cache, node.end))
 
-    def _prefix(self, node: Node, cache: Any) -> Any:
+    def _prefix(self, node: PrefixNode, cache: Any) -> Any:
         below = [self.rows[row] for row in node.all_rows()]
         for ids in below:
             if ids in self.scorer.cache and ids not in self.requested:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agentgrpo.chat.messages import Message
-from reward_model.datatypes import Encoded
+from reward_model.datatypes import EncodedConversation
 from reward_model.service.schemas import (
     ChatItem,
     ChatPair,
@@ -42,7 +42,7 @@ def num_conversations(body: Item | Sequence[Item]) -> int:
     return sum(map(num_conversations, body))
 
 
-def encode(scorer: Scorer, body: Item | Sequence[Item]) -> list[Encoded]:
+def encode(scorer: Scorer, body: Item | Sequence[Item]) -> list[EncodedConversation]:
     """The conversations of a body, in order; the chosen side of a pair comes first.
 
     Raises:
@@ -70,7 +70,7 @@ def encode(scorer: Scorer, body: Item | Sequence[Item]) -> list[Encoded]:
     return [encoded for each in body for encoded in encode(scorer, each)]
 
 
-def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
+def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> EncodedConversation:
     # Without `truncate_prompt_tokens` the last tokens are kept, as many as the model's limit allows.
     keep, side = options.truncate_prompt_tokens, options.truncation_side or scorer.tokenizer.truncation_side
     if keep is None:
@@ -79,10 +79,10 @@ def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
         keep = scorer.max_length
     if not 0 < keep <= scorer.max_length:
         raise UnreadableError("truncate_prompt_tokens", f"expected 1 to {scorer.max_length}, or -1 for that")
-    return Encoded(ids[-keep:] if side == "left" else ids[:keep], truncated=len(ids) > keep)
+    return EncodedConversation(ids[-keep:] if side == "left" else ids[:keep], truncated=len(ids) > keep)
 
 
-def _text_pair(scorer: Scorer, first: str, second: str, options: VllmOptions) -> Encoded:
+def _text_pair(scorer: Scorer, first: str, second: str, options: VllmOptions) -> EncodedConversation:
     # As vLLM's cross-encoder route without `--chat-template`: one call of the tokenizer with two texts.
     if not getattr(scorer.model.config, "use_sep_token", True):
         return cut(_ids(scorer, first + second, True), scorer, options)
@@ -93,7 +93,7 @@ def _text_pair(scorer: Scorer, first: str, second: str, options: VllmOptions) ->
         return encoded
     # Without a side to cut, vLLM leaves the choice to the tokenizer, which shortens the longer text.
     cut_by_tokenizer = scorer.tokenizer(text=first, text_pair=second, truncation=True, max_length=len(encoded.ids))
-    return Encoded(tuple(cut_by_tokenizer["input_ids"]), truncated=True)
+    return EncodedConversation(tuple(cut_by_tokenizer["input_ids"]), truncated=True)
 
 
 def _ids(scorer: Scorer, given: str | list[int], special: bool) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ def _exchange(prompt: str, response: str) -> tuple[Message, ...]:
 
 def _chat(
     scorer: Scorer, field: str, messages: tuple[Message, ...], tools: str | None, max_length: int | None = None
-) -> Encoded:
+) -> EncodedConversation:
     with _errors_of(field):
         return scorer.encode(messages, tools, max_length=max_length)
 

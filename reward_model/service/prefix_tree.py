@@ -13,19 +13,19 @@ Ids = Sequence[int]
 
 
 @dataclass
-class Node:
+class PrefixNode:
     """The tokens `start:end`, which all rows below have in common, then the rest of `rows`, and the children."""
 
     start: int
     end: int
     rows: list[int] = field(default_factory=list)
-    children: list[Node] = field(default_factory=list)
+    children: list[PrefixNode] = field(default_factory=list)
 
     def all_rows(self) -> list[int]:
         return self.rows + [row for child in self.children for row in child.all_rows()]
 
 
-def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int) -> Node:
+def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int) -> PrefixNode:
     """Arrange rows as a tree of common prefixes.
 
     Args:
@@ -36,7 +36,7 @@ def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int
         The root, which shares nothing itself.
     """
     shared = [_common(a, b, min(m, n)) for a, b, m, n in zip(rows, rows[1:], limits, limits[1:], strict=False)]
-    root = Node(0, 0)
+    root = PrefixNode(0, 0)
     waiting = [(0, len(rows), root)]
     while waiting:
         first, end, node = waiting.pop()
@@ -45,7 +45,7 @@ def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int
             continue
         cut = min(range(first, end - 1), key=shared.__getitem__)
         if (shared[cut] - node.end) * (end - first - 1) >= min_saved:
-            child = Node(node.end, shared[cut])
+            child = PrefixNode(node.end, shared[cut])
             node.children.append(child)
             node = child
         waiting += [(first, cut + 1, node), (cut + 1, end, node)]

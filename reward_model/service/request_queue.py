@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from reward_model.datatypes import Encoded, RewardScore
+from reward_model.datatypes import EncodedConversation, RewardScore
 from reward_model.service import metrics
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ class BusyError(RuntimeError):
 class Model(Protocol):
     """Scores a batch: `BatchScorer`, or a scripted model in tests."""
 
-    def score(self, batch: Sequence[Encoded]) -> Iterator[list[tuple[int, RewardScore]]]: ...
+    def score(self, batch: Sequence[EncodedConversation]) -> Iterator[list[tuple[int, RewardScore]]]: ...
 
 
 @dataclass
 class Request:
-    encoded: list[Encoded]
+    encoded: list[EncodedConversation]
     future: asyncio.Future[list[RewardScore]]
     scores: dict[int, RewardScore] = field(default_factory=dict)
 
@@ -67,7 +67,9 @@ class RequestQueue:
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         threading.Thread(target=self._work, name="score", daemon=True).start()
 
-    async def score(self, count: int, encode: Callable[[], list[Encoded]]) -> tuple[list[Encoded], list[RewardScore]]:
+    async def score(
+        self, count: int, encode: Callable[[], list[EncodedConversation]]
+    ) -> tuple[list[EncodedConversation], list[RewardScore]]:
         """Cancelling a call frees its slots.
 
         Args:

@@ -23,7 +23,7 @@ from pydantic import (
 
 from agentgrpo.chat.messages import Message
 from reward_model.datatypes import Preference
-from reward_model.service.strict_json import field_name, read_json
+from reward_model.service.strict_json import field_name, read_strict_json
 
 # The most conversations of one request.
 MAX_ITEMS = 128
@@ -44,7 +44,7 @@ def _not_blank(text: str) -> str:
 
 def _schemas(tools: Any) -> Any:
     if isinstance(tools, str):
-        tools = read_json(tools)
+        tools = read_strict_json(tools)
     if tools is None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

@@ -26,7 +26,7 @@ class UnreadableError(ValueError):
         self.field = field
 
 
-def read_json(text: bytes | str) -> Any:
+def read_strict_json(text: bytes | str) -> Any:
     """A number that is too large for a double becomes infinite.
 
     Raises:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from agentgrpo.chat.messages import Message
 from agentgrpo.hub import ModelError
 from agentgrpo.json_text import parse_json
-from reward_model.datatypes import Encoded
+from reward_model.datatypes import EncodedConversation
 from reward_model.scorer import RECORD, Scorer
 from reward_model.service.batch_scorer import CPU, GPU, BatchScorer
 
@@ -56,7 +56,9 @@ def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, BatchSc
     return scorer, BatchScorer(scorer, limits, threads=threads)
 
 
-def _can_share(batch_scorer: BatchScorer, trial: Sequence[Encoded], alone: Sequence[float], bound: float) -> bool:
+def _can_share(
+    batch_scorer: BatchScorer, trial: Sequence[EncodedConversation], alone: Sequence[float], bound: float
+) -> bool:
     try:
         # the second round uses the prefixes that the first one cached
         return all(_agree(alone, _scores(batch_scorer, trial), bound) for _ in range(2))
@@ -80,7 +82,7 @@ def _check_probe(path: Path, scorer: Scorer, bound: float) -> None:
         )
 
 
-def _scores(batch_scorer: BatchScorer, trial: Sequence[Encoded]) -> list[float]:
+def _scores(batch_scorer: BatchScorer, trial: Sequence[EncodedConversation]) -> list[float]:
     found = dict(pair for scored in batch_scorer.score(trial) for pair in scored)
     return [found[number].value for number in range(len(trial))]
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import HTTPException
 
-from reward_model.datatypes import Encoded
+from reward_model.datatypes import EncodedConversation
 from reward_model.service import metrics
 from reward_model.service.app import Service, make_app
 from reward_model.service.request_queue import RequestQueue
@@ -100,7 +100,7 @@ async def test_a_refusal_names_no_field_that_may_be_a_text():
 
 async def test_past_its_deadline_a_request_is_a_503_and_frees_its_slot():
     waiting, queue = service(), RequestQueue(Stuck(), max_queue=1)
-    waiting.ready(SimpleNamespace(encode=lambda *_, **__: Encoded((1,))), queue)
+    waiting.ready(SimpleNamespace(encode=lambda *_, **__: EncodedConversation((1,))), queue)
     with pytest.raises(HTTPException) as caught:
         await waiting.score(TextItem(prompt="a", response="b"))
     assert (caught.value.status_code, caught.value.headers) == (503, {"Retry-After": "1"})

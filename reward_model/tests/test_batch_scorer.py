@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from reward_model.datatypes import Encoded
+from reward_model.datatypes import EncodedConversation
 from reward_model.scorer import Scorer
 from reward_model.service import batch_scorer as batch_scorer_module
 from reward_model.service import metrics
@@ -37,16 +37,16 @@ def scorer():
     return Scorer(Qwen3ForSequenceClassification(config), Padding(), 512)  # type: ignore[arg-type]
 
 
-def row(*parts: tuple[int, ...]) -> Encoded:
-    return Encoded(tuple(token for part in parts for token in part))
+def row(*parts: tuple[int, ...]) -> EncodedConversation:
+    return EncodedConversation(tuple(token for part in parts for token in part))
 
 
-def scores(batch_scorer: BatchScorer, asked: list[Encoded]) -> list[float]:
+def scores(batch_scorer: BatchScorer, asked: list[EncodedConversation]) -> list[float]:
     found = dict(pair for part in batch_scorer.score(asked) for pair in part)
     return [found[number].value for number in range(len(asked))]
 
 
-def alone(scorer: Scorer, asked: list[Encoded]) -> list[float]:
+def alone(scorer: Scorer, asked: list[EncodedConversation]) -> list[float]:
     return [scorer.score([each])[0].value for each in asked]
 
 

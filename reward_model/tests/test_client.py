@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from reward_model import client as client_module
-from reward_model.client import RewardClient, ScorerRefusedError, ScorerUnavailableError, parse_args
+from reward_model.client import RewardClient, ScorerRefusedError, ScorerUnavailableError, parse_score_args
 from reward_model.datatypes import RewardScore
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -276,7 +276,7 @@ def test_what_is_no_url_is_refused(url):
 @pytest.mark.parametrize("arguments", [[], ["--prompt", "a"], ["--response", "b"], ["--prompt", "a", "--chosen", "b"]])
 def test_the_command_says_what_it_needs(arguments, capsys):
     with pytest.raises(SystemExit):
-        parse_args(arguments)
+        parse_score_args(arguments)
     assert "--prompt, --chosen and --rejected" in capsys.readouterr().err
 
 
@@ -293,6 +293,6 @@ def test_the_command_says_what_it_needs(arguments, capsys):
 )
 def test_the_command_refuses_flags_in_words(flags, words, capsys):
     with pytest.raises(SystemExit) as caught:
-        parse_args(["--prompt", "a", "--response", "b", *flags])
+        parse_score_args(["--prompt", "a", "--response", "b", *flags])
     said = capsys.readouterr().err
     assert caught.value.code == 2 and words in said and "kanarienvogel" not in said

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward_model.convert_dpo_format import convert, main
+from reward_model.convert_dpo_format import convert_pairs, main
+from reward_model.pair_forms import FORMS
 from reward_model.preferences import read_preferences
-from reward_model.shapes import FORMS
-from reward_model.validate import check_file
+from reward_model.validate import check_preference_file
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
@@ -181,7 +181,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_finished(tmp_path, monke
     monkeypatch.setattr("reward_model.convert_dpo_format.Converter.__call__", stop)
     (tmp_path / "raw.jsonl").write_text(lines(GOOD))
     with pytest.raises(KeyboardInterrupt):
-        convert(tmp_path / "raw.jsonl", tmp_path / "out.jsonl", tmp_path / "rejects.jsonl")
+        convert_pairs(tmp_path / "raw.jsonl", tmp_path / "out.jsonl", tmp_path / "rejects.jsonl")
     assert all(file.suffix == ".part" for file in tmp_path.iterdir() if file.name != "raw.jsonl")
 
 
@@ -198,9 +198,9 @@ def test_parquet_and_jsonl_of_the_same_rows_give_the_same_file(tmp_path):
     # as `datasets` writes it: arguments as text, since a struct's fields are those of all rows
     rows[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] = "{}"
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "raw")
-    assert convert(tmp_path / "raw", tmp_path / "a.jsonl", tmp_path / "ra").rejected.total() == 0
+    assert convert_pairs(tmp_path / "raw", tmp_path / "a.jsonl", tmp_path / "ra").rejected.total() == 0
     (tmp_path / "raw").write_text(lines(*rows))
-    convert(tmp_path / "raw", tmp_path / "b.jsonl", tmp_path / "rb")
+    convert_pairs(tmp_path / "raw", tmp_path / "b.jsonl", tmp_path / "rb")
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
 
 
@@ -220,11 +220,11 @@ def test_parquet_that_datasets_wrote_with_messages_as_json_is_read(tmp_path):
     Dataset.from_list(rows, on_mixed_types="use_json").to_parquet(tmp_path / "raw.parquet")
     held = pq.read_table(tmp_path / "raw.parquet").to_pylist()[0]["chosen"]
     assert json.loads(held[0])["role"] == "assistant"
-    done = convert(tmp_path / "raw.parquet", tmp_path / "a.jsonl", tmp_path / "ra")
+    done = convert_pairs(tmp_path / "raw.parquet", tmp_path / "a.jsonl", tmp_path / "ra")
     assert (done.rejected.total(), done.converter.forms) == (0, {"explicit": 2})
     assert done.converter.changes["messages that were JSON in a text"] == 6
     (tmp_path / "raw").write_text(lines(*rows))
-    convert(tmp_path / "raw", tmp_path / "b.jsonl", tmp_path / "rb")
+    convert_pairs(tmp_path / "raw", tmp_path / "b.jsonl", tmp_path / "rb")
     ours, theirs = (read_preferences(tmp_path / name) for name in ("a.jsonl", "b.jsonl"))
     assert [one.model_copy(update={"metadata": {}}) for one in ours] == [
         one.model_copy(update={"metadata": {}}) for one in theirs
@@ -269,12 +269,12 @@ def test_every_row_is_written_or_rejected_and_what_is_written_is_valid_and_stabl
     folder = tmp_path_factory.mktemp("any")
     (folder / "raw.jsonl").write_text(lines(GOOD, *rows))
     first, second = folder / "first.jsonl", folder / "second.jsonl"
-    done = convert(folder / "raw.jsonl", first, folder / "rejects.jsonl", drop_tools=drop_tools)
+    done = convert_pairs(folder / "raw.jsonl", first, folder / "rejects.jsonl", drop_tools=drop_tools)
     rejects = (folder / "rejects.jsonl").read_text().splitlines() if (folder / "rejects.jsonl").exists() else []
     assert done.rows == 1 + len(rows) == done.summary.pairs + len(rejects)
-    report = check_file(first)
+    report = check_preference_file(first)
     assert (report.rows, report.listed) == (done.summary.pairs, [])
-    assert convert(first, second, folder / "none").rejected.total() == 0
+    assert convert_pairs(first, second, folder / "none").rejected.total() == 0
     assert read_preferences(second) == read_preferences(first)
 
 

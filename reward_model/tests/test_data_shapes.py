@@ -5,7 +5,7 @@ import pytest
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.columns import parse_columns
 from reward_model.datatypes import Preference
-from reward_model.shapes import FORMS, Converter, form_of
+from reward_model.pair_forms import FORMS, Converter, pair_form
 
 
 def said(role, content):
@@ -302,7 +302,7 @@ SHAPES = {
 
 @pytest.mark.parametrize(("form", "row", "expected"), SHAPES.values(), ids=SHAPES)
 def test_a_row_of_each_form_is_found_out_and_becomes_a_preference(form, row, expected):
-    assert form_of(row) == form
+    assert pair_form(row) == form
     assert Converter()(row, {}) == expected
     assert Converter(form)(row, {}) == expected
 
@@ -390,7 +390,7 @@ ROWS = {
 @pytest.mark.parametrize("form", ROWS)
 def test_a_column_that_looks_like_a_prompt_and_is_not_read_is_refused_by_its_name(form, name, value):
     row = ROWS[form] | {name: value}
-    assert form_of(row) == form
+    assert pair_form(row) == form
     with pytest.raises(RowError) as problem:
         Converter()(row, {})
     assert problem.value.field == name

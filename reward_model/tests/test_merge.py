@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from agentgrpo.weights import weights_sha256
-from reward_model.merge import PROBE, main, merge
+from reward_model.merge import PROBE, main, merge_adapter
 from reward_model.preferences import read_preferences
 from reward_model.scorer import RECORD, Scorer
 from reward_model.tests.conftest import make_base
@@ -15,7 +15,7 @@ from reward_model.tests.conftest import make_base
 @pytest.fixture(scope="module")
 def merged(adapter, tmp_path_factory):
     folder = tmp_path_factory.mktemp("merged") / "merged"
-    merge(adapter, folder)
+    merge_adapter(adapter, folder)
     return folder
 
 
@@ -65,13 +65,13 @@ def test_an_adapter_is_merged_into_no_other_base(adapter, tmp_path):
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     words = f"{other} is not the base that {adapter} was trained on: sha256 {weights_sha256(other)}, expected"
     with pytest.raises(ValueError, match=re.escape(words)):
-        merge(adapter, tmp_path / "merged", base=other)
+        merge_adapter(adapter, tmp_path / "merged", base=other)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["other"]
 
 
 def test_a_base_that_moved_is_found_by_its_hash(adapter, base, tmp_path):
     moved = shutil.copytree(base, tmp_path / "moved")
-    merge(adapter, tmp_path / "merged", base=moved)
+    merge_adapter(adapter, tmp_path / "merged", base=moved)
     assert json.loads((tmp_path / "merged" / RECORD).read_text())["merge"]["rank"] == 4
 
 

@@ -9,7 +9,15 @@ from agentgrpo.chat.messages import Message, num_chars
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Score
 from reward_model.datatypes import ROLLOUTS
-from reward_model.pairs_from_rollouts import Candidate, Rollout, balanced, candidates, is_held_out, main, read_rollouts
+from reward_model.pairs_from_rollouts import (
+    Candidate,
+    SavedRollout,
+    balanced,
+    candidates,
+    is_held_out,
+    main,
+    read_rollouts,
+)
 from reward_model.preferences import read_preferences
 from sql_agent.datatypes import RolloutRecord
 
@@ -214,7 +222,9 @@ def test_a_wrong_side_without_an_answer_is_in_no_pair_unless_a_right_one_is(told
 
 def rollout(task, right, chars, calls=0, answered=True):
     side = [Message(role="assistant", content="x" * chars)]
-    return Rollout(task, "k", (Message(role="user", content=task),), tuple(side * (calls + 1)), right, answered, "")
+    return SavedRollout(
+        task, "k", (Message(role="user", content=task),), tuple(side * (calls + 1)), right, answered, ""
+    )
 
 
 ROLLOUT = st.tuples(st.booleans(), st.integers(1, 400), st.integers(0, 2), st.booleans())

@@ -111,7 +111,7 @@ def test_datasets_reads_a_file_and_trl_and_we_tokenise_it_alike(tmp_path, monkey
     from trl.trainer.reward_config import RewardConfig
     from trl.trainer.reward_trainer import RewardTrainer
 
-    from reward_model.scorer import encode_conversation
+    from reward_model.scorer import encode_truncated
     from sql_agent.tiny_policy.tokenizer import build_tokenizer
 
     wide = Preference(prompt=(Message(role="user", content="x" * 100_000),), chosen=(YES,), rejected=(NO,))
@@ -125,10 +125,7 @@ def test_datasets_reads_a_file_and_trl_and_we_tokenise_it_alike(tmp_path, monkey
     args = RewardConfig(output_dir=str(tmp_path / "run"), max_length=None, report_to=[], use_cpu=True)
     prepared = RewardTrainer._prepare_dataset(None, short, tokenizer, args, "train")  # pyright: ignore
     ours = [
-        [
-            list(encode_conversation(tokenizer, [*p.prompt, *side], tools=p.tools, max_length=10_000).ids)
-            for side in sides
-        ]
+        [list(encode_truncated(tokenizer, [*p.prompt, *side], tools=p.tools, max_length=10_000).ids) for side in sides]
         for p in (AGENT, PLAIN)
         for sides in [(p.chosen, p.rejected)]
     ]

@@ -1,6 +1,6 @@
 """Shared prefixes become a tree; the rest goes into micro-batches of similar length."""
 
-from reward_model.service.prefix_tree import Node, build_prefix_tree, make_micro_batches
+from reward_model.service.prefix_tree import PrefixNode, build_prefix_tree, make_micro_batches
 
 
 def planned(rows, min_saved=4):
@@ -9,28 +9,30 @@ def planned(rows, min_saved=4):
 
 def test_two_rows_that_share_enough_share_a_node():
     # 5 tokens in common, computed once instead of twice: 5 saved, 4 asked for
-    assert planned([(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 7)]) == Node(0, 0, [], [Node(0, 5, [1, 0])])
+    assert planned([(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 7)]) == PrefixNode(0, 0, [], [PrefixNode(0, 5, [1, 0])])
 
 
 def test_two_rows_that_share_little_are_left_alone():
-    assert planned([(1, 2, 3, 4), (1, 2, 3, 5)]) == Node(0, 0, [1, 0])
+    assert planned([(1, 2, 3, 4), (1, 2, 3, 5)]) == PrefixNode(0, 0, [1, 0])
 
 
 def test_groups_with_a_system_message_in_common_form_two_levels():
     system, ask, other = (1,) * 6, (2,) * 5, (3,) * 5
     rows = [system + ask + (7,), system + ask + (8,), system + other + (7,), system + other + (8,)]
     # the root's child holds the system message (6 tokens, 4 rows), its children the two questions (5 tokens, 2 rows)
-    assert planned(rows) == Node(0, 0, [], [Node(0, 6, [], [Node(6, 11, [3, 2]), Node(6, 11, [1, 0])])])
+    assert planned(rows) == PrefixNode(
+        0, 0, [], [PrefixNode(0, 6, [], [PrefixNode(6, 11, [3, 2]), PrefixNode(6, 11, [1, 0])])]
+    )
 
 
 def test_the_scored_token_is_never_shared():
     # the second row begins with the whole first one
     root = planned([(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7)])
-    assert root.children == [Node(0, 5, [1, 0])]
+    assert root.children == [PrefixNode(0, 5, [1, 0])]
 
 
 def test_a_limit_before_the_end_is_kept():
-    assert build_prefix_tree([(1, 1, 1, 1, 1, 2), (1, 1, 1, 1, 1, 3)], [4, 5], 4).children == [Node(0, 4, [1, 0])]
+    assert build_prefix_tree([(1, 1, 1, 1, 1, 2), (1, 1, 1, 1, 1, 3)], [4, 5], 4).children == [PrefixNode(0, 4, [1, 0])]
 
 
 def test_every_row_is_planned_once():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from reward_model.datatypes import Encoded, RewardScore
+from reward_model.datatypes import EncodedConversation, RewardScore
 from reward_model.service.request_queue import BusyError, RequestQueue
 
 
@@ -29,7 +29,7 @@ class Scripted:
 
 
 def said(*numbers):
-    return len(numbers), lambda: [Encoded((number,)) for number in numbers]
+    return len(numbers), lambda: [EncodedConversation((number,)) for number in numbers]
 
 
 async def until(condition):

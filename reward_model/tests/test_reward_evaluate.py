@@ -3,8 +3,8 @@ import json
 import pytest
 
 from agentgrpo.stats import wilson_interval
-from reward_model.datatypes import Encoded, Preference, RewardScore
-from reward_model.evaluate import baselines, by_length, evaluate, main, percent, score_sides, share
+from reward_model.datatypes import EncodedConversation, Preference, RewardScore
+from reward_model.evaluate import baselines, by_length, evaluate_scorer, format_accuracy, main, score_sides, share
 from reward_model.measures import FLUENT
 from reward_model.scorer import Scorer
 from reward_model.tests.conftest import assistant, counting_pairs, user
@@ -17,7 +17,7 @@ class Scripted:
         self.scores, self.batches = scores, []
 
     def encode(self, messages, tools=None):
-        return Encoded(tuple(map(ord, messages[-1].content)) or (0,))
+        return EncodedConversation(tuple(map(ord, messages[-1].content)) or (0,))
 
     def score(self, batch):
         self.batches.append([len(encoded.ids) for encoded in batch])
@@ -36,7 +36,7 @@ SCORES = {"good": 3, "bad": 1, "meh": 0, "fine": 1, "same": 2, "equal": 2, "long
 
 @pytest.fixture(scope="module")
 def result():
-    return evaluate(Scripted(SCORES), ROWS)
+    return evaluate_scorer(Scripted(SCORES), ROWS)
 
 
 def test_accuracy_counts_a_tie_half_and_draws_prompts_whole(result):
@@ -52,7 +52,7 @@ def test_accuracy_counts_a_tie_half_and_draws_prompts_whole(result):
 
 def test_a_single_prompt_has_no_interval_over_prompts():
     assert share([1.0, 0.5], ["a", "a"])["prompt_interval"] is None
-    assert percent(share([1.0], ["a"])) == ("100.0%", "20.7 to 100.0%", "-")  # Wilson, 1 of 1: 1 / (1 + 1.96^2)
+    assert format_accuracy(share([1.0], ["a"])) == ("100.0%", "20.7 to 100.0%", "-")  # Wilson, 1 of 1: 1 / (1 + 1.96^2)
 
 
 def test_margin_and_what_a_reward_needs(result):
@@ -73,7 +73,7 @@ def test_bad_answers_are_set_against_the_chosen_one(result):
 
 
 def test_where_all_pairs_have_one_prompt_no_other_tasks_answer_counts():
-    assert "another task's answer" not in evaluate(Scripted(SCORES), ROWS[:2])["adversarial"]
+    assert "another task's answer" not in evaluate_scorer(Scripted(SCORES), ROWS[:2])["adversarial"]
 
 
 def test_rules_are_measured_in_both_directions():
@@ -146,7 +146,7 @@ def test_the_command_shows_a_table_and_writes_numbers_and_a_picture(adapter, pai
     assert main(["--model", str(adapter), "--data", str(pairs), "--output", str(tmp_path / "out")]) == 0
     written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert set(written) == KEYS
-    again = evaluate(Scorer.load(adapter), counting_pairs(24))
+    again = evaluate_scorer(Scorer.load(adapter), counting_pairs(24))
     assert written["accuracy"]["value"] == pytest.approx(again["accuracy"]["value"])
     assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().out

@@ -11,8 +11,8 @@ from transformers import AutoModelForSequenceClassification
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.hub import ModelError
 from agentgrpo.printed_commands import agentgrpo_command
-from reward_model.datatypes import Encoded, RewardScore
-from reward_model.scorer import RECORD, Scorer, encode_conversation
+from reward_model.datatypes import EncodedConversation, RewardScore
+from reward_model.scorer import RECORD, Scorer, encode_truncated
 from reward_model.tests.conftest import assistant, user
 
 BOUND = 1e-5
@@ -52,11 +52,11 @@ def test_the_head_reads_the_last_token_and_no_padding(scorer):
 
 def test_what_is_too_long_loses_its_beginning_and_says_so(scorer):
     messages = [user("no " * 50 + "yes"), assistant("42")]
-    whole = encode_conversation(scorer.tokenizer, messages, tools=None, max_length=1000)
+    whole = encode_truncated(scorer.tokenizer, messages, tools=None, max_length=1000)
     assert not whole.truncated
     for limit, truncated in ((len(whole.ids), False), (len(whole.ids) - 1, True), (10, True)):
-        cut = encode_conversation(scorer.tokenizer, messages, tools=None, max_length=limit)
-        assert cut == Encoded(whole.ids[-limit:], truncated)
+        cut = encode_truncated(scorer.tokenizer, messages, tools=None, max_length=limit)
+        assert cut == EncodedConversation(whole.ids[-limit:], truncated)
     assert scorer.score([scorer.encode(messages)])[0].truncated
     assert scorer.tokenizer.decode(whole.ids[-3:]) == "2<|im_end|>\n"
 

@@ -6,21 +6,23 @@ import time
 import pytest
 
 from reward_model.service import strict_json
-from reward_model.service.strict_json import UnreadableError, read_json
+from reward_model.service.strict_json import UnreadableError, read_strict_json
 
 
 def test_what_is_json_is_read():
-    assert read_json(b'{"a": [1, 2.5, null, "\xc3\xa9", {"b": true}]}') == {"a": [1, 2.5, None, "é", {"b": True}]}
+    assert read_strict_json(b'{"a": [1, 2.5, null, "\xc3\xa9", {"b": true}]}') == {
+        "a": [1, 2.5, None, "é", {"b": True}]
+    }
 
 
 def test_numbers_are_read_to_the_last_bit():
     numbers = "[0.1, 1e23, 5e-324, 1e-400, 2.2250738585072011e-308, 9007199254740993.0, 1e298, 123456789012345678901]"
     expected = [0.1, 1e23, 5e-324, 0.0, 2.2250738585072011e-308, 9007199254740992.0, 1e298, 123456789012345678901]
-    assert read_json(numbers.encode()) == expected
+    assert read_strict_json(numbers.encode()) == expected
 
 
 def test_both_halves_of_a_surrogate_pair_are_a_character():
-    assert read_json('["\\ud83d\\ude00"]') == ["😀"]
+    assert read_strict_json('["\\ud83d\\ude00"]') == ["😀"]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_what_is_no_json_is_refused_by_field(text, field, message):
     """Each is read as a body, and as a text inside one."""
     for given in {text, text if isinstance(text, bytes) else text.encode()}:
         with pytest.raises(UnreadableError, match=message) as caught:
-            read_json(given)
+            read_strict_json(given)
         assert caught.value.field == field
 
 
@@ -54,21 +56,23 @@ def test_a_key_said_twice_among_100_000_is_found_in_one_pass():
     keys = [f'"{number}": 0' for number in range(100_000)]
     began = time.monotonic()
     with pytest.raises(UnreadableError, match="twice") as caught:
-        read_json("{" + ",".join([*keys, '"99999": 1']) + "}")
+        read_strict_json("{" + ",".join([*keys, '"99999": 1']) + "}")
     assert caught.value.field == "99999"
     assert time.monotonic() - began < 2
 
 
 def test_an_object_has_a_thousand_keys_at_most():
-    assert len(read_json(json.dumps(dict.fromkeys(map(str, range(1000)), 0)).encode())) == 1000
+    assert len(read_strict_json(json.dumps(dict.fromkeys(map(str, range(1000)), 0)).encode())) == 1000
     for inside in ("", "[" * 64):
         with pytest.raises(UnreadableError, match="an object of more than 1000 keys"):
-            read_json((inside + json.dumps(dict.fromkeys(map(str, range(1001)), 0)) + "]" * len(inside)).encode())
+            read_strict_json(
+                (inside + json.dumps(dict.fromkeys(map(str, range(1001)), 0)) + "]" * len(inside)).encode()
+            )
 
 
 @pytest.mark.parametrize("text", ["{" * 20_000, "[" * 20_000, '\\"{[' * 21_000, "\\" * 9_999 + "[" * 20_000])
 def test_brackets_in_texts_are_no_objects_or_lists(text):
-    assert read_json(json.dumps({"a": text, "b": [1]}).encode()) == {"a": text, "b": [1]}
+    assert read_strict_json(json.dumps({"a": text, "b": [1]}).encode()) == {"a": text, "b": [1]}
 
 
 def test_no_loop_goes_over_the_values_of_a_body_without_fault(monkeypatch):
@@ -76,4 +80,4 @@ def test_no_loop_goes_over_the_values_of_a_body_without_fault(monkeypatch):
     monkeypatch.setattr(strict_json, "_has_many_keys", None)
     monkeypatch.setattr(strict_json, "_unreadable", None)
     body = {"text_1": "a", "text_2": [1, -2.5, "1e400", "\U0001f600"] * 8_000}
-    assert read_json(json.dumps(body).encode()) == body
+    assert read_strict_json(json.dumps(body).encode()) == body

@@ -7,17 +7,17 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
 
-from agentgrpo import signed
+from agentgrpo import signed_checkpoints
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
 from agentgrpo.checks import UsageError
-from agentgrpo.pair_training import metrics_line, rename
+from agentgrpo.pair_training import metrics_line, rename_metrics
 from agentgrpo.run_folder import METRICS
 from reward_model.arguments import TrainingArguments
 from reward_model.datatypes import Preference, prompt_key
 from reward_model.preferences import PreferenceFileError, split_by_prompt
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
-from reward_model.training import LINE, RENAMED, PairTrainer, RewardRunLog, checkpoint_to_resume, encode_pairs
+from reward_model.training import LINE, RENAMED, PairTrainer, RewardRunLog, checkpoint_to_resume, encode_preferences
 
 # Splitting ------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def test_pairs_are_encoded_as_trl_encodes_them(base, max_length):
         SimpleNamespace(dataset_num_proc=None, max_length=max_length),
         "train",
     )
-    ours = encode_pairs(rows, tokenizer, max_length, "pairs.jsonl")
+    ours = encode_preferences(rows, tokenizer, max_length, "pairs.jsonl")
     assert len(ours) == (6 if max_length else 7)
     assert ours["chosen_ids"][:] == theirs["chosen_ids"][:]
     assert ours["rejected_ids"][:] == theirs["rejected_ids"][:]
@@ -114,11 +114,11 @@ def test_pairs_are_encoded_as_trl_encodes_them(base, max_length):
 
 def test_where_all_pairs_are_too_long_the_shortest_is_named(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
-    longest = len(encode_pairs(counting_pairs(1), tokenizer, None, "p")["chosen_ids"][0])
-    assert len(encode_pairs(counting_pairs(1), tokenizer, longest, "p")) == 1
+    longest = len(encode_preferences(counting_pairs(1), tokenizer, None, "p")["chosen_ids"][0])
+    assert len(encode_preferences(counting_pairs(1), tokenizer, longest, "p")) == 1
     words = f"all 1 pairs of p are longer than --max-length {longest - 1}; the shortest has {longest} tokens"
     with pytest.raises(UsageError, match=words):
-        encode_pairs(counting_pairs(1), tokenizer, longest - 1, "p")
+        encode_preferences(counting_pairs(1), tokenizer, longest - 1, "p")
 
 
 def test_a_row_that_the_template_refuses_is_named(base):
@@ -129,13 +129,13 @@ def test_a_row_that_the_template_refuses_is_named(base):
         r"\(TemplateError: roles must alternate\); leave such rows out"
     )
     with pytest.raises(PreferenceFileError, match=words):
-        encode_pairs([counting_pairs(1)[0], AGENT], tokenizer, None, "p")
+        encode_preferences([counting_pairs(1)[0], AGENT], tokenizer, None, "p")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    assert len(encode_pairs(counting_pairs(1), tokenizer, None, "p")) == 1
+    assert len(encode_preferences(counting_pairs(1), tokenizer, None, "p")) == 1
     with pytest.raises(
         PreferenceFileError, match=r"'How many\?': .* leaves out the arguments of tool calls; leave such"
     ):
-        encode_pairs([counting_pairs(1)[0], AGENT], tokenizer, None, "p")
+        encode_preferences([counting_pairs(1)[0], AGENT], tokenizer, None, "p")
 
 
 # The log --------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_a_row_that_the_template_refuses_is_named(base):
 
 def test_the_trainers_numbers_get_our_names_and_what_is_left_out_is_named_there():
     logs = {"loss": 0.7, "eval_loss": 0.6, "eval_accuracy": 1.0, "eval_runtime": 2.0, "train_samples_per_second": 9.0}
-    assert rename(logs, RENAMED) == {
+    assert rename_metrics(logs, RENAMED) == {
         "pair/loss": 0.7,
         "val/pair/loss": 0.6,
         "val/pair/accuracy": 1.0,
@@ -190,7 +190,7 @@ def checkpoints(output, **steps):
         folder.mkdir(parents=True)
         (folder / "model.safetensors").touch()
         if state != "torn":
-            signed.seal(folder, RECORD, RUN)
+            signed_checkpoints.seal(folder, RECORD, RUN)
         if state == "changed":
             (folder / "model.safetensors").write_bytes(b"x")
 
@@ -259,7 +259,9 @@ def test_a_checkpoint_that_this_user_did_not_sign_is_refused(tmp_path, resume):
     folder = tmp_path / "checkpoint-2"
     (folder / RECORD).write_text(json.dumps(RUN))
     named = arguments(tmp_path, "auto" if resume == "auto" else folder)
-    with pytest.raises(signed.NotOursError, match=r"checkpoint-2/reward_model.json is not signed.*agentgrpo accept"):
+    with pytest.raises(
+        signed_checkpoints.NotOursError, match=r"checkpoint-2/reward_model.json is not signed.*agentgrpo accept"
+    ):
         checkpoint_to_resume(named, RUN)
 
 
@@ -270,7 +272,7 @@ def test_a_checkpoint_that_this_user_did_not_sign_is_refused(tmp_path, resume):
 def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, tmp_path, tokens):
     tokenizer = AutoTokenizer.from_pretrained(base)
     long = Preference(prompt=(user("count on " * 10),), chosen=(assistant("1"),), rejected=(assistant("2 " * 9),))
-    rows = encode_pairs([long, *counting_pairs(4)], tokenizer, 256, "rows")
+    rows = encode_preferences([long, *counting_pairs(4)], tokenizer, 256, "rows")
     args = TrainingArguments(
         output_dir=str(tmp_path), use_cpu=True, disable_dropout=True, micro_batch_tokens=tokens, report_to="none",
         per_device_train_batch_size=5, eval_strategy="no",

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from reward_model.validate import MAX_LISTED, check_file, main
+from reward_model.validate import MAX_LISTED, check_preference_file, main
 
 USER, YES, NO = (
     {"role": role, "content": text} for role, text in [("user", "1?"), ("assistant", "yes"), ("assistant", "no")]
@@ -49,7 +49,7 @@ def write(path, *rows):
 )
 def test_every_fault_of_a_row_is_named_with_its_field(tmp_path, row, faults):
     path = write(tmp_path / "p.jsonl", GOOD, row)
-    report = check_file(path)
+    report = check_preference_file(path)
     assert report.listed == [f"{path}, row 2, {fault}" for fault in faults]
     assert (report.rows, report.faults, report.summary.pairs) == (2, len(faults), 1 if faults else 2)
 

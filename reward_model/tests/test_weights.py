@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentgrpo.hub import ModelError
-from agentgrpo.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
+from agentgrpo.weights import HEAD, LANGUAGE_HEADS, check_adapter_weights, check_weights_fit, wrong_head
 from reward_model.scorer import Scorer, check_base
 
 EMBEDDINGS, UP = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
@@ -77,22 +77,22 @@ HIDDEN = 32  # of the base: 32 wide, 64 in the feed-forward layer, 2 heads of 16
 def test_what_is_missing_unexpected_or_of_another_shape_is_named(base, tmp_path, weights, config, faults, shards):
     folder = changed(base, tmp_path / "m", weights=weights, config=config, shards=shards)
     said = f"the weights of {folder} do not fit its config.json as a Qwen3ForCausalLM: {faults}"
-    assert misfit(folder, "ForCausalLM") == (faults and said)
+    assert check_weights_fit(folder, "ForCausalLM") == (faults and said)
 
 
 @pytest.mark.parametrize("name", [EMBEDDINGS, UP, Q, "model.norm.weight", "model.layers.0.input_layernorm.weight"])
 def test_every_tensor_counts(base, tmp_path, name):
     assert f"missing ({'lm_head.weight, ' if name == EMBEDDINGS else ''}{name})" in str(
-        misfit(changed(base, tmp_path / "without", weights={name: None}), "ForCausalLM")
+        check_weights_fit(changed(base, tmp_path / "without", weights={name: None}), "ForCausalLM")
     )
     assert f"1 of another shape ({name}: 7, expected" in str(
-        misfit(changed(base, tmp_path / "other", weights={name: [7]}), "ForCausalLM")
+        check_weights_fit(changed(base, tmp_path / "other", weights={name: [7]}), "ForCausalLM")
     )
 
 
 def test_of_many_names_three_are_said(base, tmp_path):
     folder = changed(base, tmp_path / "m", config={"num_hidden_layers": 2, "layer_types": None})
-    assert str(misfit(folder, "ForCausalLM")).endswith(
+    assert str(check_weights_fit(folder, "ForCausalLM")).endswith(
         "11 missing (model.layers.1.input_layernorm.weight, model.layers.1.mlp.down_proj.weight, "
         "model.layers.1.mlp.gate_proj.weight and 8 more)"
     )
@@ -100,7 +100,10 @@ def test_of_many_names_three_are_said(base, tmp_path):
 
 def test_tied_weights_may_both_be_in_the_file(base, tmp_path):
     rows = len(load_file(base / FILE)[EMBEDDINGS])
-    assert misfit(changed(base, tmp_path / "m", weights={"lm_head.weight": [rows, HIDDEN]}), "ForCausalLM") is None
+    assert (
+        check_weights_fit(changed(base, tmp_path / "m", weights={"lm_head.weight": [rows, HIDDEN]}), "ForCausalLM")
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_tied_weights_may_both_be_in_the_file(base, tmp_path):
     ],
 )
 def test_a_config_that_makes_no_model_is_said_in_a_line(base, tmp_path, config, words):
-    fault = misfit(changed(base, tmp_path / "m", config=config), "ForCausalLM")
+    fault = check_weights_fit(changed(base, tmp_path / "m", config=config), "ForCausalLM")
     assert words in str(fault)
     assert "\n" not in str(fault)
 
@@ -130,15 +133,15 @@ def test_a_pickle_of_tensors_fits_and_one_of_a_program_is_refused_and_not_run(ba
     tensors = load_file(folder / FILE)
     (folder / FILE).unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
-    assert misfit(folder, "ForCausalLM") is None
+    assert check_weights_fit(folder, "ForCausalLM") is None
     torch.save(tensors | {"a": Program(tmp_path / "ran")}, folder / "pytorch_model.bin")
     said = f"the weights of {folder} (*.bin) are no pickle of plain tensors: it may run a program, or is damaged"
-    assert misfit(folder, "ForCausalLM") == said
+    assert check_weights_fit(folder, "ForCausalLM") == said
     assert not (tmp_path / "ran").exists()
     (folder / "pytorch_model.bin").write_bytes(b"no pickle")
-    assert misfit(folder, "ForCausalLM") == said
+    assert check_weights_fit(folder, "ForCausalLM") == said
     (folder / "pytorch_model.bin").write_bytes(b"")
-    assert "cannot be loaded as a model ForCausalLM (EOFError" in str(misfit(folder, "ForCausalLM"))
+    assert "cannot be loaded as a model ForCausalLM (EOFError" in str(check_weights_fit(folder, "ForCausalLM"))
 
 
 @pytest.mark.parametrize(
@@ -166,9 +169,11 @@ def test_a_reward_model_may_lack_its_new_head_and_leave_the_old_one(base, tmp_pa
         base, tmp_path / "m", weights={"lm_head.weight": [rows, HIDDEN]}, config={"tie_word_embeddings": False}
     )
     for folder in (base, untied):
-        becomes = misfit(folder, "ForSequenceClassification", num_labels=1, new=HEAD, unused=LANGUAGE_HEADS)
+        becomes = check_weights_fit(folder, "ForSequenceClassification", num_labels=1, new=HEAD, unused=LANGUAGE_HEADS)
         assert becomes is None
-    assert str(misfit(base, "ForSequenceClassification", num_labels=1)).endswith(": 1 missing (score.weight)")
+    assert str(check_weights_fit(base, "ForSequenceClassification", num_labels=1)).endswith(
+        ": 1 missing (score.weight)"
+    )
 
 
 def test_reward_training_and_the_service_refuse_what_does_not_fit(base, tmp_path):
@@ -201,7 +206,7 @@ def test_an_adapter_has_to_fit_its_base(base, adapter, tmp_path, change, words):
         if shape is not None:
             tensors[name] = torch.zeros(shape)
     save_file(tensors, folder / "adapter_model.safetensors")
-    fault = adapter_misfit(folder, base, "ForSequenceClassification", num_labels=1)
+    fault = check_adapter_weights(folder, base, "ForSequenceClassification", num_labels=1)
     if words is None:
         assert fault is None
         return
@@ -211,4 +216,4 @@ def test_an_adapter_has_to_fit_its_base(base, adapter, tmp_path, change, words):
 
 
 def test_a_reward_models_adapter_is_no_policys(base, adapter):
-    assert "score.weight" in str(adapter_misfit(adapter, base, "ForCausalLM"))
+    assert "score.weight" in str(check_adapter_weights(adapter, base, "ForCausalLM"))

@@ -22,7 +22,7 @@ from sql_agent.model_check import fetch_again
 from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
 from sql_agent.settings.tuning import SftConfig
-from sql_agent.sft.run import next_commands
+from sql_agent.sft.run import commands_after_sft
 
 OF_THE_START = (".lock", "run.json", "config.yaml", "metrics.jsonl", "checkpoints/README.md", "README.md")
 
@@ -138,7 +138,7 @@ def test_a_report_of_binary_files_is_refused_with_their_name(tmp_path, name, con
 def test_what_is_printed_to_be_pasted_is_one_word_a_path(tmp_path):
     output = Path("out puts/it's; here")
     for source in ("dbbench", "gsm8k:my data.jsonl", "rows.jsonl"):
-        for command in next_commands(
+        for command in commands_after_sft(
             SftConfig(model_path="m", dataset=source, output_dir=output), None, is_adapter=True
         ):
             words = shlex.split(command)

@@ -12,7 +12,7 @@ from agentgrpo import INTERFACE
 from agentgrpo.checks import CHECKS
 from bench.main_job import PARTS
 from sql_agent.credit.registry import ESTIMATORS, LOSSES
-from sql_agent.names import ENVIRONMENTS, OWN, SAMPLERS
+from sql_agent.names import ENVIRONMENTS, SAMPLERS, USER
 from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_every_function_class_and_method_is_used_outside_the_tests():
     unused = [*vulture.unused_funcs, *vulture.unused_classes, *vulture.unused_methods, *vulture.unused_props]
     by_name = (
         [patch.by for patch in PATCHES]
-        + [*ENVIRONMENTS.values(), OWN, *ESTIMATORS.values(), *LOSSES.values(), *SAMPLERS.values()]
+        + [*ENVIRONMENTS.values(), USER, *ESTIMATORS.values(), *LOSSES.values(), *SAMPLERS.values()]
         + [check.run for check in CHECKS]
         + [":".join(part) for part in PARTS.values()]
     )

@@ -26,11 +26,11 @@ from sql_agent.settings.load import load_config
 from sql_agent.settings.local import GreedyGrpoConfig, LocalGrpoConfig
 from sql_agent.settings.single_skill import TaskConfig
 from sql_agent.settings.tuning import SftConfig
-from sql_agent.sft.run import prepare
+from sql_agent.sft.run import prepare_sft
 from sql_agent.startup import search as apo
 from sql_agent.startup.plan import choose_tasks
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
-from sql_agent.trained_on import Source, TrainedOn, read_trained_on, write_trained_on
+from sql_agent.trained_on import TaskSource, TrainedOn, read_trained_on, write_trained_on
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (0, 3)
@@ -83,7 +83,7 @@ def served(app, root: Path | None = None) -> Iterator[str]:
 
 def fine_tuned(cfg: SftConfig) -> TrainedOn:
     """What fine-tuning learns and holds out, as it is known before the first step."""
-    return prepare(cfg, resume=False, say=lambda line: None).trained_on
+    return prepare_sft(cfg, resume=False, say=lambda line: None).trained_on
 
 
 def evaluated(file: Path, out: Path, *flags: str) -> list[str]:
@@ -161,7 +161,7 @@ def test_every_command_holds_the_same_questions_of_a_database_out(random_policy_
 def learnt_by(model: Path, folder: Path, settings: EnvironmentSettings, found) -> Path:
     """A copy of a model that has learnt these tasks."""
     shutil.copytree(model, folder)
-    source = Source(command="agentgrpo sft", tasks="tasks.jsonl", learnt=len(found), held_out=0)
+    source = TaskSource(command="agentgrpo sft", tasks="tasks.jsonl", learnt=len(found), held_out=0)
     prints = tuple(sorted(fingerprints(settings, found)))
     write_trained_on(folder, TrainedOn(env=settings.type, sources=(source,), learnt=prints))
     return folder

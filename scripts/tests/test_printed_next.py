@@ -11,10 +11,10 @@ import pytest
 
 from agentgrpo.printed_commands import ROOT, agentgrpo_command, install_extra, program_command
 from sql_agent.commands.local import next_command
-from sql_agent.dpo.run import next_commands as after_dpo
+from sql_agent.dpo.run import commands_after_dpo as after_dpo
 from sql_agent.settings.local import LocalGrpoConfig
 from sql_agent.settings.tuning import DpoConfig, SftConfig
-from sql_agent.sft.run import next_commands as after_sft
+from sql_agent.sft.run import commands_after_sft as after_sft
 
 OUT = Path("outputs/a run")
 """A folder whose name a shell would split."""

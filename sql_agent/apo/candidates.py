@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from agentgrpo.outputs import written
 from sql_agent.source.datatypes import Rollout
-from sql_agent.success import Rate
+from sql_agent.success_rate import Rate
 
 Purpose = Literal["gradient", "selection", "held-out"]
 
@@ -47,7 +47,7 @@ class Candidates:
 
     def add_result(self, version: str, text: str, purpose: Purpose, results: Sequence[Rollout]) -> None:
         entry = {"version": version, "parent": self._parents[text], "instructions": text, "results": []}
-        self._played.setdefault(version, entry)["results"].append({"tasks": purpose, **summary(results)})
+        self._played.setdefault(version, entry)["results"].append({"tasks": purpose, **summarize_results(results)})
         self._write()
 
     def _write(self) -> None:
@@ -56,10 +56,10 @@ class Candidates:
             part.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def summary(results: Sequence[Rollout]) -> dict[str, Any]:
+def summarize_results(results: Sequence[Rollout]) -> dict[str, Any]:
     """Rollouts without a reward are in no mean, and counted by reason."""
     rewards = [result.reward for result in results if result.reward is not None]
-    success = rate(results)
+    success = success_rate_of(results)
     return {
         "n": len(results),
         "reward": sum(rewards) / len(rewards) if rewards else None,
@@ -69,5 +69,5 @@ def summary(results: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def rate(results: Sequence[Rollout]) -> Rate:
+def success_rate_of(results: Sequence[Rollout]) -> Rate:
     return Rate.of([None if result.lost else result.success for result in results])

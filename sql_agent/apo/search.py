@@ -23,7 +23,7 @@ from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, Versioned
 from openai import AsyncOpenAI, OpenAIError
 
 from agentgrpo.outputs import written
-from sql_agent.apo.candidates import Candidates, Purpose, rate, summary
+from sql_agent.apo.candidates import Candidates, Purpose, success_rate_of, summarize_results
 from sql_agent.apo.lit_agent import INSTRUCTIONS
 from sql_agent.environments.base import InstructionsError, Taskset
 from sql_agent.lightning.algorithm import first_of, heartbeat, tell_store, until_no_runner_is_left
@@ -31,7 +31,7 @@ from sql_agent.lightning.spans import read_outcome
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.model_servers.ask import failure_text
 from sql_agent.model_servers.chat_client import ChatClient
-from sql_agent.report.reading import Change
+from sql_agent.report.reading import ValidationChange
 from sql_agent.settings.groups import MAX_RETRIES
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import Rollout
@@ -117,7 +117,7 @@ class InstructionsSearch(APO[Json]):
     async def _search(self) -> None:
         random.seed(self.cfg.seed)  # upstream draws tasks and the forms of its requests from it
         before = await self._measure(self.seed)
-        self.say(f"held-out success before  {rate(before)}")
+        self.say(f"held-out success before  {success_rate_of(before)}")
         await super().run(train_dataset=self.tasks.gradient, val_dataset=self.tasks.selection)
         best = VersionedPromptTemplate(self._history_best_version or "v0", self.get_best_prompt())
         after = before if best.version == self.seed.version else await self._measure(best)
@@ -135,8 +135,8 @@ class InstructionsSearch(APO[Json]):
             for a, b in zip(before, after, strict=True)
             if not a.lost and not b.lost and None not in (a.success, b.success)
         ]
-        change = Change(len(pairs), sum(b and not a for a, b in pairs), sum(a and not b for a, b in pairs))
-        self.say(f"held-out success after   {rate(after)}")
+        change = ValidationChange(len(pairs), sum(b and not a for a, b in pairs), sum(a and not b for a, b in pairs))
+        self.say(f"held-out success after   {success_rate_of(after)}")
         self.say(f"change                   {change}")
         self.say(f"best instructions        {self.cfg.run_dir / 'prompt.txt'} ({best.version})")
 
@@ -173,7 +173,7 @@ class InstructionsSearch(APO[Json]):
         return judged, score
 
     def _line(self, prompt: VersionedPromptTemplate, purpose: Purpose, score: float, seconds: float) -> str:
-        parent, found = self.candidates.parent(prompt.prompt_template.template), summary(self._results)
+        parent, found = self.candidates.parent(prompt.prompt_template.template), summarize_results(self._results)
         lost = sum(found["lost"].values())
         return (
             f"{prompt.version}{f' (from {parent})' if parent else ''}: {purpose} reward {score:.3f}, solved "

@@ -25,7 +25,7 @@ START = "doc/cluster.md has the commands"
 
 
 @dataclass(frozen=True)
-class Node:
+class RayNode:
     """What Ray says of a node."""
 
     id: str
@@ -40,7 +40,7 @@ class Node:
         return f"node {self.host} ({self.address})"
 
 
-def find(address: str) -> str:
+def find_cluster(address: str) -> str:
     """HOST:PORT of a cluster, of `auto` that of the Ray on this machine.
 
     Raises:
@@ -96,7 +96,7 @@ def check_token(address: str) -> None:
         ) from None
 
 
-def nodes(address: str) -> list[Node]:
+def nodes(address: str) -> list[RayNode]:
     """The nodes that are alive, by their addresses.
 
     For some 20 s more Ray takes a node for alive whose raylet was killed, also beside one started in its place. So a
@@ -123,7 +123,7 @@ def _refuses(address: str, port: int) -> bool:
     return False
 
 
-def _listed(address: str) -> list[tuple[Node, int]]:
+def _listed(address: str) -> list[tuple[RayNode, int]]:
     """Nodes with the ports of their raylets."""
     import grpc
 
@@ -134,7 +134,7 @@ def _listed(address: str) -> list[tuple[Node, int]]:
     return sorted(
         (
             (
-                Node(
+                RayNode(
                     each.node_id.hex(),
                     each.node_manager_hostname,
                     each.node_manager_address,
@@ -150,7 +150,7 @@ def _listed(address: str) -> list[tuple[Node, int]]:
     )
 
 
-def wait_for(address: str, wanted: int, per_node: int, wait_s: float) -> list[Node]:
+def wait_for(address: str, wanted: int, per_node: int, wait_s: float) -> list[RayNode]:
     """The nodes, once so many of them can train; after `wait_s` those that there are."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -160,7 +160,7 @@ def wait_for(address: str, wanted: int, per_node: int, wait_s: float) -> list[No
         time.sleep(0.5)
 
 
-def own_node(there: Collection[Node], address: str) -> Node:
+def own_node(there: Collection[RayNode], address: str) -> RayNode:
     """The node that is this machine.
 
     Raises:

@@ -28,7 +28,7 @@ from agentgrpo.machine import ENGINES, HOME, ROOT, gpu_memory, installed_version
 from agentgrpo.processes import Events, end_with_parent
 from agentgrpo.settings import Settings
 from sql_agent.cluster import gcs
-from sql_agent.cluster.gcs import Node
+from sql_agent.cluster.gcs import RayNode
 from sql_agent.cluster.network import TOKEN_MODE, Network, actor_on, interfaces
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig
 
@@ -135,12 +135,12 @@ def why_unshared(meeting: Path, wait_s: float = SHARED_S) -> str:
 # Sentences of what is wrong -------------------------------------------------------------------------------------------
 
 
-def able(nodes: Iterable[Node], per_node: int) -> list[Node]:
+def able(nodes: Iterable[RayNode], per_node: int) -> list[RayNode]:
     """The nodes that may train."""
     return [node for node in nodes if node.gpus >= per_node]
 
 
-def check_joined(nodes: Sequence[Node], wanted: int, per_node: int, address: str) -> Iterator[str]:
+def check_joined(nodes: Sequence[RayNode], wanted: int, per_node: int, address: str) -> Iterator[str]:
     joined = len(able(nodes, per_node))
     if joined < wanted:
         has = ", ".join(f"{node} has {node.gpus}" for node in nodes)
@@ -151,7 +151,7 @@ def check_joined(nodes: Sequence[Node], wanted: int, per_node: int, address: str
         )
 
 
-def check_gpus(gpus: Mapping[Node, int], device: str, n_gpus: int) -> Iterator[str]:
+def check_gpus(gpus: Mapping[RayNode, int], device: str, n_gpus: int) -> Iterator[str]:
     """
     Args:
         gpus: those that the driver lists on nodes that train.
@@ -167,14 +167,14 @@ def check_gpus(gpus: Mapping[Node, int], device: str, n_gpus: int) -> Iterator[s
                 )
 
 
-def check_versions(node: Node, there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+def check_versions(node: RayNode, there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
     names = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
     if names:
         wrong = ", ".join(f"{name} {there.get(name, 'missing')} (expected {here.get(name, 'none')})" for name in names)
         yield f"{node} has {wrong}; make the command's environment and code there, or share the folder {ROOT}"
 
 
-def check_shared(node: Node, there: NodeFacts, run_dir: Path) -> Iterator[str]:
+def check_shared(node: RayNode, there: NodeFacts, run_dir: Path) -> Iterator[str]:
     lacks = [f"{path} is not there" for path in there.missing]
     lacks += [f"the run's folder {run_dir} cannot be written ({there.unshared})"] if there.unshared else []
     if lacks:
@@ -184,7 +184,7 @@ def check_shared(node: Node, there: NodeFacts, run_dir: Path) -> Iterator[str]:
         )
 
 
-def check_shared_memory(node: Node, free: int, need: int) -> Iterator[str]:
+def check_shared_memory(node: RayNode, free: int, need: int) -> Iterator[str]:
     if free < need:
         yield (
             f"{SHARED_MEMORY} of {node} has {free / 2**20:,.0f} MiB free, expected {need / 2**20:,.0f} for the push of "
@@ -192,7 +192,7 @@ def check_shared_memory(node: Node, free: int, need: int) -> Iterator[str]:
         )
 
 
-def check_interface(node: Node, has: Mapping[str, str], asked: str | None) -> Iterator[str]:
+def check_interface(node: RayNode, has: Mapping[str, str], asked: str | None) -> Iterator[str]:
     """
     Args:
         has: interfaces by address.
@@ -207,7 +207,7 @@ def check_interface(node: Node, has: Mapping[str, str], asked: str | None) -> It
         )
 
 
-def check_room(free: Mapping[Node, tuple[float, float]], request: ClusterRequest, *, cpu: bool) -> Iterator[str]:
+def check_room(free: Mapping[RayNode, tuple[float, float]], request: ClusterRequest, *, cpu: bool) -> Iterator[str]:
     """Ray waits for ever for what it cannot give.
 
     Args:
@@ -244,11 +244,11 @@ def check_room(free: Mapping[Node, tuple[float, float]], request: ClusterRequest
         )
 
 
-def _listed(resources: Mapping[Node, tuple[float, float]]) -> str:
+def _listed(resources: Mapping[RayNode, tuple[float, float]]) -> str:
     return ", ".join(f"{node} has {gpus:g} GPUs and {cpus:g} CPUs" for node, (gpus, cpus) in resources.items())
 
 
-def emptiest_gpus(facts: Mapping[Node, NodeFacts], n_gpus: int) -> list[tuple[int, int, str]]:
+def emptiest_gpus(facts: Mapping[RayNode, NodeFacts], n_gpus: int) -> list[tuple[int, int, str]]:
     """Bytes in all and free of the emptiest GPUs of each node that may train, and the node."""
     sizes_of = {node: sorted(facts[node].gpu_bytes, key=lambda size: -size[1])[:n_gpus] for node in able(facts, n_gpus)}
     return [(total, free, str(node)) for node, sizes in sizes_of.items() for total, free in sizes]
@@ -304,7 +304,7 @@ def _inspect(request: ClusterRequest, events: Events) -> dict[str, Any]:
     """The fields of `Network`."""
     began, cluster, engine = time.monotonic(), request.cluster, request.engine
     assert cluster.ray_address is not None
-    address = gcs.find(cluster.ray_address)
+    address = gcs.find_cluster(cluster.ray_address)
     gcs.check_token(address)
     nodes = gcs.nodes(address)
     home = gcs.own_node(nodes, address)
@@ -351,7 +351,7 @@ def _refuse(sentences: Iterable[str]) -> None:
         raise UsageError("\n".join(found))
 
 
-def _join(address: str, home: Node) -> None:
+def _join(address: str, home: RayNode) -> None:
     import ray
 
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"  # a Ray job may name the same variable
@@ -382,7 +382,7 @@ def _meeting(run_dir: Path) -> Iterator[Path]:
                 run_dir.rmdir()
 
 
-def _facts(nodes: Sequence[Node], request: ClusterRequest, meeting: Path) -> dict[Node, NodeFacts]:
+def _facts(nodes: Sequence[RayNode], request: ClusterRequest, meeting: Path) -> dict[RayNode, NodeFacts]:
     import ray
     from ray.exceptions import RayError
 
@@ -404,7 +404,7 @@ def _facts(nodes: Sequence[Node], request: ClusterRequest, meeting: Path) -> dic
     return facts
 
 
-def _free(nodes: Iterable[Node]) -> dict[Node, tuple[float, float]]:
+def _free(nodes: Iterable[RayNode]) -> dict[RayNode, tuple[float, float]]:
     from ray._private.state import available_resources_per_node
 
     left = available_resources_per_node()

@@ -73,7 +73,7 @@ UNUSED = "this run leaves it unused, since it looks at nodes before it starts; t
 GO_ON = "give the same command again"
 
 
-def connect(place: tuple[str, int]) -> None:
+def check_reachable(place: tuple[str, int]) -> None:
     """Raises OSError: nobody answers there."""
     socket.create_connection(place, timeout=CONNECT_S).close()
 
@@ -96,7 +96,7 @@ class NodeWatch:
         used: Collection[str],
         lost: Callable[[str], None],
         say: Callable[[str], None],
-        connect: Callable[[tuple[str, int]], None] = connect,
+        connect: Callable[[tuple[str, int]], None] = check_reachable,
     ) -> None:
         host, _, port = head.rpartition(":")
         self._head = host, int(port)

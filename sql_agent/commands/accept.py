@@ -2,8 +2,8 @@
 
 Resuming from a checkpoint executes code in its pickles, so runs and trainings load only files that their own user
 signed. This command signs files that somebody else wrote, or that you wrote on another machine; copying that machine's
-key works as well (`agentgrpo.signed`). It loads nothing, and signs no file that is incomplete, changed, or another
-user's.
+key works as well (`agentgrpo.signed_checkpoints`). It loads nothing, and signs no file that is incomplete, changed, or
+another user's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agentgrpo import signed
+from agentgrpo import signed_checkpoints
 from agentgrpo.checkpoints import NAME, checkpoints
 from agentgrpo.flags import Parser
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder, name in found:
         try:
             fault = accept(folder, name, run_dir)
-        except signed.NotOursError as error:
+        except signed_checkpoints.NotOursError as error:
             fault = str(error)
         print(f"{folder}: {fault or 'signed'}")
         refused += fault is not None
@@ -56,11 +56,13 @@ def accept(folder: Path, name: str, run_dir: Path) -> str | None:
     Raises:
         NotOursError: something in the folder is another user's.
     """
-    signed.check_owner(folder, run_dir=run_dir)
-    record = signed.read(folder, name)
+    signed_checkpoints.check_owner(folder, run_dir=run_dir)
+    record = signed_checkpoints.read_record(folder, name)
     if isinstance(record, str):
         return record
-    fault = signed.fault_of(folder, {"files": {}, **record})
+    fault = signed_checkpoints.check_record_files(folder, {"files": {}, **record})
     if fault is None:
-        signed.seal(folder, name, {key: value for key, value in record.items() if key != signed.SIGNATURE})
+        signed_checkpoints.seal(
+            folder, name, {key: value for key, value in record.items() if key != signed_checkpoints.SIGNATURE}
+        )
     return fault

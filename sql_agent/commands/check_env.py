@@ -25,7 +25,7 @@ from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, EpisodeLostError, make_environment, with_observation
 from sql_agent.environments.rows import short
 from sql_agent.names import check_name
-from sql_agent.play.check import PLAYS, Report, check
+from sql_agent.play.check import PLAYS, CheckReport, check_plays
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show(console, environment, tasks, len(found))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        report = check(lambda: make_environment(settings), tasks)
+        report = check_plays(lambda: make_environment(settings), tasks)
     if printed.getvalue():
         report.add("note", f"it prints: {short(printed.getvalue())!r}")
     return _tell(console, report)
@@ -78,7 +78,7 @@ def _show(console: Console, environment: Environment, tasks: Sequence[Any], ther
         console.print(f"  {message['role']}: {escape(short(message['content'], 1000))}")
 
 
-def _tell(console: Console, report: Report) -> int:
+def _tell(console: Console, report: CheckReport) -> int:
     table = Table("play", box=None)
     for column in ("n", "worth", "least", "most", "solved", "lost"):
         table.add_column(column, justify="right")

@@ -42,7 +42,7 @@ class Leftovers:
     folders: list[Path]
 
 
-def find() -> list[Leftovers]:
+def find_leftovers() -> list[Leftovers]:
     """Find everything that carries a run's id, also of runs in progress."""
     ids = {run_id for _, run_id in marked(forks=True) if IS_RUN_ID.fullmatch(run_id)}
     names = (FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("*agentgrpo-*"))
@@ -65,14 +65,14 @@ def state_of(run_id: str) -> State:
         os.close(lock)
 
 
-def remove(left: Leftovers) -> bool:
+def remove_leftovers(left: Leftovers) -> bool:
     """End and remove what is left; return whether all of it is gone."""
     end_run(left.run_id, patience_s=5.0, forks=True)
     remove_folders(left.run_id)
     return not processes_of(left.run_id, forks=True) and not folders_of(left.run_id)
 
 
-def describe(left: Leftovers) -> str:
+def describe_leftovers(left: Leftovers) -> str:
     lines = [f"run {left.run_id}, {_STATES[left.state]}"]
     for pid in left.processes:
         with suppress(OSError):
@@ -111,15 +111,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.run_id is not None and not IS_RUN_ID.fullmatch(args.run_id):
         print(f"error: {args.run_id!r} is no run id: 12 digits and letters a to f, in run.json", file=sys.stderr)
         return 2
-    found = [left for left in find() if args.run_id in (None, left.run_id)]
+    found = [left for left in find_leftovers() if args.run_id in (None, left.run_id)]
     for left in found:
-        print(describe(left))
+        print(describe_leftovers(left))
     if args.run_id and any(left.state == "going on" for left in found):
         print(f"error: run {args.run_id} is still running; stop it first (SIGTERM to its command)", file=sys.stderr)
         return 2
     mine = [left for left in found if left.state == "over" or (args.run_id and left.state == "unknown")]
     if args.all or args.run_id:
-        gone = {left.run_id: remove(left) for left in mine}
+        gone = {left.run_id: remove_leftovers(left) for left in mine}
         for run_id, removed in gone.items():
             print(f"run {run_id}: {'removed' if removed else 'not all of it could be removed; list it again'}")
         if not all(gone.values()):

@@ -73,10 +73,10 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--val-file needs --train-file, the tasks to train on")
     if args.max_prompt_tokens is not None and args.max_prompt_tokens < 1:
         parser.error(f"--max-prompt-tokens is {args.max_prompt_tokens}; it has to be 1 or more")
-    return show(look(args))
+    return show(make_checks(args))
 
 
-def look(args: argparse.Namespace) -> list[tuple[str, Finding]]:
+def make_checks(args: argparse.Namespace) -> list[tuple[str, Finding]]:
     """Make the checks of what a run with these flags would use; prompts where model and database are sound."""
     port = STORE_PORT if args.port is None else args.port
     model = {"model": args.model, "protocol": args.protocol} if args.model else {}

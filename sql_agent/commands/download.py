@@ -18,8 +18,8 @@ from agentgrpo.commands import interruptible
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, failures_of_the_disk, written
 from dbbench_adapter.tasks.load import unpacked
-from dbbench_adapter.tasks.records import Fault, RawRecord
-from dbbench_adapter.validate import check_file, report_lines
+from dbbench_adapter.tasks.records import RawRecord, RowFault
+from dbbench_adapter.validate import check_task_file, report_lines
 
 HUB_ID = "csyq/LifelongAgentBench"
 # The folder of this benchmark in the data set on the hub.
@@ -89,7 +89,7 @@ def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, row in enumerate(rows):
         record = unpacked(RawRecord("", f"row {number}", dict(row), f"row {number}"))
-        if isinstance(record, Fault):
+        if isinstance(record, RowFault):
             raise SourceError(str(record))
         index = record.value.get("sample_index")
         if not isinstance(index, int) or str(index) in found:
@@ -114,7 +114,7 @@ def convert(source: str, output_dir: Path) -> list[str]:
     with interruptible(), tempfile.TemporaryDirectory(dir=output_dir) as folder, failures_of_the_disk(output_dir):
         unchecked = Path(folder) / target.name
         unchecked.write_text(json.dumps(found, ensure_ascii=False) + "\n", "utf-8")
-        report = check_file(unchecked)
+        report = check_task_file(unchecked)
         if report.faults:
             faults = "\n".join(map(str, report.faults))
             raise SourceError(f"{source}: these rows have faults; download the data again:\n{faults}")

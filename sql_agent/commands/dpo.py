@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentgrpo.hub import go_offline
-from sql_agent.commands.sft import Work, quiet_libraries, require_model, run_command
+from sql_agent.commands.sft import Work, quiet_libraries, require_start_model, run_command
 from sql_agent.settings.flags import read_flags, training_parser
 from sql_agent.settings.tuning import DpoConfig
 
 if TYPE_CHECKING:
     from reward_model.datatypes import Preference
-    from sql_agent.dpo.run import Run
+    from sql_agent.dpo.run import DpoRun
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     go_offline()
 
-    def load() -> "Work[Run]":
+    def load() -> "Work[DpoRun]":
         rows, held_out = read_pairs(cfg)
-        require_model(cfg)  # the default is made in a minute, so after the data are read
-        from sql_agent.dpo.run import prepare, train
+        require_start_model(cfg)  # the default is made in a minute, so after the data are read
+        from sql_agent.dpo.run import prepare_dpo, train_dpo
 
-        return lambda: prepare(cfg, rows, held_out, resume=args.resume), train
+        return lambda: prepare_dpo(cfg, rows, held_out, resume=args.resume), train_dpo
 
     return run_command(load, cfg, "dpo.json", "dpo.json", resume=args.resume)
 

@@ -41,7 +41,7 @@ def skill_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def summary(tasks: Sequence[Task], seconds: float, path: Path) -> list[str]:
+def describe_tasks(tasks: Sequence[Task], seconds: float, path: Path) -> list[str]:
     kinds = Counter(task.kind for task in tasks)
     skills = Counter(skill for task in tasks for skill in task.skills)
     return [
@@ -84,5 +84,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     with written(path) as unfinished:
         unfinished.write_text(json.dumps(entry_dict(tasks), ensure_ascii=False) + "\n", "utf-8")
-    print("\n".join(summary(tasks, time.monotonic() - start, path)))
+    print("\n".join(describe_tasks(tasks, time.monotonic() - start, path)))
     return 0

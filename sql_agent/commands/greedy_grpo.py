@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentgrpo.commands import say
-from sql_agent.commands.local import parser_of, read, start, train
+from sql_agent.commands.local import parser_of, read_local_settings, start, train_local
 from sql_agent.settings.local import GreedyGrpoConfig
 
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment, Split
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import Chosen
+    from sql_agent.local.tasks import RunTasks
 
 PRESETS = {"rllm": {"protocol": "lab", "judge": "lab", "max_turns": 3}}
 """Defaults of flags by `--preset`."""
@@ -36,7 +36,7 @@ def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, boo
     for name, value in PRESETS.get(args.preset, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    return read(parser, GreedyGrpoConfig, args)
+    return read_local_settings(parser, GreedyGrpoConfig, args)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,18 +47,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: GreedyGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import GreedyGrpo
 
-    trainer = train(cfg, GreedyGrpo, choose, folder)
+    trainer = train_local(cfg, GreedyGrpo, choose, folder)
     say(f"greedy accuracy while training: {trainer.progress.accuracy}")
     say(f"adapter: {folder.finish(trainer.policy)}")
 
 
-def choose(cfg: GreedyGrpoConfig, environment: "Environment") -> "Chosen":
+def choose(cfg: GreedyGrpoConfig, environment: "Environment") -> "RunTasks":
     from dbbench_adapter.splits import draw_by_kind
-    from sql_agent.local.tasks import Chosen
+    from sql_agent.local.tasks import RunTasks
 
     split = load_split(cfg, environment)
     held_out = draw_by_kind(split.val, cfg.eval_tasks, seed=1) if cfg.eval_tasks else []
-    return Chosen(split.train, held_out, split.val)
+    return RunTasks(split.train, held_out, split.val)
 
 
 def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":

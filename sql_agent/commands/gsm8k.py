@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 from agentgrpo.commands import say
 from agentgrpo.printed_commands import agentgrpo_command
-from sql_agent.commands.local import parser_of, read, start, train
+from sql_agent.commands.local import parser_of, read_local_settings, start, train_local
 from sql_agent.settings.local import Gsm8kGrpoConfig
 
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import Chosen
+    from sql_agent.local.tasks import RunTasks
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of("gsm8k", __doc__, Gsm8kGrpoConfig, reward="agentbench")
-    cfg, resumed = read(parser, Gsm8kGrpoConfig, parser.parse_args(argv))
+    cfg, resumed = read_local_settings(parser, Gsm8kGrpoConfig, parser.parse_args(argv))
     if cfg.source == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
     start(cfg, lambda folder: run(cfg, folder), "gsm8k", resumed=resumed)
@@ -37,17 +37,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: Gsm8kGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import Preset
 
-    train(cfg, Preset, choose, folder)
+    train_local(cfg, Preset, choose, folder)
     model = cfg.run_dir / f"epoch_{cfg.num_epochs}"
     say(f"next: {agentgrpo_command('interactive', '--model', model)}")
 
 
-def choose(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Chosen":
-    from sql_agent.local.tasks import Chosen, fitted
+def choose(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "RunTasks":
+    from sql_agent.local.tasks import RunTasks, fit_to_context
 
     found = environment.load_split(cfg.data, cfg.seed)
     measured = replace(found, train=found.train[: cfg.num_tasks], val=found.val[: cfg.eval_tasks])
-    split, prompts = fitted(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
+    split, prompts = fit_to_context(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
     described = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"
     described += f", {split.too_long} left out as too long" if split.too_long else ""
-    return Chosen(split.train, split.val, found.val, [described, *prompts.describe()])
+    return RunTasks(split.train, split.val, found.val, [described, *prompts.describe()])

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentgrpo.checks import require
 from agentgrpo.commands import INTERRUPTED, interruptible
-from agentgrpo.disk_errors import in_words
+from agentgrpo.disk_errors import format_disk_error
 from agentgrpo.flags import Parser
 from agentgrpo.hub import ModelNotFoundError, may_be_id, model_folder
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_libraries
 from sql_agent.names import TINY_POLICY
-from sql_agent.settings.flags import add_flags, in_words_of, read_flags
+from sql_agent.settings.flags import add_flags, message_formatter, read_flags
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.local import AdapterConfig, InteractiveConfig
 from sql_agent.tiny_policy.make import make_if_default
@@ -38,7 +38,7 @@ from sql_agent.trained_on import LearntError, OwnEnvironmentError, environment_f
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
     from sql_agent.environments.base import Environment
-    from sql_agent.interactive.session import Chat, Subject
+    from sql_agent.interactive.session import Chat, InteractiveEnv
     from sql_agent.interactive.transcript import Transcript
 
 # This many tasks are generated if no file is given.
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(cfg)
     except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {in_words_of(InteractiveConfig)(in_words(error))}") from error
+        raise SystemExit(f"error: {message_formatter(InteractiveConfig)(format_disk_error(error))}") from error
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
 
@@ -141,12 +141,12 @@ def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task],
     return tasks, tasks[0]
 
 
-def _converse(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+def _converse(cfg: InteractiveConfig, subject: "InteractiveEnv", show: "Transcript") -> None:
     with interruptible():
         _talk(cfg, subject, show)
 
 
-def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+def _talk(cfg: InteractiveConfig, subject: "InteractiveEnv", show: "Transcript") -> None:
     from sql_agent.interactive.session import Chat
     from sql_agent.local.datatypes import Sampling
     from sql_agent.local.start import start_policy
@@ -178,7 +178,7 @@ def _learnt(model: str) -> "frozenset[str]":
         return frozenset()
 
 
-def _some_tasks(subject: "Subject") -> "Sequence[Any]":
+def _some_tasks(subject: "InteractiveEnv") -> "Sequence[Any]":
     """The tasks at hand, or else an empty question, whose prompt holds what every question's does."""
     if subject.tasks:
         return subject.tasks
@@ -188,7 +188,7 @@ def _some_tasks(subject: "Subject") -> "Sequence[Any]":
         return []
 
 
-def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript", learnt: "frozenset[str]") -> bool:
+def _handle(text: str, chat: "Chat", subject: "InteractiveEnv", show: "Transcript", learnt: "frozenset[str]") -> bool:
     """Run the command or question in a line; return False if it ends the conversation.
 
     Args:

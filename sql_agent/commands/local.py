@@ -21,9 +21,9 @@ from agentgrpo.commands import say
 from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
-from sql_agent.local.start import failures_in_words, load_libraries, trained_here
+from sql_agent.local.start import load_libraries, report_failures, trained_here
 from sql_agent.names import weights_of
-from sql_agent.settings.flags import in_words_of, read_flags, training_parser
+from sql_agent.settings.flags import message_formatter, read_flags, training_parser
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sql_agent.environments.base import Environment
     from sql_agent.local.presets import Preset
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import Chosen
+    from sql_agent.local.tasks import RunTasks
     from sql_agent.local.trainer import Trainer
 
 Config = TypeVar("Config", LocalGrpoConfig, Gsm8kGrpoConfig, GreedyGrpoConfig)
@@ -45,28 +45,28 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
     """The settings, and whether the run is to go on."""
     parser = parser_of("local", __doc__, LocalGrpoConfig, reward="agentbench")
-    return read(parser, LocalGrpoConfig, parser.parse_args(argv))
+    return read_local_settings(parser, LocalGrpoConfig, parser.parse_args(argv))
 
 
 def run(cfg: LocalGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import Preset
 
-    train(cfg, Preset, choose, folder)
+    train_local(cfg, Preset, choose, folder)
     say(f"next: {next_command(cfg)}")
 
 
-def choose(cfg: LocalGrpoConfig, environment: "Environment") -> "Chosen":
+def choose(cfg: LocalGrpoConfig, environment: "Environment") -> "RunTasks":
     from dbbench_adapter.splits import draw_by_kind
-    from sql_agent.local.tasks import Chosen, check_judged, fitted
+    from sql_agent.local.tasks import RunTasks, check_judged, fit_to_context
     from sql_agent.startup.data import describe_kinds
 
     check_judged(environment, cfg)
     found = environment.load_split(cfg.data, cfg.seed)
     measured = found if cfg.eval_tasks else replace(found, val=[])
-    whole, prompts = fitted(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
+    whole, prompts = fit_to_context(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
     train = draw_by_kind(whole.train, cfg.num_tasks, cfg.seed)
     split = replace(whole, train=train, val=draw_by_kind(whole.val, cfg.eval_tasks, cfg.seed))
-    return Chosen(split.train, split.val, found.val, [*describe_kinds(split, len(whole.val)), *prompts.describe()])
+    return RunTasks(split.train, split.val, found.val, [*describe_kinds(split, len(whole.val)), *prompts.describe()])
 
 
 # What the local commands share ----------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def parser_of(command: str, doc: str | None, config: type[Config], *, reward: st
     return parser
 
 
-def read(parser: Parser, config: type[Config], args: argparse.Namespace) -> tuple[Config, bool]:
+def read_local_settings(parser: Parser, config: type[Config], args: argparse.Namespace) -> tuple[Config, bool]:
     try:
         args.reward = weights_of(args.reward) if getattr(args, "reward", None) else None
     except ValueError as error:
@@ -106,7 +106,7 @@ def start(
         kind: the command, as `agentgrpo --help` names it.
         free: see `RunFolder`.
     """
-    with failures_in_words(cfg.run_dir, "the same command with --resume", in_words_of(type(cfg))):
+    with report_failures(cfg.run_dir, "the same command with --resume", message_formatter(type(cfg))):
         require(run_dir=cfg.run_dir, files=cfg.data.expected(cfg.environment.type), place=cfg.environment.database)
         if cfg.environment.type == "gsm8k":
             require(problems=str(cfg.data.train_file or "generated"))
@@ -123,17 +123,17 @@ def start(
 
 def begun(cfg: Config, kind: str, *, resumed: bool, free: Iterable[str]) -> "RunFolder":
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import own_files
+    from sql_agent.local.tasks import describe_user_files
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a user's file may import torch, which reads it then
-    used = own_files(cfg, cfg.environment.type, cfg.run_dir)
+    used = describe_user_files(cfg, cfg.environment.type, cfg.run_dir)
     return RunFolder(cfg.run_dir, cfg, resumed=resumed, kind=kind, free=free, own_files=used)
 
 
-def train(
+def train_local(
     cfg: Config,
     preset: "type[Preset]",
-    choose: "Callable[[Config, Environment], Chosen]",
+    choose: "Callable[[Config, Environment], RunTasks]",
     folder: "RunFolder",
 ) -> "Trainer":
     """Train from the first batch to the last.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from agentgrpo.commands import failed
-from agentgrpo.own_files import find
+from agentgrpo.user_files import load_object
 from sql_agent.names import ENVIRONMENTS, check_name
 
 
@@ -14,5 +14,5 @@ def main() -> int:
         check_name("medical")
     except ValueError as error:
         return failed(error)
-    command, _ = find(ENVIRONMENTS["medical"].replace("medical.py:Medical", "medical_data.py:main"))
+    command, _ = load_object(ENVIRONMENTS["medical"].replace("medical.py:Medical", "medical_data.py:main"))
     return command(sys.argv[1:])

@@ -23,21 +23,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgrpo.checkpoints import MANIFEST, checkpoints, fault_of
+from agentgrpo.checkpoints import MANIFEST, check_checkpoint, checkpoints
 from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import interruptible
-from agentgrpo.disk_errors import failures_of_the_disk, in_words
+from agentgrpo.disk_errors import failures_of_the_disk, format_disk_error
 from agentgrpo.flags import Parser
 from agentgrpo.hub import go_offline, model_folder
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import count_gpus, sampling_dtype
 from agentgrpo.model_kinds import ADAPTER_FILE, count_weights
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.printed_commands import python_command
 from agentgrpo.run_folder import read_start
-from sql_agent.serving import serve_command
+from agentgrpo.spelling import did_you_mean
+from sql_agent.serve_commands import serve_command
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
-from sql_agent.verl_side.checkpoints import newest_whole
+from sql_agent.verl_side.checkpoints import newest_verl_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    before = examine(source.model, source.tokenizer)
+    before = reply_logits(source.model, source.tokenizer)
     apart = hasattr(source.model, "merge_and_unload")
     merged = source.model.merge_and_unload(safe_merge=True) if apart else source.model
     kept = (source.generation / "generation_config.json").is_file()
@@ -100,7 +100,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
         merged.save_pretrained(folder)
         AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False).save_pretrained(folder)
         merged.to("meta")  # a large model is in memory only once
-        after = examine(
+        after = reply_logits(
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False),
             folder,
             ids=before.ids,
@@ -122,7 +122,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
 
 
 @dataclass(frozen=True)
-class Examined:
+class ReplyLogits:
     """What a model says to `QUESTION`."""
 
     ids: list[int]
@@ -132,7 +132,7 @@ class Examined:
     reply: tuple[int, ...]
 
 
-def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None) -> Examined:
+def reply_logits(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None) -> ReplyLogits:
     """Ask a question, which any chat template writes, and compute the logits of it and the reply, or of `ids`."""
     import torch
     from transformers import AutoTokenizer
@@ -151,7 +151,7 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     ids = [*prompt, *reply.ids] if ids is None else ids
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].float()
-    return Examined(ids, logits, reply.ids)
+    return ReplyLogits(ids, logits, reply.ids)
 
 
 def compare_weights(merged: Any, served: Path) -> str:
@@ -183,7 +183,9 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
     files = checkpoint / "actor" / "huggingface"
     served = files if any(files.glob("*.safetensors")) else None
     sampled_in = read_start(checkpoint.parents[1]).get("precision")
-    return TrainedModel(model_of(checkpoint / "actor"), files, files, served, facts, read_trained_on(files), sampled_in)
+    return TrainedModel(
+        load_actor(checkpoint / "actor"), files, files, served, facts, read_trained_on(files), sampled_in
+    )
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
@@ -192,19 +194,19 @@ def find_checkpoint(path: Path, say: Say) -> Path:
         while path.name in ("huggingface", "actor"):
             path = path.parent
     if (path / "actor").is_dir():
-        if fault := fault_of(path):
+        if fault := check_checkpoint(path):
             raise UsageError(f"{path} is not as it was written: {fault}; take another checkpoint of the run")
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not checkpoints(folder):
         hint = "it is an adapter, give it as --adapter" if (path / ADAPTER_FILE).is_file() else "give a run directory"
         raise UsageError(f"{path} holds no checkpoint of the training command; {hint}")
-    newest = newest_whole(folder, say)
+    newest = newest_verl_checkpoint(folder, say)
     assert newest is not None
     return newest
 
 
-def model_of(actor: Path) -> Any:
+def load_actor(actor: Path) -> Any:
     """Load the trained model; an adapter is not merged yet."""
     from accelerate import init_empty_weights
     from peft import LoraConfig, get_peft_model
@@ -287,10 +289,10 @@ def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
     from peft import PeftModel
     from transformers.utils.logging import disable_progress_bar
 
-    from agentgrpo.weights import adapter_misfit, misfit
+    from agentgrpo.weights import check_adapter_weights, check_weights_fit
     from sql_agent.local.policy import load_model
 
-    if fault := misfit(base, "ForCausalLM") or adapter_misfit(adapter, base, "ForCausalLM"):
+    if fault := check_weights_fit(base, "ForCausalLM") or check_adapter_weights(adapter, base, "ForCausalLM"):
         raise UsageError(f"{fault}; give the base that the adapter was trained on as --base")
     disable_progress_bar()
     model = PeftModel.from_pretrained(load_model(base, device="cpu"), str(adapter))
@@ -335,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         opened = open_adapter(args.adapter, args.base) if args.adapter else open_checkpoint(args.checkpoint, print)
         merge(opened, args.output, print)
     except (ValueError, OSError) as error:
-        print(f"error: {in_words(error)}", file=sys.stderr)
+        print(f"error: {format_disk_error(error)}", file=sys.stderr)
         return 1
     cpu = not count_gpus()
     dtype = opened.sampled_in or sampling_dtype("auto", count_weights(args.output) or 0, cpu=cpu)

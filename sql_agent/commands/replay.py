@@ -20,7 +20,7 @@ from rich.progress import track
 from agentgrpo.flags import Parser
 from agentgrpo.passwords import hidden
 from dbbench_adapter.datatypes import Gold, Task
-from dbbench_adapter.dialect.kinds import plain
+from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode, solution
 from dbbench_adapter.tasks.load import load_tasks
@@ -56,7 +56,7 @@ def reads_rows(backend: Backend) -> Known:
             return replace(task.gold, answers=None, rows=())
         try:
             with backend.open(task.tables, typed=task.typed) as database:
-                rows = tuple(tuple(map(plain, row)) for row in database.run(task.gold.sql).rows or ())
+                rows = tuple(tuple(map(to_cell, row)) for row in database.run(task.gold.sql).rows or ())
         except TableError:
             rows = ()
         if task.gold.rows is None:  # labels are texts

@@ -19,9 +19,9 @@ from agentgrpo.run_folder import METRICS, is_running
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.figures import series
-from sql_agent.report.page import render
+from sql_agent.report.page import render_page
 from sql_agent.report.reading import Run, held_out, read_run
-from sql_agent.serving import evaluate_command, serve_command
+from sql_agent.serve_commands import evaluate_command, serve_command
 
 POLL_S = 3.0
 # What a run of some command writes beside its report.
@@ -34,7 +34,7 @@ FILES = (
 )
 
 
-def summary(run: Run) -> dict[str, str]:
+def summarize_run(run: Run) -> dict[str, str]:
     lines = {}
     name, points = run.measured
     for point in (*points[:1], *points[1:][-1:]):
@@ -57,7 +57,7 @@ def summary(run: Run) -> dict[str, str]:
     return lines
 
 
-def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
+def draw_curve(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """Draw training reward per step and held-out success with its 95 % interval; where there is neither, the losses."""
     import matplotlib
 
@@ -92,12 +92,12 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=150, format="png")
 
 
-def write(run: Run) -> None:
+def write_page(run: Run) -> None:
     """Write page and curve; each appears whole or not at all, since a browser may be reading it."""
     with written(run.folder / "curve.png") as part:
-        draw(run.metrics, part)
+        draw_curve(run.metrics, part)
     with written(run.report) as part:
-        part.write_text(render(run), encoding="utf-8", errors="replace")  # a policy may write half a character
+        part.write_text(render_page(run), encoding="utf-8", errors="replace")  # a policy may write half a character
 
 
 def follow(run_dir: Path) -> Run:
@@ -108,7 +108,7 @@ def follow(run_dir: Path) -> Run:
         size = sum(map(_size, (run_dir / METRICS, run_dir / "logs" / METRICS)))
         if running and size and size != seen:
             seen, run = size, read_run(run_dir)
-            write(run)
+            write_page(run)
             print(f"step {run.step}{'' if run.steps is None else f' of {run.steps}'}: {run.report}", flush=True)
         if running:
             time.sleep(POLL_S)
@@ -140,15 +140,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    write(run)
-    print_lines(summary(run))
+    write_page(run)
+    print_lines(summarize_run(run))
     return 0
 
 
 def compare_runs(pair: Pair) -> int:
     page = pair.second.folder / "compared.html"
     with written(page) as part:
-        part.write_text(compare.render(pair), encoding="utf-8", errors="replace")
+        part.write_text(compare.render_comparison(pair), encoding="utf-8", errors="replace")
     print_lines(dict(compare.summary(pair)) | {"page": str(page)})
     return 0
 

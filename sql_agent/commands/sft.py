@@ -28,38 +28,38 @@ from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST, how_to_go_on
 from agentgrpo.checks import UsageError, require
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.hub import go_offline
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.processes import ends_in_order
 from agentgrpo.run_folder import check_begun, claim
-from sql_agent.settings.flags import in_words_of, read_flags, training_parser
+from agentgrpo.spelling import did_you_mean
+from sql_agent.settings.flags import message_formatter, read_flags, training_parser
 from sql_agent.settings.tuning import DATASETS, FineTuningConfig, SftConfig
 
 if TYPE_CHECKING:
-    from sql_agent.sft.run import Run
+    from sql_agent.sft.run import SftRun
 
 
-def parse(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:
+def parse_argv(argv: Sequence[str] | None = None) -> tuple[SftConfig, bool]:
     parser = training_parser("sft", __doc__, SftConfig)
     args = parser.parse_args(argv)
     return read_flags(parser, SftConfig, args), args.resume
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    cfg, resume = parse(argv)
+    cfg, resume = parse_argv(argv)
     quiet_libraries()
     if cfg.dataset != "gsm8k":
         go_offline()
 
-    def load() -> Work[Run]:
+    def load() -> Work[SftRun]:
         require(files=cfg.expected(cfg.environment.type) if cfg.source != "file" else (), place=cfg.database)
         if cfg.source == "file":
             check_messages(Path(cfg.data_name))
         if cfg.source == "gsm8k":
             require(problems=cfg.data_name.removeprefix("gsm8k:"))
-        require_model(cfg)
-        from sql_agent.sft.run import prepare, train
+        require_start_model(cfg)
+        from sql_agent.sft.run import prepare_sft, train_sft
 
-        return lambda: prepare(cfg, resume=resume), train
+        return lambda: prepare_sft(cfg, resume=resume), train_sft
 
     return run_command(load, cfg, "sft.json", MANIFEST, resume=resume)
 
@@ -73,10 +73,10 @@ def check_messages(path: Path) -> None:
 
 AnyRun = TypeVar("AnyRun")
 Work = tuple[Callable[[], AnyRun], Callable[[AnyRun], None]]
-"""`prepare`, and `train`, which takes what it returned."""
+"""`prepare_sft`, and `train_sft`, which takes what it returned."""
 
 
-def require_model(cfg: FineTuningConfig) -> None:
+def require_start_model(cfg: FineTuningConfig) -> None:
     """Check the model, which is made first if it is the default."""
     from sql_agent.tiny_policy.make import make_if_default
 
@@ -103,7 +103,8 @@ def run_command(
 ) -> int:
     """Prepare and train, while no other run may write to the folder; return the exit status.
 
-    What the user can correct is one line: any `ValueError` until `train` begins, and what `train` says in words.
+    What the user can correct is one line: any `ValueError` until `train_sft` begins, and what `train_sft` says in
+        words.
 
     Args:
         load: checks what takes no library, then imports them.
@@ -125,7 +126,7 @@ def run_command(
                 raise UsageError(str(error)) from error
             train(run)
     except (OutputError, UsageError) as error:
-        print(f"error: {in_words_of(type(cfg))(str(error))}", file=sys.stderr)
+        print(f"error: {message_formatter(type(cfg))(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         if not (output_dir / CHECKPOINTS).is_dir():  # nothing was trained

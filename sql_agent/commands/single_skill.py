@@ -21,16 +21,16 @@ import yaml
 
 from agentgrpo.checks import Finding, Problem, UsageError, examine, require, show
 from agentgrpo.commands import say
-from agentgrpo.disk_errors import in_words
+from agentgrpo.disk_errors import format_disk_error
 from agentgrpo.flags import Parser
 from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.model_files import check_device
-from sql_agent.local.start import failures_in_words, load_libraries, trained_here
+from sql_agent.local.start import load_libraries, report_failures, trained_here
 from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment, said_here
 from sql_agent.startup.machine import this_machine
-from sql_agent.success import Rate
+from sql_agent.success_rate import Rate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,14 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cfg = load_experiment(args.config, args.overrides)
     except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {said_here(in_words(error))}") from error
+        raise SystemExit(f"error: {said_here(format_disk_error(error))}") from error
     run_dir = args.resume or new_run_dir(cfg)
-    with failures_in_words(run_dir, f"the same command with --resume {run_dir}", said_here):
+    with report_failures(run_dir, f"the same command with --resume {run_dir}", said_here):
         if args.dry_run:
             print(yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False), end="")
             return 0
         if args.prepare:
-            return prepare(cfg)
+            return check_experiment(cfg)
         require(run_dir=run_dir)
         require(**trained_here(cfg.language_model))
         require(scorer=cfg.task.reward_model, judge=cfg.task.llm_judge)
@@ -84,13 +84,13 @@ def run(cfg: ExperimentConfig, run_dir: Path, *, resumed: bool) -> None:
     from agentgrpo.run_folder import claim
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.single_skill import OTHER_TASKS, SingleSkill, trained_on
-    from sql_agent.local.tasks import entered, own_files
+    from sql_agent.local.tasks import describe_user_files, entered
     from sql_agent.local.trainer import start_trainer
     from sql_agent.trained_on import check_not_learnt
 
     with entered(cfg.trained().environment, backend_setting="task.backend") as environment:
         cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
-        used = own_files(cfg.task, "dbbench", run_dir)
+        used = describe_user_files(cfg.task, "dbbench", run_dir)
         folder = RunFolder(run_dir, cfg, resumed=resumed, kind="single-skill", own_files=used)
         preset = SingleSkill(cfg)
         notes = check_not_learnt(cfg.language_model.model_path, environment, preset.held_out, OTHER_TASKS)
@@ -126,7 +126,7 @@ def new_run_dir(cfg: ExperimentConfig) -> Path:
 
 def _report(metrics: Path) -> None:
     """Print held-out success before and after by skill, and the picture's path, as far as the run came."""
-    lines = read_lines(metrics) if metrics.is_file() else []
+    lines = read_metric_lines(metrics) if metrics.is_file() else []
     if not lines:
         return
     curves = held_out_curves(lines)
@@ -135,7 +135,7 @@ def _report(metrics: Path) -> None:
     if ALL in curves:
         print(f"held-out, before: {curves[ALL][0][1]}\nheld-out, after:  {curves[ALL][-1][1]}")
     picture = metrics.with_name("success.png")
-    draw(lines, picture)
+    draw_skills(lines, picture)
     print(f"picture: {picture}")
 
 
@@ -146,7 +146,7 @@ def _short(rate: Rate) -> str:
 # Looking first --------------------------------------------------------------------------------------------------------
 
 
-def prepare(cfg: ExperimentConfig) -> int:
+def check_experiment(cfg: ExperimentConfig) -> int:
     """Say line by line what is there and what to do if something is missing; return 1 if a run cannot start."""
     machine = this_machine()
     use = {name: machine[name] for name in ("python", "executable", "installed")}
@@ -155,7 +155,7 @@ def prepare(cfg: ExperimentConfig) -> int:
     return show(examine(**use))
 
 
-def check_database(spec: str) -> Finding:
+def check_experiment_backend(spec: str) -> Finding:
     from dbbench_adapter.engines import BackendUnavailable, open_backend
 
     name = spec.split("@")[-1]
@@ -216,7 +216,7 @@ Curve = list[tuple[float, Rate]]
 """Pairs of the number of episodes and the success rate."""
 
 
-def read_lines(metrics: Path) -> list[dict[str, Any]]:
+def read_metric_lines(metrics: Path) -> list[dict[str, Any]]:
     return [parse_json(line) for line in metrics.read_text("utf-8").splitlines()]
 
 
@@ -248,7 +248,7 @@ def _sum(rates: Sequence[Mapping[str, int]]) -> Rate:
     return Rate(*(sum(rate[name] for rate in rates) for name in ("n", "judged", "correct")))
 
 
-def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
+def draw_skills(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Draw one panel per skill.
 
     A line shows sampled success during training, dots show greedy success on held-out tasks with 95 % intervals.

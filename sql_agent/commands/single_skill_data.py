@@ -20,7 +20,7 @@ from dbbench_adapter.tasks.load import TaskFileError, load_tasks
 from dbbench_adapter.tasks.single_skill import by_skill, num_others, skills_of, write_single_skill
 
 
-def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:
+def describe_skills(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:
     """A line per skill: the number of its tasks, and of other skills in them."""
     lines = [f"{'skill':46} {'tasks':>6}  others"]
     for skill, tasks in tasks_by_skill.items():
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = by_skill(tasks, min_tasks=min_tasks)
-    print("\n".join(report(found, min_tasks)))
+    print("\n".join(describe_skills(found, min_tasks)))
     enough = {skill: listed for skill, listed in found.items() if len(listed) >= min_tasks}
     if not enough:
         print(

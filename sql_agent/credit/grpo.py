@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio
-from sql_agent.credit.registry import CreditSettings, Group, judged
+from sql_agent.credit.registry import CreditSettings, Group, scored
 
 
 class GroupRelative(CreditSettings):
@@ -26,7 +26,7 @@ class GroupRelative(CreditSettings):
         Raises:
             ValueError: a reward is NaN or infinite.
         """
-        known = judged(rewards)
+        known = scored(rewards)
         dtype = torch.float64 if self.float64 else torch.float32
         rewards_N = torch.tensor([reward for turns in known for reward in turns], dtype=dtype)
         # in float32 the mean of eight -0.8 is off by 6e-8, which divided by eps would be 0.056

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from agentgrpo.flags import FlagName
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.settings import Settings, VerlKey
+from agentgrpo.spelling import did_you_mean
 
 # The rewards of the rollouts of one task under one policy: for each rollout those of its turns, in order, or the one of
 # the whole rollout; None for one that could not be judged.
@@ -78,7 +78,7 @@ def made(row: str, settings: Any) -> Any:
 ZeroVariance = Literal["all_right", "all_wrong", "all_equal"]
 
 
-def judged(rewards: Group) -> list[Sequence[float]]:
+def scored(rewards: Group) -> list[Sequence[float]]:
     """The rewards of the rollouts that were judged.
 
     Raises:
@@ -100,7 +100,7 @@ def zero_variance_of(rewards: Group, success: Sequence[float | None]) -> ZeroVar
     Raises:
         ValueError: a reward is NaN or infinite.
     """
-    known = judged(rewards)
+    known = scored(rewards)
     if len(known) < 2 or len({reward for turns in known for reward in turns}) > 1:
         return None
     verdicts = {right for right, turns in zip(success, rewards, strict=True) if turns is not None}

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from agentgrpo.settings import Settings
 from sql_agent.credit.losses import LossInputs, LossOutput
-from sql_agent.credit.registry import Group, judged
+from sql_agent.credit.registry import Group, scored
 
 
 class RewardToGo(Settings):
@@ -19,7 +19,7 @@ class RewardToGo(Settings):
         Raises:
             ValueError: a reward is NaN or infinite.
         """
-        judged(rewards)
+        scored(rewards)
         return [None if turns is None else [*accumulate(reversed(turns))][::-1] for turns in rewards]
 
 

@@ -19,7 +19,7 @@ from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.datatypes import Preference
 from sql_agent.dpo.trainer import RECORD, EncodedPair, calls_without_tools, encode_pairs, make_trainer
 from sql_agent.model_check import read_json
-from sql_agent.serving import evaluate_command, serve_command
+from sql_agent.serve_commands import evaluate_command, serve_command
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import (
@@ -27,17 +27,17 @@ from sql_agent.sft.fine_tuning import (
     Start,
     check_resumed,
     check_start,
-    digest,
-    fit,
+    encoded_sha256,
+    fine_tune,
     load_trainable,
     record_of,
     stop_at_end_of_turn,
 )
-from sql_agent.trained_on import Source, read_trained_on, trained_further
+from sql_agent.trained_on import TaskSource, read_trained_on, trained_further
 
 
 @dataclass(frozen=True)
-class Run:
+class DpoRun:
     cfg: DpoConfig
     start: Start
     pairs: list[EncodedPair]
@@ -45,9 +45,9 @@ class Run:
     record: dict[str, Any]
 
 
-def prepare(
+def prepare_dpo(
     cfg: DpoConfig, rows: Sequence[Preference], held_out: Sequence[Preference], *, resume: bool, say: Say = print
-) -> Run:
+) -> DpoRun:
     """Check everything and make the tokens. Weights are only read for their hash, and nothing is written.
 
     Args:
@@ -77,7 +77,7 @@ def prepare(
     stop_at_end_of_turn(start.tokenizer, pairs[0].chosen.ids[-1], say)
     data = {
         "source": str(cfg.dataset),
-        "sha256": digest([[side.ids, side.mask] for side in (pair.chosen, pair.rejected)] for pair in pairs),
+        "sha256": encoded_sha256([[side.ids, side.mask] for side in (pair.chosen, pair.rejected)] for pair in pairs),
         "pairs": len(pairs),
         "held_out": str(cfg.val_file) if cfg.val_file else cfg.held_out_fraction,
         "held_out_pairs": len(measured),
@@ -85,10 +85,10 @@ def prepare(
     record = record_of(cfg, start, data, left_out, beta=cfg.beta)
     if start.checkpoint:
         check_resumed(start.checkpoint, read_json(start.checkpoint / RECORD), record, say)
-    return Run(cfg, start, pairs, measured, record)
+    return DpoRun(cfg, start, pairs, measured, record)
 
 
-def train(run: Run, say: Say = print) -> None:
+def train_dpo(run: DpoRun, say: Say = print) -> None:
     """Train, save, and print the result and the next commands.
 
     Raises:
@@ -100,7 +100,7 @@ def train(run: Run, say: Say = print) -> None:
     say(f"the log-probs of the reference are computed for {len(run.pairs) + len(run.held_out)} pairs")
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     trainer = make_trainer(model, start.tokenizer, run.pairs, run.held_out, cfg, lora=start.lora, record=run.record)
-    source = Source(
+    source = TaskSource(
         command="agentgrpo dpo", tasks=cfg.dataset.name, learnt=len(run.pairs), held_out=len(run.held_out), listed=False
     )
     trained_on = trained_further(read_trained_on(cfg.model_path), source)
@@ -109,15 +109,15 @@ def train(run: Run, say: Say = print) -> None:
     def epochs() -> int:
         return trainer.train(resume_from_checkpoint=checkpoint).global_step
 
-    steps = fit(trainer.model, epochs, start, cfg.run_dir, RECORD, run.record, say, trained_on)
+    steps = fine_tune(trainer.model, epochs, start, cfg.run_dir, RECORD, run.record, say, trained_on)
     say(f"trained {steps} steps on {len(run.pairs)} pairs of {cfg.dataset}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.run_dir}")
     cpu, adapter = start.device == "cpu", not start.trains_all_weights
-    for command in next_commands(cfg, count_weights(start.base), cpu=cpu, is_adapter=adapter):
+    for command in commands_after_dpo(cfg, count_weights(start.base), cpu=cpu, is_adapter=adapter):
         say(f"next: {command}")
 
 
-def next_commands(cfg: DpoConfig, weights: int | None, *, cpu: bool, is_adapter: bool) -> list[str]:
+def commands_after_dpo(cfg: DpoConfig, weights: int | None, *, cpu: bool, is_adapter: bool) -> list[str]:
     """The commands that measure held-out success and go on with GRPO; vLLM and verl take whole models.
 
     Args:

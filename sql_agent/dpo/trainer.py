@@ -22,7 +22,7 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from agentgrpo.chat.messages import Message
-from agentgrpo.chat.replies import Encoded, encode_conversation
+from agentgrpo.chat.replies import EncodedReplies, encode_conversation
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
 from agentgrpo.checkpoints import SaveClock
 from agentgrpo.checks import UsageError
@@ -37,8 +37,8 @@ from sql_agent.sft.fine_tuning import CHECKPOINTS, KEPT, Lora, in_bfloat16
 class EncodedPair:
     """Both sides, each a whole conversation with a mask over the replies that follow the prompt."""
 
-    chosen: Encoded
-    rejected: Encoded
+    chosen: EncodedReplies
+    rejected: EncodedReplies
 
     @property
     def longer(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, Self
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Episode, Message
 from sql_agent.comparison import Comparison
-from sql_agent.names import OWN
+from sql_agent.names import USER
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 
 # The reason under which tasks to train on are left out because they are held out too.
@@ -312,7 +312,7 @@ def make_taskset(settings: EnvironmentSettings) -> Taskset:
     Raises:
         ValueError: a file, a class or its tools, or another setting does not fit.
     """
-    tasks = pkgutil.resolve_name(OWN)(settings)
+    tasks = pkgutil.resolve_name(USER)(settings)
     if settings.instructions is None:
         return tasks
     try:

@@ -1,6 +1,6 @@
 """Reads tasks from the rows of a file: JSON objects of any form, one per line, or parquet.
 
-What a row means is left out: a class of the user's says it (`own`), or an agent (`sql_agent.own_agents.tasks`).
+What a row means is left out: a class of the user's says it (`user`), or an agent (`sql_agent.user_agents.tasks`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.conversations import RowError, without_json_texts
-from agentgrpo.nearest import did_you_mean
+from agentgrpo.spelling import did_you_mean
 from dbbench_adapter.protocols import Message
 from dbbench_adapter.tasks.load import raw_records
-from dbbench_adapter.tasks.records import Fault
+from dbbench_adapter.tasks.records import RowFault
 from sql_agent.environments.base import Split, Taskset, digest
 from sql_agent.settings.groups import NO_SPLIT, SPLIT_SEED, DataConfig
 
@@ -78,7 +78,7 @@ class RowTaskset(Taskset):
         return RowTask.from_dict(fields)
 
 
-def read_rows(file: Path, kind: str) -> list[PlacedTask]:
+def read_placed_tasks(file: Path, kind: str) -> list[PlacedTask]:
     """Read every row of a file in order. A column that a row lacks becomes None, as in a `datasets.Dataset`.
 
     A task has its row's own `id` and `kind`, or else its number in the file as messages count, and the argument `kind`.
@@ -91,7 +91,7 @@ def read_rows(file: Path, kind: str) -> list[PlacedTask]:
         raise ValueError(f"{file}: no such file; expected {expected}{did_you_mean(file)}")
     found: list[tuple[str, str, Any]] = []
     for record in raw_records(file):
-        if isinstance(record, Fault):
+        if isinstance(record, RowFault):
             raise ValueError(f"{file}, {record.where}: {record.problem}")
         number = record.place.rpartition(" ")[2]
         found.append((f"{file.stem}-{number}", f"{file}, {record.place}", record.value))
@@ -99,7 +99,7 @@ def read_rows(file: Path, kind: str) -> list[PlacedTask]:
 
 
 def placed_tasks(found: Sequence[tuple[str, str, Any]], kind: str) -> list[PlacedTask]:
-    """The rules are those of `read_rows`.
+    """The rules are those of `read_placed_tasks`.
 
     Args:
         found: of each row its default id, its place, and the row.

@@ -11,7 +11,7 @@ from typing import Any
 
 from sql_agent.environments.tools import ToolEnvironment
 from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.problems import final_answer, final_number, load_problems, read_problems
+from sql_agent.gsm8k.problems import final_number, gold_answer, load_problems, read_problems
 from sql_agent.settings.groups import DataConfig
 
 RULES = """\
@@ -29,7 +29,7 @@ class Gsm8k(ToolEnvironment):
     @classmethod
     def prompt(cls, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Raises ValueError: the row is no problem."""
-        final_answer(row)
+        gold_answer(row)
         return [{"role": "system", "content": RULES}, {"role": "user", "content": row["question"].strip()}]
 
     def calculator(self, expression: str) -> str:
@@ -52,7 +52,7 @@ class Gsm8k(ToolEnvironment):
         number = final_number(self.reply or "")
         if number is None:
             return 0.0, "no_final_number"
-        return (1.0, "match") if number == final_answer(self.row) else (0.0, "wrong_answer")
+        return (1.0, "match") if number == gold_answer(self.row) else (0.0, "wrong_answer")
 
     @classmethod
     def load_split(cls, data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -87,7 +87,7 @@ class Gsm8k(ToolEnvironment):
             position = annotation.end()
         last = solution[position:].strip()
         unread = re.search("<<|>>", _ANNOTATION.sub("", solution))
-        return [] if unread or final_number(last) != final_answer(row) else [*replies, last]
+        return [] if unread or final_number(last) != gold_answer(row) else [*replies, last]
 
     @classmethod
     def typed(cls, question: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import yaml
 
 from agentgrpo.checks import UsageError
-from agentgrpo.nearest import did_you_mean
-from sql_agent.environments.rows import read_rows, short
+from agentgrpo.spelling import did_you_mean
+from sql_agent.environments.rows import read_placed_tasks, short
 from sql_agent.gsm8k.calculator import calculate
 
 Split = Literal["train", "test"]
@@ -182,9 +182,9 @@ def read_problems(path: Path) -> list[Problem]:
     """Raises ValueError: the file cannot be read, has no row, or a row is no problem."""
     _check_file(path)
     problems = []
-    for placed in read_rows(path, "gsm8k"):
+    for placed in read_placed_tasks(path, "gsm8k"):
         try:
-            final_answer(placed.task.row)
+            gold_answer(placed.task.row)
         except ValueError as error:
             raise ValueError(f"{placed.place}, {error}") from None
         problems.append({**placed.task.row, "id": placed.task.id})
@@ -214,7 +214,7 @@ def _from_file(path: Path, split: Split, held_out_fraction: float) -> list[Probl
     return problems
 
 
-def final_answer(row: Problem) -> Decimal:
+def gold_answer(row: Problem) -> Decimal:
     """Raises ValueError: the row is no problem; the message names the field."""
     for name in ("question", "answer"):
         if not isinstance(text := row.get(name), str) or not text.strip():

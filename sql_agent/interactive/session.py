@@ -24,7 +24,7 @@ from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import LocalPlay
-from sql_agent.prompts.fit import Fitted, Limit, fit_tasks
+from sql_agent.prompts.fit import Fitted, PromptLimit, fit_tasks
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 
@@ -33,7 +33,7 @@ OWN = "own question"
 UNJUDGED = Score(None, NO_JUDGE)
 
 
-class Subject(World, Protocol):
+class InteractiveEnv(World, Protocol):
     """An environment whose questions may also come from a person."""
 
     tasks: Sequence[Any]
@@ -188,11 +188,11 @@ class Chat:
     def __init__(
         self,
         policy: LocalPolicy,
-        subject: Subject,
+        subject: InteractiveEnv,
         limits: AgentConfig,
         sampling: Sampling,
         watcher: Watcher,
-        limit: Limit,
+        limit: PromptLimit,
     ) -> None:
         self._policy, self._subject, self._limits, self._sampling = policy, subject, limits, sampling
         self._watcher, self._limit = watcher, limit

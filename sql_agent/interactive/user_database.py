@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
-from dbbench_adapter.engines.engine import said_unreadable
+from dbbench_adapter.engines.engine import format_unreadable
 from dbbench_adapter.engines.sqlite.foreign_schema import load_schema, table_list
 from dbbench_adapter.engines.sqlite.read_only import why_unavailable
 from dbbench_adapter.engines.sqlite.schema import quoted, why_unreadable
@@ -62,11 +62,11 @@ def read_database(path: Path) -> DatabaseCopy:
         other = f"--database {path}: {error}; give a SQLite database that can be read"
         raise ValueError(why_unavailable(error, path) or other) from error
     if not tables:
-        more = f" that can be read: {said_unreadable(faults)}" if faults else " in it"
+        more = f" that can be read: {format_unreadable(faults)}" if faults else " in it"
         raise ValueError(f"--database {path}: there is no table{more}; give a database with tables")
     others = [f"{kind} {name}" for name, kind in listed if kind in ("view", "virtual")]
     left_out = [f"not copied: {', '.join(others)}"] if others else []
-    left_out += [f"not copied, since no statement can read it: {said_unreadable(faults)}"] if faults else []
+    left_out += [f"not copied, since no statement can read it: {format_unreadable(faults)}"] if faults else []
     left_out += [f"binary cells shown as hex digits: {num_blobs}"] if num_blobs else []
     note = " ".join(map(_note, tables))
     task = Task(path.stem, "", "other", tuple(tables), Gold(), table_note=note, typed=True)

@@ -20,14 +20,14 @@ from sql_agent.lightning.spans import outcome_span, turn_span
 from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.model_address.weight_sync_pause import ask_held
 from sql_agent.model_servers.turns import TURN
-from sql_agent.own_agents.play import play, policy_of
-from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.play.served import run_rollout
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.scoring import Rewarder
+from sql_agent.user_agents.play import play_agent, policy_of
+from sql_agent.user_agents.tasks import AgentTasks
 
 RETRY_PAUSE_S = 3.0
 """Pause before a rollout goes back into the queue after an infrastructure failure; a server may be restarting."""
@@ -113,7 +113,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed, holds=holds)
             alone = self.rewarder.rewards_alone
             asked = environment.task(task)
-            return await play(environment.agent, asked, policy, agent, others_reward=alone, held_s=held_s), []
+            return await play_agent(environment.agent, asked, policy, agent, others_reward=alone, held_s=held_s), []
         turns: list[Any] = []
 
         def keep_turn(reply: Any) -> None:

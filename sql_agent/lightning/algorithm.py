@@ -2,7 +2,7 @@
 
 The trainer runs in one child process (`sql_agent.verl_side.driver`), the LLM proxy in another. Both begin their imports
 at once, and both end with this process, which only waits, reports events and keeps a heartbeat in the store. Leaves out
-how the driver's order is made (`sql_agent.startup.launch.prepare`).
+how the driver's order is made (`sql_agent.startup.launch.prepare_run`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import aiohttp
 
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import tell
-from sql_agent.lightning.children import STARTED, log_file, spawn
+from sql_agent.lightning.child_processes import STARTED, log_file, spawn
 from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.settings.train import TrainConfig

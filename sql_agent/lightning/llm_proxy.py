@@ -36,7 +36,7 @@ from sql_agent.lightning.spans import turn_span
 from sql_agent.lightning.store import RetryingStore
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.request_limits import UNKNOWN_CONTEXT, RequestLimits
-from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
+from sql_agent.model_address.rollout_route import ProxyRequestGuard, RecordedCall, RolloutRoute
 from sql_agent.model_servers.turns import turn_of
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,9 @@ KEEP_ALIVE_S = 60
 END_S = 1
 
 
-async def serve(store_url: str, host: str, port: int, timeout_s: float, context_tokens: int, events: Events) -> None:
+async def serve_proxy(
+    store_url: str, host: str, port: int, timeout_s: float, context_tokens: int, events: Events
+) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     line = await stdin.readline()
@@ -57,7 +59,7 @@ async def serve(store_url: str, host: str, port: int, timeout_s: float, context_
     order = json.loads(line)
     store = RetryingStore(store_url)
 
-    async def write(turn: Turn) -> None:
+    async def write(turn: RecordedCall) -> None:
         try:
             ids = turn.rollout_id, turn.attempt_id, turn.sequence_id
             attributes = turn_of(turn.answer, agent=turn.agent, asked_again=turn.asked_again)
@@ -103,7 +105,7 @@ def main() -> None:
     args = parser.parse_args()
     # asyncio's own loop leaves TCP_NODELAY off where it is given a socket, which costs a call 40 ms
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(args.store, args.host, args.port, args.timeout_s, args.context_tokens, events))
+        runner.run(serve_proxy(args.store, args.host, args.port, args.timeout_s, args.context_tokens, events))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from sql_agent.source.datatypes import StopError
-from sql_agent.success import Rate
+from sql_agent.success_rate import Rate
 
 
 class DivergedError(RuntimeError):
@@ -42,7 +42,7 @@ class Sample:
 
 
 @dataclass
-class Progress:
+class TrainerState:
     """How far a run has come, and its counts so far. The values are JSON; checkpoints hold them."""
 
     batches: int = 0

@@ -40,7 +40,7 @@ def base_folder(model: Path) -> Path:
     return model
 
 
-def check_fit(path: str) -> None:
+def check_model_weights(path: str) -> None:
     """Check that the weights are a language model's, with the names and shapes that its config requires.
 
     Args:
@@ -48,13 +48,13 @@ def check_fit(path: str) -> None:
     Raises:
         UsageError: weights do not fit; the message names them.
     """
-    from agentgrpo.weights import adapter_misfit, misfit, wrong_head
+    from agentgrpo.weights import check_adapter_weights, check_weights_fit, wrong_head
 
     folder = model_folder(path, fetch=False)
     base = base_folder(folder)
-    if fault := wrong_head(base) or misfit(base, "ForCausalLM"):
+    if fault := wrong_head(base) or check_weights_fit(base, "ForCausalLM"):
         raise UsageError(f"{fault}; {OF_ONE_MODEL}")
-    if folder != base and (fault := adapter_misfit(folder, base, "ForCausalLM")):
+    if folder != base and (fault := check_adapter_weights(folder, base, "ForCausalLM")):
         raise UsageError(f"{fault}; take an adapter of a language model with the base that it was trained on")
 
 

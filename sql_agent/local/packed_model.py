@@ -83,7 +83,7 @@ def packs(base: Any, shared_prompts: SharedPrompts | None = None) -> bool:
     return (
         (base.device.type == "cpu" if shared_prompts is None else not getattr(config, "attention_dropout", 0))
         and config._attn_implementation == NAME
-        and architectures.packs(config.to_dict())
+        and architectures.can_pack(config.to_dict())
     )
 
 

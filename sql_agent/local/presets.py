@@ -17,13 +17,13 @@ from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
 from sql_agent.credit.registry import ESTIMATORS, Credit, made
-from sql_agent.local.datatypes import Progress, Sampling
+from sql_agent.local.datatypes import Sampling, TrainerState
 from sql_agent.names import SAMPLERS
 from sql_agent.rewards import REWARDS, RewardPreset
 from sql_agent.settings.local import LocalConfig, LossConfig
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import credit_groups
-from sql_agent.success import Rate
+from sql_agent.success_rate import Rate
 
 EVALUATED_TOGETHER = 32
 """Held-out episodes that are played side by side, unless a batch has more."""
@@ -92,7 +92,7 @@ class Preset:
         credit_groups(groups, self.estimator, zeros=False)
         return means
 
-    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: Progress) -> dict[str, Any]:
+    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: TrainerState) -> dict[str, Any]:
         """The preset's own metrics of a batch.
 
         Args:
@@ -119,10 +119,10 @@ class Preset:
         """Fields that come before a rollout's own in its line; `batches` counts the rollout's batch."""
         return {"batch": batches}
 
-    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
+    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: TrainerState) -> str:
         """One line for the screen about a batch; `line` is the one in metrics.jsonl."""
         skipped, unjudged = (
-            f"{sum(counts.values())}{f' ({listed(counts)})' if counts else ''}"
+            f"{sum(counts.values())}{f' ({format_reasons(counts)})' if counts else ''}"
             for counts in (progress.skipped, progress.unjudged)
         )
         episodes = [(rollout.reward, rollout.success) for group in groups for rollout in group]
@@ -147,10 +147,10 @@ class Preset:
             "held_out/unjudged": lost,
         }
         words = f"{found}" if found.judged or not known else f"success of {found.n} is unknown"
-        words += describe_rewards(rewards) + (f"  not judged: {listed(lost)}" if lost else "")
+        words += describe_rewards(rewards) + (f"  not judged: {format_reasons(lost)}" if lost else "")
         return line, f"held-out after {f'{batches} batches' if inside else f'{epoch} epochs'}: {words}"
 
-    def describe_done(self, progress: Progress) -> str:
+    def describe_done(self, progress: TrainerState) -> str:
         """The place from which a resumed run continues, e.g. "task 12"."""
         return f"{progress.batches} batches"
 
@@ -165,7 +165,7 @@ class GreedyGrpo(Preset):
     """Correct +1, wrong -1, out of turns -0.8, illegal -0.2. A reply that `max_new_tokens` cut is wrong, not out of
     turns: at -0.8, endless writing would pay for a policy that is mostly wrong."""
 
-    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: Progress) -> dict[str, Any]:
+    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: TrainerState) -> dict[str, Any]:
         [greedy], sampled = groups
         return {
             "task": progress.batches,
@@ -180,7 +180,7 @@ class GreedyGrpo(Preset):
     def labels(self, rollout: Rollout, batches: int) -> dict[str, Any]:
         return {"place": batches, "mode": "sampled" if rollout.temperature is None else "greedy"}
 
-    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
+    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: TrainerState) -> str:
         rewards = ["?" if e.reward is None else f"{e.reward:+.1f}" for e in groups[1]]
         return (
             f"task {progress.batches}/{self.num_batches}  greedy accuracy {progress.accuracy}  "
@@ -193,7 +193,7 @@ class GreedyGrpo(Preset):
         line = {"task": batches, "held_out/greedy": asdict(greedy), "held_out/sampled": asdict(sampled)}
         return line, f"held-out after {batches} tasks  greedy {greedy}  at temperature 1 {sampled}"
 
-    def describe_done(self, progress: Progress) -> str:
+    def describe_done(self, progress: TrainerState) -> str:
         return f"task {progress.batches}"
 
 
@@ -205,7 +205,7 @@ def estimator_of(cfg: LossConfig) -> Credit:
     return made(ESTIMATORS[cfg.estimator or "grpo"], cfg)
 
 
-def listed(counts: dict[str, int]) -> str:
+def format_reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
 
 

@@ -3,7 +3,7 @@
 Leaves out what every run's folder has (`agentgrpo.run_folder`). Files are written atomically, and a resumed run ends
 like an uninterrupted one. A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random
 generators, the progress of the loop (`state.json`), and a signed manifest of sizes and hashes. Only checkpoints that
-this user wrote are loaded (`agentgrpo.signed`), because `training.pt` is a pickle.
+this user wrote are loaded (`agentgrpo.signed_checkpoints`), because `training.pt` is a pickle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from agentgrpo import run_folder, signed
+from agentgrpo import run_folder, signed_checkpoints
 from agentgrpo.checkpoints import MANIFEST, newest_whole, prune, step_of
 from agentgrpo.checks import UsageError
 from agentgrpo.json_text import parse_json
@@ -53,7 +53,7 @@ def save_checkpoint(folder: Path, step: int, policy: LocalPolicy, learner: Learn
         policy.save(unfinished)
         torch.save({"learner": learner.state(), "random": _random_state()}, unfinished / "training.pt")
         (unfinished / STATE).write_text(json.dumps(state))
-        signed.seal(unfinished, MANIFEST, {"step": step})
+        signed_checkpoints.seal(unfinished, MANIFEST, {"step": step})
         for path in unfinished.rglob("*"):
             sync(path)
     sync(folder)

@@ -29,7 +29,7 @@ from dbbench_adapter.tasks.single_skill import (
 )
 from sql_agent.credit.reinforce import take_baseline
 from sql_agent.environments.dbbench import fingerprint_of
-from sql_agent.local.datatypes import Progress
+from sql_agent.local.datatypes import TrainerState
 from sql_agent.local.presets import EVALUATED_TOGETHER, Group, Measure, Preset, describe_loss, success_rate
 from sql_agent.rewards import RewardPreset
 from sql_agent.settings.groups import SPLIT_SEED, DataConfig
@@ -194,7 +194,7 @@ class SingleSkill(Preset):
             credit_group([rollout], lambda _, own=advantage: [None if own is None else [own]])
         return means
 
-    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: Progress) -> dict[str, Any]:
+    def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: TrainerState) -> dict[str, Any]:
         by_skill: dict[str, list[Rollout]] = {}
         for rollout in sorted((rollout for group in groups for rollout in group), key=lambda each: each.drawn_for):
             by_skill.setdefault(rollout.drawn_for, []).append(rollout)
@@ -210,7 +210,7 @@ class SingleSkill(Preset):
     def labels(self, rollout: Rollout, batches: int) -> dict[str, Any]:
         return {"update": batches, "skill": rollout.drawn_for}
 
-    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
+    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: TrainerState) -> str:
         success = line["success"]
         mean = "none" if line["reward/mean"] is None else f"{line['reward/mean']:+.2f}"
         return (
@@ -234,7 +234,7 @@ class SingleSkill(Preset):
         }
         return line, f"held-out after {batches} updates: {overall}"
 
-    def describe_done(self, progress: Progress) -> str:
+    def describe_done(self, progress: TrainerState) -> str:
         return f"{progress.batches * self.cfg.batch_size} episodes"
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from agentgrpo.checkpoints import CHECKPOINTS, how_to_go_on
 from agentgrpo.checks import UsageError, require
 from agentgrpo.commands import INTERRUPTED
-from agentgrpo.disk_errors import in_words
+from agentgrpo.disk_errors import format_disk_error
 from agentgrpo.run_folder import SETTINGS
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.memory import Workload, choose_pass, give_back_freed_memory
-from sql_agent.local.model_files import check_fit, whole_model
+from sql_agent.local.model_files import check_model_weights, whole_model
 from sql_agent.settings.local import AdapterConfig, ModelConfig
 from sql_agent.source.datatypes import StopError
 
@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def failures_in_words(run_dir: Path, again: str, spelt: Callable[[str], str] = str) -> Iterator[None]:
+def report_failures(run_dir: Path, again: str, spelt: Callable[[str], str] = str) -> Iterator[None]:
     """End the command with one line if it fails in a known way, and with status 130 if it is interrupted.
 
     Args:
         again: the start that goes on with the run in `run_dir`; it is printed if the run had begun.
-        spelt: rewrites a message in this command's names of settings (`in_words_of`).
+        spelt: rewrites a message in this command's names of settings (`message_formatter`).
     """
     try:
         yield
     except (ValueError, OSError, DivergedError, StopError) as error:
-        raise SystemExit(f"error: {spelt(in_words(error))}") from error
+        raise SystemExit(f"error: {spelt(format_disk_error(error))}") from error
     except RuntimeError as error:
         raise SystemExit(f"error: {'; '.join([spelt(out_of_memory(error)), *_go_on(run_dir, again)])}") from error
     except KeyboardInterrupt:
@@ -120,9 +120,9 @@ def start_policy(
 
     device = ("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device
     require(device=device, load_in_4bit=model.load_in_4bit, has_gpu=torch.cuda.is_available())
-    check_fit(model.model_path)
+    check_model_weights(model.model_path)
     if reference_path:
-        check_fit(reference_path)
+        check_model_weights(reference_path)
     from transformers.utils import logging
 
     from sql_agent.local.policy import load_policy

@@ -14,7 +14,7 @@ from typing import Any
 from agentgrpo.hub import model_folder
 from dbbench_adapter.engines import BackendUnavailable
 from sql_agent.environments.base import Environment, Split, make_environment
-from sql_agent.environments.named import named
+from sql_agent.environments.user_class import named
 from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_conversation
 from sql_agent.names import ENVIRONMENTS, functions
@@ -25,7 +25,7 @@ from sql_agent.settings.local import LocalGrpoConfig, RewardSettings
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RunTasks:
     """The tasks of a run."""
 
     train: Sequence[Any]
@@ -71,7 +71,7 @@ def check_judged(environment: Environment, cfg: LocalGrpoConfig) -> None:
         )
 
 
-def own_files(cfg: RewardSettings, environment: str, run_dir: Path) -> dict[str, str]:
+def describe_user_files(cfg: RewardSettings, environment: str, run_dir: Path) -> dict[str, str]:
     """The user's own files, each with its sha256, by what a run uses them for.
 
     Raises:
@@ -82,7 +82,7 @@ def own_files(cfg: RewardSettings, environment: str, run_dir: Path) -> dict[str,
     return {use: f"{found.file.name} with sha256 {found.sha256}" for use, found in used.items()}
 
 
-def fitted(
+def fit_to_context(
     split: Split, environment: Environment, model_path: str, max_prompt_tokens: int | None
 ) -> tuple[Split, Fitted]:
     """Fit the tasks to the model's context (`fit_split`).

@@ -25,7 +25,7 @@ from agentgrpo.model_kinds import count_adapter_weights, count_weights
 from agentgrpo.outputs import DiskNeed
 from sql_agent.environments.base import Environment
 from sql_agent.learning_rates import learning_rate_hint
-from sql_agent.local.datatypes import DivergedError, Progress, UnjudgedError
+from sql_agent.local.datatypes import DivergedError, TrainerState, UnjudgedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.memory import Workload
 from sql_agent.local.model_files import base_folder
@@ -59,7 +59,7 @@ class Trainer:
         player: Player,
         preset: Preset,
         folder: RunFolder,
-        progress: Progress,
+        progress: TrainerState,
         say: Callable[[str], None],
         task_of: Callable[[Task], Any],
     ) -> None:
@@ -85,7 +85,7 @@ class Trainer:
             tasks=[task.to_dict() for task in preset.tasks] if cfg.max_resamples else (),
             keep=self._keep,
             credit=self._credit,
-            names=names_of(folder),
+            names=names_for_stops(folder),
         )
         self._loop = asyncio.new_event_loop()  # `asyncio.run` would delay Ctrl-C until a batch is played
         self._means, self._saved = progress.means, progress.batches
@@ -258,7 +258,7 @@ class Trainer:
         return [rollout for group in groups for rollout in group]
 
 
-def names_of(folder: RunFolder) -> dict[str, str]:
+def names_for_stops(folder: RunFolder) -> dict[str, str]:
     """What a stop calls the files of a local run; settings keep the main job's names until the command prints it."""
     return {
         **MAIN_JOB,
@@ -302,7 +302,7 @@ def start_trainer(preset: Preset, environment: Environment, folder: RunFolder, o
     for line in opening:
         say(line)
     state = folder.resume(policy, learner) if folder.resumed else None
-    progress = Progress.from_state(state or {})
+    progress = TrainerState.from_state(state or {})
     if state is not None:
         say(f"resumed after {preset.describe_done(progress)}")
     return Trainer(policy, learner, player, preset, folder, progress, say, environment.task)

@@ -32,7 +32,7 @@ from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
 from sql_agent.model_address.request_limits import RequestLimits, error_body
 from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.model_servers.ask import ChatServers
-from sql_agent.model_servers.refusals import UNREAD_CALL, words_of
+from sql_agent.model_servers.refusals import UNREAD_CALL, error_text
 from sql_agent.model_servers.turns import with_turn, without_tokens
 
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
@@ -52,7 +52,7 @@ WRITTEN_S = 20.0
 
 
 @dataclass(frozen=True)
-class Turn:
+class RecordedCall:
     rollout_id: str
     attempt_id: str
     sequence_id: int
@@ -93,7 +93,7 @@ class RolloutRoute:
     """Headers of each request to the model servers."""
     timeout_s: ClassVar[float] = 120.0
     limits: ClassVar[RequestLimits] = RequestLimits()
-    write: ClassVar[Callable[[Turn], Awaitable[None]] | None] = None
+    write: ClassVar[Callable[[RecordedCall], Awaitable[None]] | None] = None
     """Saves a turn. None: nothing trains on the turns, and the servers are not asked for ids and log-probs."""
 
     def __init__(self, app: Any) -> None:
@@ -203,7 +203,7 @@ class RolloutRoute:
             answer = with_turn(answer, asked_again=again)
         elif status == 200:
             agent = unquote(http.headers.get(AGENT_HEADER, "")) or None
-            self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent, again), attempt)
+            self._keep(RecordedCall(rollout_id, attempt_id, sequence_id, answer, started, agent, again), attempt)
             answer = without_tokens(answer)
         if attempt is not None:
             _note(attempt.log, request, status, answer)
@@ -211,7 +211,7 @@ class RolloutRoute:
             return StreamingResponse(stream_of(answer, usage=usage), media_type="text/event-stream")
         return JSONResponse(answer, status)
 
-    def _keep(self, turn: Turn, attempt: _Attempt | None) -> None:
+    def _keep(self, turn: RecordedCall, attempt: _Attempt | None) -> None:
         write = type(self).write
         if write is None:
             return
@@ -298,4 +298,4 @@ def _readable(body: bytes) -> dict[str, Any]:
         said = parse_json(body)
     except ValueError:
         said = None
-    return said if isinstance(said, dict) else _error(words_of(body))
+    return said if isinstance(said, dict) else _error(error_text(body))

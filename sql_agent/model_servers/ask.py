@@ -19,11 +19,11 @@ from sql_agent.model_servers.refusals import (
     CONTEXT_FULL,
     REFUSED,
     UNREAD_CALL,
+    error_text,
     is_overflow,
     is_too_large,
     is_unread_call,
     true_status,
-    words_of,
 )
 from sql_agent.model_servers.replies import ReplyError, call_ids, read_reply
 
@@ -118,7 +118,7 @@ class ChatServers:
             status = true_status(answered, body)
             if status in REFUSED and is_too_large(body):
                 return status, body
-            words = "" if status == 200 else words_of(body)
+            words = "" if status == 200 else error_text(body)
             if code := _code_of(status, words):
                 return 400, error_of(words, code)
             more = refused_fields(words, messages, refused) if status in REFUSED else None
@@ -156,7 +156,7 @@ def failure_text(failure: Exception, *, hide: str = "") -> str:
         content = b""
         with suppress(RuntimeError):  # a streamed answer that nobody has read
             content = failure.response.content
-        said = words_of(content.replace(hide.encode(), b"***") if hide else content)
+        said = error_text(content.replace(hide.encode(), b"***") if hide else content)
         said = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
         words = f"Error code: {failure.status_code}" + (f" - {said}" if said else "")
     words = words.replace(hide, "***") if hide else words

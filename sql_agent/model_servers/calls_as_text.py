@@ -47,7 +47,7 @@ class CallsAsText:
         if self._settled or any(reply.get("tool_calls") for reply in replies):
             self._settled = True
             return None
-        parser = next(filter(None, (parser_of(str(reply.get("content") or "")) for reply in replies)), None)
+        parser = next(filter(None, (vllm_parser(str(reply.get("content") or "")) for reply in replies)), None)
         if parser is None:
             return None
         self._settled = True
@@ -59,7 +59,7 @@ class CallsAsText:
         )
 
 
-def parser_of(text: str) -> str | None:
+def vllm_parser(text: str) -> str | None:
     """The name of vLLM's parser for a call that stands in a reply's text; None if there is no whole one."""
     for mark, parser in _PARSERS.items():
         found = re.search(mark, text)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from sql_agent.model_servers.deadline_client import DeadlineClient, listed_models, lists_all, served_as
-from sql_agent.model_servers.refusals import words_of
+from sql_agent.model_servers.refusals import error_text
 from sql_agent.model_servers.replies import SHOWN_CHARS, ReplyError, read_reply
 
 NO_SUCH_ADDRESS = (404, 405, 501)
@@ -65,5 +65,5 @@ def _ask_once(url: str, model: str, client: DeadlineClient) -> None:
     answer = client.post(f"{url}/chat/completions", asked, timeout_s=60.0)
     if answer.status_code != 200:
         what = f"it does not list {model!r}, and {url}/chat/completions answers {answer.status_code}"
-        raise ReplyError(f"{what}: {words_of(answer.content)[:SHOWN_CHARS]}")
+        raise ReplyError(f"{what}: {error_text(answer.content)[:SHOWN_CHARS]}")
     read_reply(answer.content)

@@ -79,7 +79,7 @@ _UNREAD_CALLS = re.compile(
 )
 
 
-def words_of(body: bytes) -> str:
+def error_text(body: bytes) -> str:
     """All texts of an answer, once each, in one line of at most 4,000 characters; the whole answer if it is no JSON.
     The server's sentence comes first, then the codes, places and wrapped errors beside it.
     """

@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 from sql_agent.environments.base import Environment
 from sql_agent.environments.rows import short
-from sql_agent.environments.worker import RaisedError
+from sql_agent.environments.user_thread import RaisedError
 from sql_agent.play.scripted import (
     NOTHING,
     TALK,
     SameRandom,
     ScriptedPlay,
     odd_calls,
-    play,
+    play_scripted,
     play_together,
     random_calls,
-    words_of,
+    split_words,
 )
 from sql_agent.settings.groups import AgentConfig
 
@@ -51,7 +51,7 @@ class Remark:
 
 
 @dataclass
-class Report:
+class CheckReport:
     played: list[ScriptedPlay] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
 
@@ -62,14 +62,14 @@ class Report:
         return [each for each in self.played if each.name in plays]
 
 
-def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
+def check_plays(make: Callable[[], Environment], tasks: Sequence[Any]) -> CheckReport:
     """Play every task in all ways and report what is wrong.
 
     Args:
         make: makes a new environment, which is entered here.
         tasks: at least one.
     """
-    report = Report()
+    report = CheckReport()
     _repeat(make, tasks, report)
     raised: list[tuple[str, RaisedError]] = []
     with make() as environment:
@@ -81,7 +81,7 @@ def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
                 if sum((each.lost or "").endswith("_deadline") for each in report.played) == MOST_HANGS:
                     continue  # each hanging play takes the whole timeout
                 at[0] = name
-                report.played.append(play(environment, task, name, replies, SameRandom()))
+                report.played.append(play_scripted(environment, task, name, replies, SameRandom()))
     if not environment.judged:
         report.add(
             "note", "it gives neither a verdict nor a reward (`get_reward`): a run needs a reward from elsewhere"
@@ -95,7 +95,7 @@ def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
 
 
 def _plays(environment: Environment, task: Any) -> list[tuple[str, list[Any]]]:
-    words = words_of(str(environment.messages(task)[-1]["content"]))
+    words = split_words(str(environment.messages(task)[-1]["content"]))
     odd = odd_calls(environment.tools, words, seed=0)
     size = environment.max_replies(AgentConfig())
     plays: list[tuple[str, list[Any]]] = [("nothing", NOTHING), ("talk", TALK)]
@@ -107,22 +107,24 @@ def _plays(environment: Environment, task: Any) -> list[tuple[str, list[Any]]]:
     return plays
 
 
-def _repeat(make: Callable[[], Environment], tasks: Sequence[Any], report: Report) -> None:
+def _repeat(make: Callable[[], Environment], tasks: Sequence[Any], report: CheckReport) -> None:
     """Play the same replies four times: first, on a new environment, after other tasks, and beside another task."""
     task, other = tasks[0], tasks[-1]
 
     def script(environment: Environment, of: Any) -> list[Any]:
-        words = words_of(str(environment.messages(of)[-1]["content"]))
+        words = split_words(str(environment.messages(of)[-1]["content"]))
         return environment.reference_replies(of) or random_calls(environment.tools, words, seed=0)
 
     with make() as environment:
-        first = play(environment, task, "repeat", script(environment, task), SameRandom())
+        first = play_scripted(environment, task, "repeat", script(environment, task), SameRandom())
     with make() as environment:
         replies, others = script(environment, task), script(environment, other)
-        afresh = play(environment, task, "repeat", replies, SameRandom())
+        afresh = play_scripted(environment, task, "repeat", replies, SameRandom())
         for each in (other, *tasks[:3]):
-            play(environment, each, "repeat", random_calls(environment.tools, ["a", "b"], seed=1), SameRandom())
-        used = play(environment, task, "repeat", replies, SameRandom())
+            play_scripted(
+                environment, each, "repeat", random_calls(environment.tools, ["a", "b"], seed=1), SameRandom()
+            )
+        used = play_scripted(environment, task, "repeat", replies, SameRandom())
         beside = play_together(environment, [task, other], [replies, others])[0]
     for again, words in (
         (afresh, "on a new object, so something outside of it (a global, a class attribute, a file) remembers the "
@@ -147,14 +149,14 @@ def _difference(first: ScriptedPlay, again: ScriptedPlay) -> str:
     return "" if len(first.answers) == len(again.answers) else "one of them ended earlier"
 
 
-def _lost(report: Report) -> None:
+def _lost(report: CheckReport) -> None:
     for reason, count in Counter(each.lost for each in report.played if each.lost).items():
         one = next(each for each in report.played if each.lost == reason)
         after = f"; the last call was {one.called[-1]}" if one.called else ""
         report.add("problem", f"{count} plays were lost under {reason} (task {one.task.id!r}{after})\n{one.error}")
 
 
-def _raised(raised: Sequence[tuple[str, RaisedError]], report: Report) -> None:
+def _raised(raised: Sequence[tuple[str, RaisedError]], report: CheckReport) -> None:
     places: dict[str, list[tuple[str, RaisedError]]] = {}
     for at, error in raised:
         places.setdefault(str(error).rpartition("\n")[0] + type(error.error).__name__, []).append((at, error))
@@ -170,7 +172,7 @@ def _raised(raised: Sequence[tuple[str, RaisedError]], report: Report) -> None:
         )
 
 
-def _effort(report: Report) -> None:
+def _effort(report: CheckReport) -> None:
     """Look for rewards without effort, and for references that do not solve their task."""
     for name in PLAYS[:-1]:
         plays = report.of(name)
@@ -203,7 +205,7 @@ def _mean(plays: Sequence[ScriptedPlay]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _long_or_slow(report: Report) -> None:
+def _long_or_slow(report: CheckReport) -> None:
     longest = max(((len(answer), each) for each in report.played for answer in each.answers[1:]), key=lambda p: p[0],
                   default=None)  # fmt: skip
     if longest and longest[0] > LONG_RESULT:
@@ -214,7 +216,7 @@ def _long_or_slow(report: Report) -> None:
         report.add("note", f"a call took {slowest.slowest_s:.1f} s (task {slowest.task.id!r})")
 
 
-def _answers_in_prompts(report: Report, tasks: Sequence[Any]) -> None:
+def _answers_in_prompts(report: CheckReport, tasks: Sequence[Any]) -> None:
     shown = {each.task.id: each.answers[0] for each in report.played if each.answers}
     found: dict[str, list[str]] = {}
     for task in tasks:

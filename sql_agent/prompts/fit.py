@@ -27,7 +27,7 @@ MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Limit:
+class PromptLimit:
     tokens: int | None
     """None: the model's context is not known, so nothing is cut."""
     why: str
@@ -55,7 +55,7 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     return positions
 
 
-def choose_limit(model: Path, given: int | None, flag: str, *, response_tokens: int = 0) -> Limit:
+def choose_limit(model: Path, given: int | None, flag: str, *, response_tokens: int = 0) -> PromptLimit:
     """
     Args:
         model: the folder of a model, not of an adapter.
@@ -69,7 +69,7 @@ def choose_limit(model: Path, given: int | None, flag: str, *, response_tokens: 
 
 def limit_within(
     context: int | None, model: Path | str, given: int | None, flag: str, response_tokens: int = 0
-) -> Limit:
+) -> PromptLimit:
     """The other arguments are those of `choose_limit`.
 
     Args:
@@ -77,7 +77,7 @@ def limit_within(
     """
     if context is None:
         why = f"{model} names no length of its context"
-        return Limit(given, "as given", flag, True) if given else Limit(None, why, flag)
+        return PromptLimit(given, "as given", flag, True) if given else PromptLimit(None, why, flag)
     if (given or MIN_PROMPT_TOKENS) + max(response_tokens, 1) > context:
         beside = f" and data.max_response_tokens={response_tokens} behind it" if response_tokens else ""
         raise ValueError(
@@ -86,9 +86,11 @@ def limit_within(
             f"{'them' if given and response_tokens else flag if given else 'data.max_response_tokens'}"
         )
     if given is not None:
-        return Limit(given, "as given", flag, True)
+        return PromptLimit(given, "as given", flag, True)
     room = max(min(default_response_tokens(model), context // 2), response_tokens)
-    return Limit(context - room, f"the context of {model}, {context:,} tokens, less {room:,} for the response", flag)
+    return PromptLimit(
+        context - room, f"the context of {model}, {context:,} tokens, less {room:,} for the response", flag
+    )
 
 
 def default_response_tokens(model: Path | str) -> int:
@@ -105,7 +107,7 @@ PromptTokens = Callable[[Any], int]
 @dataclass(frozen=True)
 class Fitted:
     environment: Taskset
-    limit: Limit
+    limit: PromptLimit
     tasks: list[Any]
     """Every task, shortened where its prompt was too long."""
     lengths: list[int]
@@ -143,7 +145,7 @@ class Fitted:
         found = Counter(cut for task in self.tasks if (cut := self.environment.left_out(task)) is not None)
         return [
             Problem(
-                f"{cut.of} is cut in {count} of {len(self.tasks)} first prompts; left out: {_in_words(cut)}",
+                f"{cut.of} is cut in {count} of {len(self.tasks)} first prompts; left out: {_format_left_out(cut)}",
                 self._remedy(),
                 blocks=False,
             )
@@ -165,26 +167,26 @@ class Fitted:
     def _remedy(self) -> str:
         needed = max(self.whole)
         if self.limit.given:
-            return f"{typed(self.limit.flag, needed)} keeps everything, where the model's context holds it"
+            return f"{format_flag(self.limit.flag, needed)} keeps everything, where the model's context holds it"
         return (
             f"whole prompts have up to {needed:,} tokens: take a model with a longer context, or a view or copy of the "
             "database with fewer columns"
         )
 
 
-def typed(flag: str, value: int | str) -> str:
+def format_flag(flag: str, value: int | str) -> str:
     return f"{flag} {value}" if flag.startswith("--") else f"--set {flag}={value}"
 
 
-def describe_lengths(lengths: Sequence[int], limit: Limit) -> str:
+def describe_lengths(lengths: Sequence[int], limit: PromptLimit) -> str:
     most = "none" if limit.tokens is None else f"{limit.tokens:,}"
     return (
         f"first prompts: {min(lengths):,} to {max(lengths):,} tokens, median {statistics.median(lengths):,.0f}; limit "
-        f"{most} ({limit.why}); {typed(limit.flag, 'N')} sets another"
+        f"{most} ({limit.why}); {format_flag(limit.flag, 'N')} sets another"
     )
 
 
-def fit_tasks(tasks: Sequence[Any], environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> Fitted:
+def fit_tasks(tasks: Sequence[Any], environment: Taskset, prompt_tokens: PromptTokens, limit: PromptLimit) -> Fitted:
     # As little is cut as it takes.
     whole = [prompt_tokens(task) for task in tasks]
     played = [
@@ -198,7 +200,7 @@ def fit_tasks(tasks: Sequence[Any], environment: Taskset, prompt_tokens: PromptT
     return Fitted(environment, limit, played, lengths, whole)
 
 
-def _shortened(task: Any, environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> Any:
+def _shortened(task: Any, environment: Taskset, prompt_tokens: PromptTokens, limit: PromptLimit) -> Any:
     # If no prompt fits, the shortest one is played.
     shorter = environment.shorter(task)
     if not shorter or limit.tokens is None:
@@ -208,7 +210,9 @@ def _shortened(task: Any, environment: Taskset, prompt_tokens: PromptTokens, lim
     return shorter[min(first, len(shorter) - 1)]
 
 
-def fit_split(split: Split, environment: Taskset, prompt_tokens: PromptTokens, limit: Limit) -> tuple[Split, Fitted]:
+def fit_split(
+    split: Split, environment: Taskset, prompt_tokens: PromptTokens, limit: PromptLimit
+) -> tuple[Split, Fitted]:
     """What is too long all the same is left out and counted.
 
     Returns:
@@ -231,7 +235,7 @@ def fit_split(split: Split, environment: Taskset, prompt_tokens: PromptTokens, l
     return replace(split, train=kept[0], val=kept[1], too_long=len(both.tasks) - sum(map(len, kept))), both
 
 
-def _in_words(cut: LeftOut) -> str:
+def _format_left_out(cut: LeftOut) -> str:
     return "; ".join(f"{len(names)} {kind}: {_listed(names)}" if names else kind for kind, names in cut.parts)
 
 

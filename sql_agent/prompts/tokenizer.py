@@ -13,7 +13,7 @@ from agentgrpo.chat.template import ChatTemplate, for_template
 from sql_agent.environments.base import Environment, Taskset
 from sql_agent.model_check import special_tokens
 from sql_agent.model_servers.deadline_client import DeadlineClient, listed_models, served_as
-from sql_agent.prompts.fit import Limit, choose_limit, limit_within
+from sql_agent.prompts.fit import PromptLimit, choose_limit, limit_within
 
 TIMEOUT_S = 60.0
 
@@ -90,7 +90,7 @@ class ServedTokenizer:
             raise httpx.DecodingError(f"{answer.url} answers no tokens")
         return tokens
 
-    def limit(self, given: int | None, flag: str, *, reply_tokens: int) -> Limit | None:
+    def limit(self, given: int | None, flag: str, *, reply_tokens: int) -> PromptLimit | None:
         """None if the server does not say how long its context is.
 
         A model that the server reads from a folder of this machine has the limit that other commands give it, unless
@@ -115,7 +115,7 @@ class ServedTokenizer:
         if limit.tokens is not None and limit.tokens <= max(context - reply_tokens, given or 0):
             return limit
         why = f"the context that {self._model} is served with, {context:,} tokens, less {reply_tokens:,} for a reply"
-        return Limit(context - reply_tokens, why, flag)
+        return PromptLimit(context - reply_tokens, why, flag)
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from agentgrpo.run_folder import flat
 from sql_agent.report.figures import Figure, series
 from sql_agent.report.page import draw_figure, draw_table, filled, questions_table, shown
 from sql_agent.report.questions import Answers, question, side_by_side, validations
-from sql_agent.report.reading import Change, Run, solved
+from sql_agent.report.reading import Run, ValidationChange, solved
 
 # Settings that differ in any two runs.
 OF_THE_FOLDER = ("run_dir", "output_dir")
@@ -62,7 +62,7 @@ def between(pair: Pair) -> str:
     first, second = (found[0] for found in last)
     same = same_tasks(first, second)
     counted = f"{len(same[0])} held-out tasks are the same in both (of {len(first)} and {len(second)})"
-    found = Change.between((solved(same[0][task]), solved(same[1][task])) for task in same[0])
+    found = ValidationChange.between((solved(same[0][task]), solved(same[1][task])) for task in same[0])
     if found is None:
         return f"{counted}; none of them was judged in both, so nothing can be compared"
     first_name, second_name = pair.names
@@ -77,7 +77,7 @@ def _settings_line(pair: Pair) -> str:
     return f"these differ: {', '.join(names)}" if names else "none differs"
 
 
-def render(pair: Pair) -> str:
+def render_comparison(pair: Pair) -> str:
     lines = summary(pair)
     differ = draw_table([("setting", *pair.names)], settings_that_differ(pair))
     return filled(

@@ -43,7 +43,7 @@ def by_prefix(rows: Sequence[Row], prefix: str, *, absent: float | None = None) 
     return {name.removeprefix(prefix): [(r["train_step"], r.get(name, absent)) for r in trained] for name in names}
 
 
-def rate(rows: Sequence[Row], per_step: Callable[[Row], float], needs: Sequence[str]) -> Points:
+def per_step_points(rows: Sequence[Row], per_step: Callable[[Row], float], needs: Sequence[str]) -> Points:
     return [(row["train_step"], per_step(row)) for row in rows if all(row.get(name) for name in needs)]
 
 
@@ -189,10 +189,10 @@ OVERALL = ("mean", "std", "unjudged_frac")
 def _speed(rows: Sequence[Row]) -> dict[str, Points]:
     seconds, tokens = "time/rollout_s", "rollout/sampled_tokens"
     lines = {
-        "rollouts while they are played": rate(
+        "rollouts while they are played": per_step_points(
             rows, lambda r: r["rollout/count"] / r[seconds], ["rollout/count", seconds]
         ),
-        "sampled tokens / 100": rate(
+        "sampled tokens / 100": per_step_points(
             rows, lambda r: r["rollout/count"] * r[tokens] / r[seconds] / 100, ["rollout/count", tokens, seconds]
         ),
     }

@@ -33,7 +33,7 @@ MOST_TRAJECTORIES = 1000
 RELOAD_S = 10
 
 
-def render(run: Run) -> str:
+def render_page(run: Run) -> str:
     kept = spread(list(enumerate(run.trajectories)), MOST_TRAJECTORIES)
     figures = all_figures(run.metrics)
     drawn = [each for each in figures if len(steps_of(each)) > 1]
@@ -45,7 +45,7 @@ def render(run: Run) -> str:
         "HEADLINE": _paragraphs(headline(run)),
         "FACTS": draw_table([("", "")], facts(run)),
         "DASHBOARD": dashboard(run),
-        "SETTINGS": draw_table([("setting", "value")], settings(run)),
+        "SETTINGS": draw_table([("setting", "value")], settings_table(run)),
         "QUESTIONS": questions_part(run),
         "SKILLS": skills_part(run),
         "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn)),
@@ -168,13 +168,13 @@ def facts(run: Run) -> list[tuple[str, str]]:
     saved = run.checkpoints
     rows = [
         ("state", f"{run.state}, step {run.step}{of}; last news {last}"),
-        ("command", command(run)),
+        ("command", typed_command(run)),
         *([("run id", str(run.facts["run_id"]))] if "run_id" in run.facts else []),
         ("commit", str(run.facts.get("commit", "unknown"))),
         ("started", _clock(run.facts.get("started_at", 0))),
         *(("started before", f"{_clock(each['started_at'])}, commit {each['commit']}") for each in earlier),
         ("device", str(run.facts.get("device", "unknown"))),
-        ("model", str(model_of(run))),
+        ("model", str(model_name(run))),
         ("seed", str(run.settings.get("seed", "unknown"))),
         *([("trained model", str(run.model))] if run.model else []),
         ("checkpoints", ", ".join(str(each.relative_to(run.folder)) for each in saved) or "none"),
@@ -187,7 +187,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     return rows
 
 
-def settings(run: Run) -> list[tuple[str, str]]:
+def settings_table(run: Run) -> list[tuple[str, str]]:
     return [(name, shown(value)) for name, value in flat(run.settings).items()]
 
 
@@ -195,7 +195,7 @@ def settings(run: Run) -> list[tuple[str, str]]:
 MODELS = ("model", "model.model_path", "model_path", "language_model.model_path", "base.path")
 
 
-def model_of(run: Run) -> Any:
+def model_name(run: Run) -> Any:
     given = flat(run.settings)
     return next((given[name] for name in MODELS if given.get(name) is not None), None)
 
@@ -204,7 +204,7 @@ def shown(value: Any) -> str:
     return masked(value, whole=True) if isinstance(value, str) else json.dumps(value)
 
 
-def command(run: Run) -> str:
+def typed_command(run: Run) -> str:
     """As it was typed; its first word may be two, as in `agentgrpo local`."""
     program, *words = [masked(str(word), whole=True) for word in run.facts.get("argv") or [""]]
     return shlex.join([*(program.split() if program.startswith("agentgrpo ") else [program]), *words])

@@ -52,8 +52,8 @@ def _row(task: str, before: Row | None, after: Row | None, single: bool) -> Row:
         "kind": known.get("kind"),
         "question": question(known),
         "result": _result(before, after, single),
-        "before": before and answer(before),
-        "after": after and answer(after),
+        "before": before and describe_answer(before),
+        "after": after and describe_answer(after),
     }
 
 
@@ -81,7 +81,7 @@ def reward_of(row: Row) -> float | None:
     return row.get("reward") if solved(row) is None and not row.get("lost") else None
 
 
-def answer(row: Row) -> Row:
+def describe_answer(row: Row) -> Row:
     """What a trajectory answered and what was made of it; `sql` is the last call where nobody recorded one."""
     compared = row.get("comparison") or None
     return {

@@ -28,7 +28,7 @@ def when(step: int) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What was measured at a step, or at the validation after it."""
 
     step: int
@@ -39,7 +39,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class HeldOut(Measured):
+class HeldOut(Measurement):
     solved: int
     judged: int
 
@@ -58,7 +58,7 @@ class HeldOut(Measured):
 
 
 @dataclass(frozen=True)
-class HeldOutReward(Measured):
+class HeldOutReward(Measurement):
     """A validation where there is no judge: the mean reward of the greedy policy."""
 
     mean: float
@@ -70,7 +70,7 @@ class HeldOutReward(Measured):
 
 
 @dataclass(frozen=True)
-class Loss(Measured):
+class Loss(Measurement):
     """The loss of a step, or the held-out loss after it."""
 
     value: float
@@ -84,7 +84,7 @@ class Loss(Measured):
 
 
 @dataclass(frozen=True)
-class Change:
+class ValidationChange:
     """Compares the results of the same held-out tasks at two validations, of one run or of two."""
 
     tasks: int
@@ -94,7 +94,7 @@ class Change:
     """Tasks solved only at the first one."""
 
     @classmethod
-    def between(cls, results: Iterable[tuple[bool | None, bool | None]]) -> Change | None:
+    def between(cls, results: Iterable[tuple[bool | None, bool | None]]) -> ValidationChange | None:
         """Compare the tasks that have two verdicts; None is returned where there are none."""
         judged = [pair for pair in results if None not in pair]
         return cls(len(judged), judged.count((False, True)), judged.count((True, False))) if judged else None
@@ -148,7 +148,7 @@ class Run:
         return held_out(self.metrics)
 
     @property
-    def measured(self) -> tuple[str, Sequence[Measured]]:
+    def measured(self) -> tuple[str, Sequence[Measurement]]:
         """What was measured and its results: success, where there is no judge the reward, else a loss."""
         if points := self.held_out:
             return "held-out success", points
@@ -160,9 +160,9 @@ class Run:
         return "held-out success", []
 
     @property
-    def change(self) -> Change | None:
+    def change(self) -> ValidationChange | None:
         """From the first validation to the last; None if there are not two."""
-        return change(self.trajectories)
+        return compare_validations(self.trajectories)
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -294,7 +294,7 @@ def solved(row: Row) -> bool | None:
     return None if success is None else success == 1
 
 
-def change(trajectories: Sequence[Row]) -> Change | None:
+def compare_validations(trajectories: Sequence[Row]) -> ValidationChange | None:
     results: dict[int, dict[str, bool]] = {}
     for row in trajectories:
         if row.get("validate") and (right := solved(row)) is not None:
@@ -302,7 +302,7 @@ def change(trajectories: Sequence[Row]) -> Change | None:
     if len(results) < 2:
         return None
     before, after = results[min(results)], results[max(results)]
-    return Change.between((before[task], after.get(task)) for task in before)
+    return ValidationChange.between((before[task], after.get(task)) for task in before)
 
 
 def nothing_learnt_in(count: int, steps: int) -> str:

@@ -64,7 +64,7 @@ class RewardFunctions:
         deadline = asyncio.timeout(function.timeout_s)
         try:
             async with deadline:
-                given = number(function.label, await self._call(function.call, record), record.num_turns)
+                given = checked_number(function.label, await self._call(function.call, record), record.num_turns)
             if given.reason != "reward_error":
                 return given
             self._log(f"{function.label} failed: no number", str(given.error), function.on_error)
@@ -128,7 +128,7 @@ class RewardFunctions:
             logger.error("reward %s, %d times so far", kind, times)
 
 
-def number(label: str, value: Any, num_turns: int) -> FunctionReward:
+def checked_number(label: str, value: Any, num_turns: int) -> FunctionReward:
     """One finite number, one for each turn, or None with a reason."""
     if hasattr(value, "tolist"):
         value = value.tolist()  # a numpy or torch value

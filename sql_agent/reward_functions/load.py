@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.own_files import OwnFileError, Source, find, place
+from agentgrpo.user_files import SourceFile, UserFileError, load_object, place
 from sql_agent.names import JUDGE, functions, label
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.judge import judge_function
@@ -42,18 +42,18 @@ def load_function(name: str, timeout_s: float) -> LoadedReward:
         ValueError: see `load_functions`.
     """
     try:
-        function, source = find(name)
+        function, source = load_object(name)
         _check_call(function, label(name), source)
-    except OwnFileError as error:
+    except UserFileError as error:
         raise ValueError(f"--reward {name}: {error}") from None
     return LoadedReward(label(name), function, source.file, source.sha256, timeout_s)
 
 
-def _check_call(function: Any, name: str, source: Source) -> None:
-    """Raises OwnFileError: the function cannot be called with one argument."""
+def _check_call(function: Any, name: str, source: SourceFile) -> None:
+    """Raises UserFileError: the function cannot be called with one argument."""
     if not callable(function) or inspect.isclass(function):
         kind = "a class" if inspect.isclass(function) else f"a value ({type(function).__name__})"
-        raise OwnFileError(f"{name} in {source.file} is {kind}, expected a function of the rollout's record")
+        raise UserFileError(f"{name} in {source.file} is {kind}, expected a function of the rollout's record")
     try:
         signature = inspect.signature(function)
     except ValueError:  # the function is not written in Python
@@ -64,7 +64,7 @@ def _check_call(function: Any, name: str, source: Source) -> None:
     except TypeError:
         fits = False
     if not fits:
-        raise OwnFileError(
+        raise UserFileError(
             f"{place(function)}: {name}{signature} cannot be called with the rollout's record alone; write "
             f"`def {name}(record):`, and give other parameters a default"
         )

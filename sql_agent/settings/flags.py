@@ -136,7 +136,7 @@ def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -
     except ValidationError as error:
         spellings = {flag.place: str(flag) for flag in flags_of(config)}
         said = "; ".join(_describe_fault(fault, spellings) for fault in error.errors())
-        parser.error(in_words_of(config)(said))
+        parser.error(message_formatter(config)(said))
 
 
 def _describe_fault(fault: Any, spellings: dict[tuple[str, ...], str]) -> str:
@@ -149,7 +149,7 @@ def _describe_fault(fault: Any, spellings: dict[tuple[str, ...], str]) -> str:
     return f"{where}: {text}" if where else text
 
 
-def in_words_of(config: type[BaseModel], spelt: Callable[[Flag], str] = str) -> Callable[[str], str]:
+def message_formatter(config: type[BaseModel], spelt: Callable[[Flag], str] = str) -> Callable[[str], str]:
     """Make a function that rewrites a message: it replaces the main job's settings, and flags, by this command's names.
 
     What is checked for several commands names the main job's settings (`rollout.reward`), or flags that most commands

@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import Settings
+from agentgrpo.spelling import did_you_mean
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
@@ -189,8 +189,8 @@ class EnvironmentFlags(DbBenchConfig):
     """The environment: dbbench, text2sql or gsm8k; or your own, FILE.py:NAME, module:NAME or an
     installed package's entry point. None: text2sql if there is a database, else dbbench."""
     database: DatabaseSpec | None = None
-    """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.
-    It is only read."""
+    """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or
+    mysql://user:password@host:port/database. It is only read."""
     columns: str | None = None
     """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
     texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""

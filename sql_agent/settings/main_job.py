@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.passwords import BackendSpec
 from agentgrpo.settings import Settings, VerlKey
+from agentgrpo.spelling import did_you_mean
 from sql_agent.credit.registry import Aggregation, CreditSettings, EstimatorName, MainLossName
 from sql_agent.names import FUNCTION, JUDGE, PRESETS, label
 from sql_agent.settings.groups import Judge, JudgeConfig, PrecisionName, SharedPrompts, address

@@ -21,7 +21,7 @@ from agentgrpo.passwords import BackendSpec, masked
 from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.settings.flags import in_words_of
+from sql_agent.settings.flags import message_formatter
 from sql_agent.settings.local import (
     AdapterConfig,
     DbBenchTrainingConfig,
@@ -322,5 +322,5 @@ def _known(place: tuple[str, ...]) -> list[str]:
     return [field.serialization_alias or name for name, field in model.model_fields.items()]
 
 
-said_here = in_words_of(ExperimentConfig, lambda flag: ".".join(_spelt(flag.place)))
+said_here = message_formatter(ExperimentConfig, lambda flag: ".".join(_spelt(flag.place)))
 """Rewrites a message in the names that these files have for settings."""

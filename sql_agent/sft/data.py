@@ -17,12 +17,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
-from agentgrpo.chat.calls import mended_calls
+from agentgrpo.chat.calls import repair_tool_calls
 from agentgrpo.chat.conversations import (
     TOOL_COLUMNS,
     RowError,
     is_context,
-    legal,
+    normalize_tool_call_ids,
     read_conversation,
     read_text,
     take_mark,
@@ -31,16 +31,16 @@ from agentgrpo.chat.conversations import (
 )
 from agentgrpo.chat.conversations import short_repr as shown
 from agentgrpo.chat.messages import medium_in, why_no_medium, why_rendered
-from agentgrpo.chat.replies import Encoded, encode_conversation, is_imitated
+from agentgrpo.chat.replies import EncodedReplies, encode_conversation, is_imitated
 from agentgrpo.chat.template import NOT_TRAINED, ChatTemplateError
 from agentgrpo.columns import Columns, check_unread, columns_flag, known_columns, no_form, parse_columns
-from agentgrpo.row_files import RowFileError, read_rows
+from agentgrpo.row_files import RowFileError, iter_rows
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.interaction import Message
 from sql_agent.datatypes import OWN_REWARD, success_of
 from sql_agent.environments.base import Environment
-from sql_agent.play.scripted import ScriptedPlay, play
+from sql_agent.play.scripted import ScriptedPlay, play_scripted
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.trained_on import TrainedOn
@@ -124,7 +124,7 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
         if len(replies) > environment.max_replies(AgentConfig()):
             found.left_out["too_many_replies"] += 1
             continue
-        rollout = play(environment, task, "reference", replies)
+        rollout = play_scripted(environment, task, "reference", replies)
         if rollout.stop == "db_unavailable":
             raise BackendUnavailable(rollout.error)
         assert rollout.score is not None
@@ -174,7 +174,7 @@ def read_messages(path: Path, limit: int | None = None, columns: str | None = No
     """
     found, given = Demonstrations(), parse_columns(columns)
     try:
-        for row in read_rows(path):
+        for row in iter_rows(path):
             if limit is not None and len(found.kept) >= limit:
                 break
             where = f"{path}, {row.place}"
@@ -278,7 +278,7 @@ def _read_messages(
     unmarked = [message for message, _ in pairs]
     parts = (unmarked[:num_prompt], unmarked[num_prompt:]) if len(form) == 2 else (unmarked,)
     given = [m for name, messages in zip(form, parts, strict=True) for m in read_conversation(messages, name, notes)]
-    given = mended_calls(legal(given, form[-1], num_prompt=num_prompt), tools, notes)
+    given = repair_tool_calls(normalize_tool_call_ids(given, form[-1], num_prompt=num_prompt), tools, notes)
     for place, one in zip(places, given, strict=True):
         if (why := why_rendered(one)) is not None:
             raise RowError(place, why)
@@ -301,7 +301,7 @@ def _read_messages(
 
 def encode_all(
     tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration | PlainText], *, max_length: int | None
-) -> list[Encoded]:
+) -> list[EncodedReplies]:
     """Encode the demonstrations in order, except those with more than `max_length` tokens, if there is a limit.
 
     Raises:
@@ -327,7 +327,7 @@ def encode_all(
     return fitting
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> Encoded:
+def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> EncodedReplies:
     """Encode a plain text without a chat template, as TRL's `SFTTrainer` does; the tokenizer's eos_token ends it.
 
     Args:
@@ -343,4 +343,4 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str
     eos = str(tokenizer.eos_token)
     ids = tokenizer(prompt + completion.removesuffix(eos) + eos)["input_ids"]
     start = common_prefix_length(tokenizer(prompt)["input_ids"], ids) if prompt else 0
-    return Encoded(ids, [0] * start + [1] * (len(ids) - start))
+    return EncodedReplies(ids, [0] * start + [1] * (len(ids) - start))

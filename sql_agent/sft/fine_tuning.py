@@ -28,13 +28,13 @@ from agentgrpo.model_kinds import count_adapter_weights, count_weights
 from agentgrpo.outputs import DiskNeed, OutputError, failures_of_the_disk
 from agentgrpo.training_run import (
     check_same_run,
+    library_versions,
     publish,
     remove_torn,
-    versions,
     write_record,
 )
 from agentgrpo.weights import weights_sha256
-from sql_agent.local.model_files import base_folder, base_name, check_fit, is_adapter
+from sql_agent.local.model_files import base_folder, base_name, check_model_weights, is_adapter
 from sql_agent.local.run_folder import KEPT
 from sql_agent.model_check import read_json
 from sql_agent.prompts.fit import context_of
@@ -97,7 +97,7 @@ def check_start(cfg: FineTuningConfig, sealed: str, *, dropout: float, resume: b
     """
     disable_dataset_bars()
     disable_progress_bar()
-    checkpoint = checkpoint_to_resume(cfg.run_dir, sealed, say) if resume else None
+    checkpoint = newest_sealed_checkpoint(cfg.run_dir, sealed, say) if resume else None
     device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
     require(device=device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
     model = model_folder(cfg.model_path)
@@ -105,12 +105,12 @@ def check_start(cfg: FineTuningConfig, sealed: str, *, dropout: float, resume: b
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
     remedy = "train an adapter (--lora-rank 16)"
-    require(say, folder=cfg.run_dir, disk_need=disk_need(base, model, lora), disk_remedy=remedy)
+    require(say, folder=cfg.run_dir, disk_need=fine_tuning_disk_need(base, model, lora), disk_remedy=remedy)
     longest = longest_conversation(base_folder(base), cfg.max_length)
     return Start(model, base, lora, tokenizer, device, checkpoint, sealed, longest)
 
 
-def disk_need(base: Path, model: Path, lora: Lora | None) -> DiskNeed:
+def fine_tuning_disk_need(base: Path, model: Path, lora: Lora | None) -> DiskNeed:
     """Checkpoints of trained weights and two moments, then the result."""
     # without a new adapter `model` is the whole model, or the adapter that is trained on
     trained = (count_weights(model) if lora is None else count_adapter_weights(base, lora.r)) or 0
@@ -148,7 +148,7 @@ def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) 
         tokenizer.eos_token = token
 
 
-def checkpoint_to_resume(output: Path, sealed: str, say: Say) -> Path | None:
+def newest_sealed_checkpoint(output: Path, sealed: str, say: Say) -> Path | None:
     """The newest whole checkpoint; None to begin anew.
 
     Raises:
@@ -175,7 +175,7 @@ def record_of(
     Raises:
         ValueError: the weights do not fit.
     """
-    check_fit(cfg.model_path)
+    check_model_weights(cfg.model_path)
     lora = asdict(start.lora) if start.lora else None
     return {
         "model": {"path": str(start.model), "sha256": weights_sha256(start.model)},
@@ -183,12 +183,12 @@ def record_of(
         "data": dict(data),
         "left_out": dict(left_out),
         "settings": {name: getattr(cfg, name) for name in SETTINGS} | settings | {"lora": lora},
-        "versions": versions(),
+        "versions": library_versions(),
         "git_commit": git_commit(),
     }
 
 
-def digest(encoded: Iterable[Any]) -> str:
+def encoded_sha256(encoded: Iterable[Any]) -> str:
     """The sha256 of the tokens and masks of each conversation or pair, in order."""
     whole = hashlib.sha256()
     for one in encoded:
@@ -245,7 +245,7 @@ def in_bfloat16(cfg: FineTuningConfig, model: Any) -> bool:
     return torch.cuda.is_bf16_supported() if on_gpu else uses_bfloat16(cfg.precision, model.num_parameters())
 
 
-def fit(
+def fine_tune(
     model: Any,
     train: Callable[[], int],
     start: Start,
@@ -271,7 +271,7 @@ def fit(
     try:
         with failures_of_the_disk(output):
             steps = train()
-            save_whole(model, start.tokenizer, output, trained_on)
+            save_model(model, start.tokenizer, output, trained_on)
             write_record(output / record_name, record, steps)
     except OutputError as error:
         remove_torn(output / CHECKPOINTS, start.sealed)
@@ -280,7 +280,7 @@ def fit(
     return steps
 
 
-def save_whole(model: Any, tokenizer: PreTrainedTokenizerBase, output: Path, trained_on: TrainedOn) -> None:
+def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, output: Path, trained_on: TrainedOn) -> None:
     """Write model or adapter, tokenizer and what it was trained on."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         model.save_pretrained(scratch)

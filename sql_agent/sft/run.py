@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.chat.replies import Encoded
+from agentgrpo.chat.replies import EncodedReplies
 from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST
 from agentgrpo.checks import UsageError
@@ -48,29 +48,29 @@ from sql_agent.sft.fine_tuning import (
     Start,
     check_resumed,
     check_start,
-    digest,
-    fit,
+    encoded_sha256,
+    fine_tune,
     load_trainable,
     record_of,
     stop_at_end_of_turn,
 )
 from sql_agent.sft.trainer import RECORD, train_epochs, trained_policy
 from sql_agent.startup.data import few_held_out, kinds_apart
-from sql_agent.trained_on import Source, TrainedOn, read_trained_on, trained_by, trained_further
+from sql_agent.trained_on import TaskSource, TrainedOn, read_trained_on, trained_by, trained_further
 
 COMMAND = "agentgrpo sft"
 
 
 @dataclass(frozen=True)
-class Run:
+class SftRun:
     cfg: SftConfig
     start: Start
-    encoded: list[Encoded]
+    encoded: list[EncodedReplies]
     record: dict[str, Any]
     trained_on: TrainedOn
 
 
-def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
+def prepare_sft(cfg: SftConfig, *, resume: bool, say: Say = print) -> SftRun:
     """Check everything and make the tokens. Weights are only read for their hash, and nothing is written.
 
     Raises:
@@ -81,24 +81,24 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
         lora, weights = not start.trains_all_weights, count_weights(start.base)
         if hint := learning_rate_hint(cfg.learning_rate, weights, method="sft", lora=lora):
             say(hint)
-    found = demonstrations(cfg, partial(fitted, cfg, start, say))
+    found = demonstrations(cfg, partial(fit_sft_tasks, cfg, start, say))
     encoded = encode_all(start.tokenizer, found.kept, max_length=start.max_length) if found.kept else []
     describe_data(cfg, found, encoded, start.max_length, say)
     stop_at_end_of_turn(start.tokenizer, encoded[0].ids[-1], say)
     tasks = found.trained_on.sources[-1].model_dump()
     data = {
         "source": cfg.data_name,
-        "sha256": digest([one.ids, one.mask] for one in encoded),
+        "sha256": encoded_sha256([one.ids, one.mask] for one in encoded),
         "conversations": len(encoded),
         "tasks": tasks,
     }
     record = record_of(cfg, start, data, {**found.left_out, "too_long": len(found.kept) - len(encoded)})
     if start.checkpoint:
         check_resumed(start.checkpoint, read_json(start.checkpoint / STATE)["record"], record, say)
-    return Run(cfg, start, encoded, record, found.trained_on)
+    return SftRun(cfg, start, encoded, record, found.trained_on)
 
 
-def train(run: Run, say: Say = print) -> None:
+def train_sft(run: SftRun, say: Say = print) -> None:
     """Train, save, and print the result and the next commands.
 
     Raises:
@@ -106,19 +106,19 @@ def train(run: Run, say: Say = print) -> None:
     """
     cfg, start = run.cfg, run.start
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
-    tokens = choose_pass(cfg, start, max(len(one.ids) for one in run.encoded), say)
+    tokens = choose_pass_tokens(cfg, start, max(len(one.ids) for one in run.encoded), say)
     policy = trained_policy(model, start, cfg, tokens)
     with failures_of_the_disk(cfg.run_dir):
         (cfg.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     epochs = partial(train_epochs, policy, run.encoded, cfg, run.record, start.checkpoint)
-    steps = fit(policy.model, epochs, start, cfg.run_dir, RECORD, run.record, say, run.trained_on)
+    steps = fine_tune(policy.model, epochs, start, cfg.run_dir, RECORD, run.record, say, run.trained_on)
     say(f"trained {steps} steps on {len(run.encoded)} conversations of {cfg.data_name}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.run_dir}")
-    for command in next_commands(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
+    for command in commands_after_sft(cfg, count_weights(start.base), is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
 
-def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
+def choose_pass_tokens(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
     """The tokens of a pass, as asked or as long as the longest conversation; a line says what a short one costs."""
     try:
         shape = shape_of(read_json(base_folder(start.base) / "config.json"))
@@ -137,7 +137,7 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
     return tokens
 
 
-def next_commands(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
+def commands_after_sft(cfg: SftConfig, weights: int | None, *, is_adapter: bool) -> list[str]:
     """The commands that talk with the model and train it further; the main job takes whole models.
 
     Args:
@@ -203,7 +203,7 @@ Fit = Callable[[Sequence[Any], Environment], list[Any]]
 """Returns the tasks as the model is to see them; whether a whole conversation is too long is decided later."""
 
 
-def fitted(cfg: SftConfig, start: Start, say: Say, tasks: Sequence[Any], environment: Environment) -> list[Any]:
+def fit_sft_tasks(cfg: SftConfig, start: Start, say: Say, tasks: Sequence[Any], environment: Environment) -> list[Any]:
     """Fit the tasks to the model's context and print what that cuts."""
 
     template = ChatTemplate.of(start.tokenizer, list(environment.tools) or None)
@@ -225,7 +225,9 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
             raise UsageError(f"--{dashed(name)} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
         found = read_messages(Path(cfg.data_name), cfg.num_tasks, cfg.columns)
-        rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)
+        rows = TaskSource(
+            command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False
+        )
         found.trained_on = trained_further(read_trained_on(cfg.model_path), rows)
         return found
     if cfg.source == "environment" and cfg.train_file is None and cfg.env in ("dbbench", "gsm8k"):
@@ -280,7 +282,7 @@ def describe_split(cfg: SftConfig, data: DataConfig, learnt: int, split: Split) 
 
 
 def describe_data(
-    cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], max_length: int | None, say: Say
+    cfg: SftConfig, found: Demonstrations, encoded: list[EncodedReplies], max_length: int | None, say: Say
 ) -> None:
     """Print how much there is to train on, and what was left out.
 

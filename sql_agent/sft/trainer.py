@@ -16,7 +16,7 @@ from peft import get_peft_model
 from transformers import set_seed
 from transformers.trainer_utils import align_special_tokens
 
-from agentgrpo.chat.replies import Encoded
+from agentgrpo.chat.replies import EncodedReplies
 from agentgrpo.checkpoints import CHECKPOINTS, SaveClock
 from agentgrpo.micro_batches import return_freed_memory
 from agentgrpo.training_run import RunLog, check_finite
@@ -55,7 +55,7 @@ class CrossEntropy(Learner):
         optim = OptimConfig(learning_rate=learning_rate, weight_decay=0.0)
         super().__init__(policy, optim, LossConfig(aggregation="token-mean"))
 
-    def update(self, conversations: Sequence[Encoded], learning_rate: float) -> dict[str, float]:
+    def update(self, conversations: Sequence[EncodedReplies], learning_rate: float) -> dict[str, float]:
         """
         Returns:
             The mean loss in nats over the trained tokens, and further metrics, by the names in metrics.jsonl.
@@ -88,13 +88,17 @@ class CrossEntropy(Learner):
         return -(weights[rows.mask] * scores.log_probs).sum(), LossStats()
 
 
-def row_of(one: Encoded) -> Row:
+def row_of(one: EncodedReplies) -> Row:
     """The conversation as a row whose replies are trained, except for a first token, which nothing predicts."""
     return Row(tuple(one.ids), (0, *one.mask[1:]), (0.0,) * len(one.ids), prompt_tokens=0, num_turns=1)
 
 
 def train_epochs(
-    policy: LocalPolicy, encoded: Sequence[Encoded], cfg: SftConfig, record: Mapping[str, Any], checkpoint: Path | None
+    policy: LocalPolicy,
+    encoded: Sequence[EncodedReplies],
+    cfg: SftConfig,
+    record: Mapping[str, Any],
+    checkpoint: Path | None,
 ) -> int:
     """Train from the checkpoint, if there is one, to the last epoch.
 
@@ -121,13 +125,13 @@ def train_epochs(
         done = min((place + 1) * cfg.gradient_accumulation_steps, batches)
         metrics |= {"data/tokens": tokens, "data/epoch": epoch + done / batches}
         metrics["time/step_s"] = log.seconds_per_step(step)
-        log.log(step, metrics, metrics_line(metrics))
+        log.log(step, metrics, format_sft_metrics(metrics))
         if saves.is_due(step) or step == steps:
             save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, {"tokens": tokens, "record": record})
     return steps
 
 
-def metrics_line(metrics: Mapping[str, float]) -> str:
+def format_sft_metrics(metrics: Mapping[str, float]) -> str:
     parts = [f"loss {metrics['sft/loss']:.4f}", f"accuracy {metrics['sft/token_accuracy']:.1%}"]
     parts += [f"grad {metrics['optim/grad_norm']:.2f}", f"lr {metrics['optim/learning_rate']:.1e}"]
     return "  ".join([*parts, f"{metrics['time/step_s']:.2f} s/step"])

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentgrpo.chat.conversations import RowError, legal, read_conversation
+from agentgrpo.chat.conversations import RowError, normalize_tool_call_ids, read_conversation
 from agentgrpo.chat.messages import FunctionCall, Message
 from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
@@ -62,7 +62,7 @@ class RolloutScorer:
         elif record.score.value is None:
             return None
         try:
-            score = await self._client.score(conversation(record.messages))
+            score = await self._client.score(scored_conversation(record.messages))
         except ScorerUnavailableError as error:
             logger.warning("task %s has no score: %s", record.task_id, error)
             return ScorerResult(None, "scorer_unavailable")
@@ -80,7 +80,7 @@ class RolloutScorer:
         await self._client.aclose()
 
 
-def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
+def scored_conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
     """Return a rollout's messages up to the policy's last one, in the form of `reward_model.pairs_from_rollouts`.
 
     A service takes whatever a policy can write: a refusal would cost the group its scores, and be learnt. So a call
@@ -90,7 +90,7 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
     Raises:
         RowError: the reward model does not know a message's form, for example an image that an agent has sent.
     """
-    said = legal(read_conversation(list(_scorable(messages)), "messages", Counter()), "messages")
+    said = normalize_tool_call_ids(read_conversation(list(_scorable(messages)), "messages", Counter()), "messages")
     spoken = (k for k, m in enumerate(said) if m.role == "assistant" and (m.content.strip() or m.tool_calls))
     return _newest(said[: max(spoken, default=-1) + 1])
 

@@ -24,10 +24,10 @@ from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup import search
-from sql_agent.startup.launch import train
+from sql_agent.startup.launch import run_role
 from sql_agent.startup.plan import describe_plan, planned, with_learning_rate
 from sql_agent.startup.preflight import (
-    check_own_tasks,
+    check_user_tasks,
     find_model,
     gpus_of,
     planned_on_cpu,
@@ -36,7 +36,7 @@ from sql_agent.startup.preflight import (
     with_model_here,
     with_ray,
 )
-from sql_agent.startup.resume import after_a_stop, go_on_from, own_files
+from sql_agent.startup.resume import after_a_stop, go_on_from, hash_user_files
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.verl_side.config import Files, compose, to_verl, validate
 
@@ -76,7 +76,7 @@ def begin(cfg: TrainConfig, *, dry_run: bool, debug: bool) -> None:
     require(rewards=cfg, environment=environment)
     if role.updates:
         require(files=cfg.data.expected(cfg.env.type))
-        check_own_tasks(cfg.env, cfg.data, cfg.seed, environment)
+        check_user_tasks(cfg.env, cfg.data, cfg.seed, environment)
     ACTIONS[cfg.algorithm, dry_run](cfg, environment, role, debug)
 
 
@@ -122,7 +122,7 @@ def start_training(cfg: TrainConfig, environment: Taskset, role: Role, debug: bo
             check_servers(cfg, environment, role)
             make_if_default(cfg.model or TINY_POLICY)
             cfg = cfg.model_copy(update={"model": find_model(cfg.model or TINY_POLICY)})
-            train(cfg, environment, checkpoint, network, cpu=cpu, debug=debug)
+            run_role(cfg, environment, checkpoint, network, cpu=cpu, debug=debug)
 
 
 def start_search(cfg: TrainConfig, environment: Taskset, role: Role, debug: bool) -> None:
@@ -186,7 +186,7 @@ def inspect_cluster(cfg: TrainConfig, role: Role) -> Network:
     require(run_dir=cfg.run_dir)
     make_if_default(cfg.model or TINY_POLICY)
     model = find_model(cfg.model or TINY_POLICY).resolve()
-    files = [Path(own["file"]) for own in own_files(cfg).values()]
+    files = [Path(own["file"]) for own in hash_user_files(cfg).values()]
     files += [each.resolve() for each in (cfg.judge.rubric, cfg.env.database) if isinstance(each, Path)]
     return inspect_nodes(
         ClusterRequest(

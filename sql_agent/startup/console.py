@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from agentgrpo.durations import in_words
+from agentgrpo.durations import format_time
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import earlier_steps
 from sql_agent.report.reading import NO_SPREAD_PAGE, nothing_learnt_in, without_spread
@@ -22,7 +22,7 @@ from sql_agent.rewards import MASKED
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.metrics import WINDOW
 from sql_agent.startup.progress import Progress
-from sql_agent.verl_side.micro_batch_file import read
+from sql_agent.verl_side.micro_batch_file import read_progress
 
 QUIET_S = 30.0
 _ERASE = "\r\x1b[K"
@@ -49,7 +49,7 @@ class Console:
 
     def show(self, event: dict[str, Any]) -> None:
         progress = self._progress
-        progress.take_micro_batches(read(self._run_id))
+        progress.take_micro_batches(read_progress(self._run_id))
         match event["event"]:
             case "phase":
                 self._say(event["name"])
@@ -78,7 +78,7 @@ class Console:
         self._progress.record_step(step, metrics)
         line = step_line(step, self.cfg.trainer.steps, metrics)
         if (left_s := self._progress.run_left_s) and "time/step_s" in metrics:
-            line += f"  {in_words(left_s)} left"
+            line += f"  {format_time(left_s)} left"
         self._say(line)
         if "time/step_s" not in metrics and step < self.cfg.trainer.steps:  # the validation before training
             self._print(f"{'':11}{self._progress.ahead()}")

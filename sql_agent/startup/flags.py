@@ -16,7 +16,7 @@ from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_train_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         description="Train a SQL agent by GRPO over agent-lightning, vLLM and verl, or its instructions by APO.",
         epilog="Every setting of a config file can be given as --set group.name=value; --dry-run shows them all.",

@@ -21,15 +21,15 @@ from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.evaluate_flags import evaluate_flags
-from sql_agent.startup.plan import check_disk, choose_tasks, with_learning_rate, with_prompts
+from sql_agent.startup.plan import check_run_disk, choose_tasks, with_learning_rate, with_prompts
 from sql_agent.startup.preflight import gpus_of, protocol_of, require_model
-from sql_agent.startup.resume import archive_files, own_files, refuse_other_tasks
+from sql_agent.startup.resume import archive_files, hash_user_files, refuse_other_tasks
 from sql_agent.trained_on import write_trained_on
 from sql_agent.verl_side.checkpoints import point_verl_at
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
-def train(
+def run_role(
     cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, network: Network, *, cpu: bool, debug: bool
 ) -> None:
     """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command.
@@ -38,7 +38,7 @@ def train(
         environment: of this process; a runner makes its own, because a connection to a database survives no fork.
     """
     from agentgrpo.processes import ends_in_order, own_run
-    from sql_agent.lightning.children import start_driver
+    from sql_agent.lightning.child_processes import start_driver
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     with ends_in_order(), own_run() as (run_id, folder):
@@ -56,7 +56,7 @@ def train(
         with uncollected():
             from sql_agent.lightning.agent import SqlLitAgent
 
-        fit(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
+        start_agl_trainer(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
@@ -73,7 +73,7 @@ def checked(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> TrainConfig
     weights = count_weights(cfg.model)
     optim, line = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)
     print(line)
-    check_disk(cfg, weights)
+    check_run_disk(cfg, weights)
     return cfg.model_copy(update={"optim": optim})
 
 
@@ -96,11 +96,11 @@ def make_algorithm(
         from sql_agent.lightning.algorithm import VerlGrpo
     from sql_agent.startup.console import Console
 
-    order = prepare(cfg, environment, checkpoint, network, cpu=cpu)
+    order = prepare_run(cfg, environment, checkpoint, network, cpu=cpu)
     assert cfg.model is not None
     facts = {"device": "cpu" if cpu else "gpu", "precision": precision(cfg.engine, cfg.model, cpu=cpu)}
     facts |= {"tasks": order.pop("tasks")}  # by kind
-    facts |= {"own_files": files} if (files := own_files(cfg)) else {}
+    facts |= {"own_files": files} if (files := hash_user_files(cfg)) else {}
     start = start_of("train", run_id=run_id, evaluate=evaluate_flags(cfg), **facts)
     order |= {"run_id": run_id, "ray_dir": str(ray_dir), "commit": start["commit"]}
     # no file is moved before every check of the settings has passed
@@ -114,7 +114,7 @@ def make_algorithm(
     return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
 
 
-def prepare(
+def prepare_run(
     cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, network: Network, *, cpu: bool
 ) -> dict[str, Any]:
     """Everything that can fail early: model, tasks, parquet, verl's config."""
@@ -177,7 +177,9 @@ def runs_actors(network: Network) -> bool:
     return not network.is_loopback and os.environ.get("AGL_CURRENT_ROLE", "both") == "both"
 
 
-def fit(cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBACK, *, debug: bool) -> None:
+def start_agl_trainer(
+    cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBACK, *, debug: bool
+) -> None:
     """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
     from agentgrpo.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner

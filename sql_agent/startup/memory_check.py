@@ -87,10 +87,10 @@ def check_run_memory(cfg: TrainConfig, gpus: Sequence[Gpu] | None) -> Finding:
     apart = bool(gpus[0].where)  # on other machines, where this one's variables do not count
     taken = sorted(gpus if apart else gpus[:count], key=lambda each: each.free)
     found = describe_need(load, need, taken[0].total)
-    faults = (fault_of(load, shape, gpu) for gpu in taken)
+    faults = (check_gpu_memory(load, shape, gpu) for gpu in taken)
     if (fault := next(filter(None, faults), None)) is None:
         return Finding(f"{found}; {_gib(taken[0].free)} of {_gib(taken[0].total)} are free")
-    others = [each.name for each in gpus if fault_of(load, shape, each) is None][:count]
+    others = [each.name for each in gpus if check_gpu_memory(load, shape, each) is None][:count]
     if not apart and len(others) == count:
         remedy = f"it would fit with CUDA_VISIBLE_DEVICES={','.join(others)} before the command"
     else:
@@ -130,7 +130,7 @@ def shape_here(model: Path | None) -> ModelShape | str:
         return f"memory is not estimated: {model / 'config.json'} has no {fault.args[0]}"
 
 
-def fault_of(load: Load, shape: ModelShape, gpu: Gpu) -> str | None:
+def check_gpu_memory(load: Load, shape: ModelShape, gpu: Gpu) -> str | None:
     """What does not fit on the GPU; None if everything does."""
     need = need_of(load, shape)
     share = int(load.engine.gpu_memory_utilization * gpu.total)
@@ -197,7 +197,7 @@ def _changes(load: Load, rows: int, shape: ModelShape) -> Iterator[tuple[str, An
 
 
 def _all_fit(load: Load, shape: ModelShape, gpus: Sequence[Gpu]) -> bool:
-    return all(fault_of(load, shape, gpu) is None for gpu in gpus)
+    return all(check_gpu_memory(load, shape, gpu) is None for gpu in gpus)
 
 
 def _changed(settings: dict[str, Any], changes: Changes) -> TrainConfig:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgrpo.checks import UsageError, require
-from agentgrpo.nearest import did_you_mean
 from agentgrpo.outputs import DiskNeed, describe_disk, folder_bytes
+from agentgrpo.spelling import did_you_mean
 from sql_agent.environments.base import Environment, Split, Taskset
 from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_check import template_of_run
@@ -140,7 +140,7 @@ def describe_plan(
         memory = check_run_memory(cfg, gpus)
         lines += [f"memory: {memory.found}", *(f"warning: {problem}" for problem in memory.problems)]
         lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
-        check_disk(cfg, weights, lines.append)
+        check_run_disk(cfg, weights, lines.append)
     lines.append(
         f"written to {cfg.run_dir}: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/"
     )
@@ -183,7 +183,7 @@ def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:
     return DiskNeed(checkpoint, at_once, TOKEN_BYTES * tokens * lines, min(there, (at_once - 1) * checkpoint))
 
 
-def check_disk(cfg: TrainConfig, weights: int | None, say: Callable[[str], None] = print) -> None:
+def check_run_disk(cfg: TrainConfig, weights: int | None, say: Callable[[str], None] = print) -> None:
     """Warn if the run may fill the disk; a model of unknown size is not looked at.
 
     Raises:

@@ -57,7 +57,7 @@ def store_is_managed() -> bool:
     return os.environ.get("AGL_MANAGED_STORE", "1").strip().lower() not in UNMANAGED
 
 
-def check_judged(cfg: TrainConfig, environment: Taskset) -> None:
+def check_reward_source(cfg: TrainConfig, environment: Taskset) -> None:
     """Check that a reward model or a reward function is configured if the environment has no judge, and load functions.
 
     Raises:
@@ -80,7 +80,7 @@ def check_judged(cfg: TrainConfig, environment: Taskset) -> None:
     load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
 
 
-def check_own_tasks(env: EnvConfig, data: DataConfig, seed: int, environment: Taskset) -> None:
+def check_user_tasks(env: EnvConfig, data: DataConfig, seed: int, environment: Taskset) -> None:
     """Check that the rows fit the user's own environment or agent; a dry run checks this too.
 
     Those of an environment of this project are read when the model is here.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any, Literal
 
-from agentgrpo.durations import in_words
+from agentgrpo.durations import format_time
 from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.verl_side.micro_batch_file import MicroBatches
 
@@ -27,7 +27,7 @@ RECENT = 5
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepTimes:
     step_s: float | None = None
     """A step without validation and checkpoint."""
     validation_s: float | None = None
@@ -35,11 +35,11 @@ class Measured:
     phases: dict[Phase, float] = field(default_factory=dict)
 
 
-def measured(rows: Sequence[dict[str, float]]) -> Measured:
+def measured(rows: Sequence[dict[str, float]]) -> StepTimes:
     steps = [row for row in rows if "time/step_s" in row][-RECENT:]
     validations = [row["val/time/rollout_s"] for row in rows if "val/time/rollout_s" in row][-RECENT:]
     saved = [row["time/checkpoint_s"] for row in rows if "time/checkpoint_s" in row][-RECENT:]
-    return Measured(
+    return StepTimes(
         mean(row["time/step_s"] - row.get("time/checkpoint_s", 0.0) for row in steps) if steps else None,
         mean(validations) if validations else None,
         mean(saved) if saved else None,
@@ -65,7 +65,7 @@ def validations_left(trainer: TrainerConfig, done: int, *, first: bool) -> int:
     return first + times_due(trainer.val_every, done, trainer.steps)
 
 
-def run_left(trainer: TrainerConfig, done: int, seen: Measured) -> float | None:
+def run_left(trainer: TrainerConfig, done: int, seen: StepTimes) -> float | None:
     """Seconds from the end of step `done` to the end of the run; None if a part was not measured.
 
     A checkpoint that was not measured counts as nothing: it takes seconds, and the first one comes late.
@@ -81,7 +81,7 @@ def run_left(trainer: TrainerConfig, done: int, seen: Measured) -> float | None:
     )
 
 
-def step_left(seen: Measured, phase: Phase, fraction: float) -> float | None:
+def step_left(seen: StepTimes, phase: Phase, fraction: float) -> float | None:
     """The seconds to the end of a step of which a fraction of one phase is done; None before the first step."""
     if seen.step_s is None:
         return None
@@ -168,10 +168,10 @@ class Progress:
         what = f"ahead: {_many(steps, 'train step')} of {self._rollouts} rollouts"
         what += f" and {_many(validations, 'validation')}" if validations else ""
         if (left_s := self.run_left_s) is not None:
-            return f"{what}, about {in_words(left_s)}"
+            return f"{what}, about {format_time(left_s)}"
         if validations and seen.validation_s is not None:
             return (
-                f"{what}; the validations take about {in_words(validations * seen.validation_s)}, the steps are not "
+                f"{what}; the validations take about {format_time(validations * seen.validation_s)}, the steps are not "
                 "measured yet"
             )
         return f"{what}; how long they take is said once one was measured"
@@ -205,8 +205,8 @@ class Progress:
         in_step, in_run = step_left(seen, phase, fraction), run_left(self._trainer, batch.step - 1, seen)
         if in_step is None or seen.step_s is None:
             return _more(batch, self._clock()) if phase == "rollouts" else "; left: not measured yet"
-        run = "unknown" if in_run is None else in_words(in_run - seen.step_s + in_step)
-        return f"; left: step {in_words(in_step)}, run {run}"
+        run = "unknown" if in_run is None else format_time(in_run - seen.step_s + in_step)
+        return f"; left: step {format_time(in_step)}, run {run}"
 
     def _validation_left(self, batch: Batch) -> str:
         if LONGEST <= _share(batch) < 1:
@@ -216,8 +216,8 @@ class Progress:
         if seen.validation_s is None:
             return _more(batch, self._clock())
         here = (1 - _share(batch)) * seen.validation_s
-        run = "unknown" if after is None else in_words(after + here)
-        return f"; left: {in_words(here)}, run {run}"
+        run = "unknown" if after is None else format_time(after + here)
+        return f"; left: {format_time(here)}, run {run}"
 
 
 def _played(batch: Batch) -> str:
@@ -234,7 +234,7 @@ def _more(batch: Batch, now_s: float) -> str:
     # Nothing else was measured yet.
     if (share := _share(batch)) < ENOUGH:
         return "; left: not measured yet"
-    return f"; about {in_words((now_s - batch.began_s) * (1 - share) / share)} more for these, then unknown"
+    return f"; about {format_time((now_s - batch.began_s) * (1 - share) / share)} more for these, then unknown"
 
 
 def _many(count: int, name: str) -> str:

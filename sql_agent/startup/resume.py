@@ -17,11 +17,11 @@ from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST, checkpoints, how_to_go_
 from agentgrpo.checks import UsageError
 from agentgrpo.hub import ModelNotFoundError
 from agentgrpo.json_text import parse_json
-from agentgrpo.own_files import find
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import cut_back, earlier_steps
-from agentgrpo.signed import user_key
-from sql_agent.environments.named import named
+from agentgrpo.signed_checkpoints import user_key
+from agentgrpo.user_files import load_object
+from sql_agent.environments.user_class import named
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, label
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.groups import EnvConfig, JudgeConfig, RewardModelConfig
@@ -29,7 +29,7 @@ from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import ClusterConfig, RolloutConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import find_model
-from sql_agent.verl_side.checkpoints import newest_whole
+from sql_agent.verl_side.checkpoints import newest_verl_checkpoint
 
 # Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
 # and everything that defines the reward (`check_resume`).
@@ -81,7 +81,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     }
     pairs["env"] = (_environment(old.env), _environment(cfg.env))
     pairs["rollout.reward"] = (_weights(old.rollout), _weights(cfg.rollout))
-    pairs |= {f"the content of {file}": texts for file, texts in _contents(cfg.run_dir, own_files(cfg)).items()}
+    pairs |= {f"the content of {file}": texts for file, texts in _contents(cfg.run_dir, hash_user_files(cfg)).items()}
     pairs["judge"] = (_judging(old.judge), _judging(cfg.judge))
     pairs["agent"] = (old.agent.model_dump(exclude=WALL_CLOCK), cfg.agent.model_dump(exclude=WALL_CLOCK))
     pairs["reward_model"] = (_shaping(old.reward_model), _shaping(cfg.reward_model))
@@ -113,7 +113,7 @@ def _weights(rollout: RolloutConfig) -> dict[str, float]:
     return {label(name): weight for name, weight in rollout.weights.items()}
 
 
-def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
+def hash_user_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
     """Reward functions by label, then files of settings by the settings' names."""
     files = {
         each.label: {"file": str(each.file), "sha256": each.sha256}
@@ -123,7 +123,7 @@ def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
         _, source = named(cfg.env.type)
         files["env.type"] = {"file": str(source.file), "sha256": source.sha256}
     if cfg.env.agent is not None:
-        _, source = find(cfg.env.agent)
+        _, source = load_object(cfg.env.agent)
         files["env.agent"] = {"file": str(source.file), "sha256": source.sha256}
     if (file := cfg.agent.instructions) is not None:
         files["agent.instructions"] = {"file": str(file), "sha256": sha256(file.read_bytes()).hexdigest()}
@@ -157,7 +157,7 @@ def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
     user_key()  # is made, or raises, before anything starts
     if cfg.trainer.resume == "never":
         return None
-    checkpoint = newest_whole(cfg.run_dir / CHECKPOINTS, print)
+    checkpoint = newest_verl_checkpoint(cfg.run_dir / CHECKPOINTS, print)
     if checkpoint is not None:
         check_resume(cfg, checkpoint, cpu=cpu)
         print(f"going on from {checkpoint}")

@@ -18,8 +18,8 @@ from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.main_job import ApoConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, kinds_of
-from sql_agent.startup.launch import fit
-from sql_agent.startup.resume import archive_files, own_files
+from sql_agent.startup.launch import start_agl_trainer
+from sql_agent.startup.resume import archive_files, hash_user_files
 from sql_agent.trained_on import check_not_learnt
 
 OTHER_TASKS = (
@@ -69,7 +69,7 @@ def optimise(cfg: TrainConfig, environment: Taskset, served: Path | None, *, deb
     with ends_in_order(), own_run() as (run_id, _):
         runs = os.environ.get("AGL_CURRENT_ROLE") == "runner"
         search = None if runs else make_search(cfg, environment, run_id, served)
-        fit(cfg, search, InstructedLitAgent(cfg), debug=debug)
+        start_agl_trainer(cfg, search, InstructedLitAgent(cfg), debug=debug)
         if search is not None and not search.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
@@ -83,7 +83,7 @@ def make_search(cfg: TrainConfig, environment: Taskset, run_id: str, served: Pat
     aside = archive_files(cfg.run_dir)
     if aside is not None:
         print(f"files of an earlier start are in {aside}")
-    start = start_of("train", run_id=run_id, tasks=kinds_of(split), own_files=own_files(cfg))
+    start = start_of("train", run_id=run_id, tasks=kinds_of(split), own_files=hash_user_files(cfg))
     begin(cfg.run_dir, cfg.model_dump(mode="json"), start, resumed=False)
     policy = f"{cfg.model} at {cfg.base_url}"
     print("\n".join([*describe_search(cfg.apo, policy, len(selection), split, held_out), *notes]))

@@ -46,7 +46,7 @@ def take(model: str, folder: str, first: int, last: int, *given: str) -> None:
     from verl.utils.metric import reduce_metrics
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from sql_agent.verl_side.tracking import rename
+    from sql_agent.verl_side.tracking import rename_verl_metrics
 
     settings = [
         "optim.learning_rate=5e-4",
@@ -81,7 +81,7 @@ def take(model: str, folder: str, first: int, last: int, *given: str) -> None:
         worker.save_checkpoint(f"{folder}/{step}/actor")
         if rank == 0:
             with Path(folder, "metrics.jsonl").open("a") as file:
-                print(json.dumps(rename(reduce_metrics(metrics)) | balance), file=file)
+                print(json.dumps(rename_verl_metrics(reduce_metrics(metrics)) | balance), file=file)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from agentgrpo import own_files
+from agentgrpo import user_files
 from agentgrpo.machine import free_port
 from agentgrpo.processes import RUN_ID, folders_of, processes_of, run_folder
 from sql_agent import oracle
 from sql_agent.model_address.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.tests import cage
-from sql_agent.verl_side.checkpoints import describe, missing_shards, seal
+from sql_agent.verl_side.checkpoints import describe_checkpoint, missing_shards, write_manifest
 
 ROOT = Path(__file__).parents[2]
 os.environ.setdefault(RUN_TOKEN, "the-token-of-these-tests")  # as a run's command sets it for all that it starts
@@ -139,14 +139,14 @@ def llm_proxy(store_url: str, *backends: str, timeout_s: float = 120.0) -> Itera
 @pytest.fixture
 def load(tmp_path):
     """Loads an agent out of a file with this text; of two texts in one test the first is not read again."""
-    from sql_agent.own_agents.tasks import load_agent
+    from sql_agent.user_agents.tasks import load_agent
 
     def load(text: str, name: str = "agent") -> Any:
         file = tmp_path / "mine.py"
         file.write_text(text)
         return load_agent(f"{file}:{name}")
 
-    forget_own_files()
+    forget_user_files()
     return load
 
 
@@ -303,9 +303,9 @@ def served_policy_folder(random_policy_folder, tmp_path_factory) -> Path:
     return with_random_weights(random_policy_folder, tmp_path_factory.mktemp("served-policy") / "policy", seed=0)
 
 
-def forget_own_files():
+def forget_user_files():
     """The user's files are imported anew, as by the next command."""
-    own_files._of_file.cache_clear()
+    user_files._of_file.cache_clear()
 
 
 def checkpoint_of(run_dir, step, *, workers=1):
@@ -315,7 +315,7 @@ def checkpoint_of(run_dir, step, *, workers=1):
     (checkpoint / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": workers}))
     for shard in missing_shards(checkpoint):
         (checkpoint / "actor" / shard).touch()
-    seal(checkpoint, describe(checkpoint, {}))
+    write_manifest(checkpoint, describe_checkpoint(checkpoint, {}))
     return checkpoint
 
 

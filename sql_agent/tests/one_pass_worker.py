@@ -81,7 +81,7 @@ def update(trainer: Any, batch: Any, old: Any, *, one_pass: bool) -> dict[str, f
     from verl.utils.debug.metrics import calculate_debug_metrics
     from verl.utils.metric import reduce_metrics
 
-    from sql_agent.verl_side.tracking import engine_alarm, rename
+    from sql_agent.verl_side.tracking import engine_alarm, rename_verl_metrics
 
     batch, actor, correction = deepcopy(batch), trainer.config.actor_rollout_ref.actor, trainer.config.algorithm
     metrics: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def update(trainer: Any, batch: Any, old: Any, *, one_pass: bool) -> dict[str, f
         metrics = {"actor/entropy": entropy.item()} | calculate_debug_metrics(batch)
         metrics |= compute_rollout_correction_and_add_to_batch(batch, correction.rollout_correction)[1]
     output = RayPPOTrainer._update_actor(trainer, batch)
-    named = rename(metrics | reduce_metrics(output.meta_info["metrics"]))
+    named = rename_verl_metrics(metrics | reduce_metrics(output.meta_info["metrics"]))
     return named | engine_alarm(named, "float32")
 
 

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from agentgrpo.settings import Settings
 from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio
-from sql_agent.credit.registry import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, Group, judged, made
+from sql_agent.credit.registry import ESTIMATORS, LOSSES, VERLS, VERLS_ONLY, Group, made, scored
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.presets import Preset, estimator_of
 from sql_agent.local.weighted_loss import token_weights, weighted_loss
@@ -33,7 +33,7 @@ class Rloo(Settings):
 
     def __call__(self, rewards: Group) -> list[list[float] | None]:
         returns = [None if turns is None else sum(turns) for turns in rewards]
-        total, others = sum(map(sum, judged(rewards))), len(judged(rewards)) - 1
+        total, others = sum(map(sum, scored(rewards))), len(scored(rewards)) - 1
         return [r if r is None else [r - (total - r) / others if others else 0.0] for r in returns]  # type: ignore[list-item]
 
 

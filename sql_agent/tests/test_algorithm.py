@@ -10,7 +10,7 @@ import pytest
 
 from sql_agent.lightning import algorithm
 from sql_agent.lightning.algorithm import VerlGrpo
-from sql_agent.lightning.children import STARTED, spawn
+from sql_agent.lightning.child_processes import STARTED, spawn
 from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import TrainingFailedError
 
@@ -105,7 +105,7 @@ def test_a_child_finds_the_package_though_the_command_was_typed_inside_it(tmp_pa
 
 def test_verls_process_starts_before_the_command_imports_what_takes_seconds():
     code = (
-        "import sys, sql_agent.train_sql_agent, sql_agent.lightning.children\n"
+        "import sys, sql_agent.train_sql_agent, sql_agent.lightning.child_processes\n"
         "print(*{'agentlightning', 'agents', 'torch', 'transformers', 'verl', 'ray'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

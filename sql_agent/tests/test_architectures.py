@@ -10,7 +10,7 @@ import shutil
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sql_agent.architectures import fault_of, packs
+from sql_agent.architectures import can_pack, check_architecture
 from sql_agent.commands import doctor, local
 from sql_agent.train_sql_agent import main
 
@@ -72,10 +72,10 @@ def test_a_type_of_models_is_refused_where_it_cannot_be_trained(tmp_path, kind):
     AutoConfig.for_model(model_type, **SIZES | own).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for trainer, why in zip(("packed", "verl", "local"), expected, strict=True):
-        problem = fault_of(config, trainer, 2064)  # 2,048 of the response and a prompt
+        problem = check_architecture(config, trainer, 2064)  # 2,048 of the response and a prompt
         assert (problem is None) == (why is None), problem
         assert why is None or f"model type {model_type} {why}" in problem.what
-    assert packs(config) is together
+    assert can_pack(config) is together
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentgrpo.checkpoints import CheckpointError, checkpoints, fault_of, prune
+from agentgrpo.checkpoints import CheckpointError, check_checkpoint, checkpoints, prune
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.signed import NotOursError
-from sql_agent.verl_side.checkpoints import describe, name_dtype, newest_whole, point_verl_at, seal
+from agentgrpo.signed_checkpoints import NotOursError
+from sql_agent.verl_side.checkpoints import (
+    describe_checkpoint,
+    name_dtype,
+    newest_verl_checkpoint,
+    point_verl_at,
+    write_manifest,
+)
 from sql_agent.verl_side.driver import CheckpointKeeper
 
 FACTS = {"run_id": "r", "commit": "c"}
@@ -25,7 +31,7 @@ def write_checkpoint(folder: Path, step: int, *, weights: bytes = b"weights", se
     (checkpoint / "actor" / "huggingface" / "config.json").write_text("{}")
     (checkpoint / "data.pt").write_bytes(b"order")
     if sealed:
-        seal(checkpoint, describe(checkpoint, FACTS))
+        write_manifest(checkpoint, describe_checkpoint(checkpoint, FACTS))
     return checkpoint
 
 
@@ -45,8 +51,8 @@ def test_the_manifest_holds_the_step_the_run_and_every_file(tmp_path):
 def test_the_newest_whole_checkpoint_is_taken_by_number_and_not_by_name(tmp_path):
     for step in (9, 10):
         write_checkpoint(tmp_path, step)
-    assert newest_whole(tmp_path, print) == tmp_path / "global_step_10"
-    assert newest_whole(tmp_path / "none", print) is None
+    assert newest_verl_checkpoint(tmp_path, print) == tmp_path / "global_step_10"
+    assert newest_verl_checkpoint(tmp_path / "none", print) is None
 
 
 def cut(checkpoint: Path) -> None:
@@ -80,7 +86,7 @@ def test_one_that_is_not_as_it_was_written_is_passed_over_aloud(tmp_path, damage
     write_checkpoint(tmp_path, 2)
     damage(write_checkpoint(tmp_path, 4))
     said = []
-    assert newest_whole(tmp_path, said.append) == tmp_path / "global_step_2"
+    assert newest_verl_checkpoint(tmp_path, said.append) == tmp_path / "global_step_2"
     (line,) = said
     assert line.startswith(f"checkpoint {tmp_path / 'global_step_4'} is skipped: ")
     assert fault in line
@@ -94,7 +100,7 @@ def test_one_that_another_user_wrote_is_refused_and_not_passed_over(tmp_path):
     manifest.write_text(json.dumps({name: value for name, value in record.items() if name != "signature"}))
     accept = re.escape(agentgrpo_command("accept", tmp_path.parent))
     with pytest.raises(NotOursError, match=f"global_step_4/manifest.json is not signed.*`{accept}` signs it"):
-        newest_whole(tmp_path, print)
+        newest_verl_checkpoint(tmp_path, print)
 
 
 def test_where_none_is_whole_the_error_says_how_to_start_anew(tmp_path):
@@ -103,13 +109,13 @@ def test_where_none_is_whole_the_error_says_how_to_start_anew(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"global_step_4: manifest.*; global_step_2: .*start again with `--resume never`"
     ):
-        newest_whole(tmp_path, print)
+        newest_verl_checkpoint(tmp_path, print)
 
 
 def test_a_run_that_never_finished_a_checkpoint_starts_anew(tmp_path):
     write_checkpoint(tmp_path, 2, sealed=False)
     said = []
-    assert newest_whole(tmp_path, said.append) is None
+    assert newest_verl_checkpoint(tmp_path, said.append) is None
     assert said[1:] == ["no checkpoint was finished yet: the run starts anew"]
 
 
@@ -136,10 +142,10 @@ def test_one_that_was_passed_over_does_not_push_out_the_one_that_is_whole(tmp_pa
     write_checkpoint(tmp_path, 20)
     changed = next(path for path in write_checkpoint(tmp_path, 40).rglob("*.pt"))
     changed.write_bytes(bytes(len(changed.read_bytes())))
-    assert newest_whole(tmp_path, lambda _: None) == tmp_path / "global_step_20"
+    assert newest_verl_checkpoint(tmp_path, lambda _: None) == tmp_path / "global_step_20"
     sealed = write_checkpoint(tmp_path, 25)
     assert [path.name for path in prune(sealed, keep=1)] == ["global_step_40", "global_step_20"]
-    assert newest_whole(tmp_path, lambda _: None) == sealed
+    assert newest_verl_checkpoint(tmp_path, lambda _: None) == sealed
 
 
 # writing ------------------------------------------------------------------------------------------------------------
@@ -181,24 +187,24 @@ def test_the_model_of_a_checkpoint_says_what_it_was_trained_on_and_the_manifest_
     take_step(*training(tmp_path), 2)
     said = tmp_path / "global_step_2" / "actor" / "huggingface" / "trained_on.json"
     assert said.read_text() == '{"env": "dbbench"}\n'
-    assert fault_of(tmp_path / "global_step_2") is None
+    assert check_checkpoint(tmp_path / "global_step_2") is None
     said.write_text("{}\n")
-    assert "trained_on.json" in str(fault_of(tmp_path / "global_step_2"))
+    assert "trained_on.json" in str(check_checkpoint(tmp_path / "global_step_2"))
 
 
 def test_a_checkpoint_counts_once_its_step_is_logged(tmp_path):
     keeper, trainer = training(tmp_path)
     take_step(keeper, trainer, 2, log=False)
-    assert "not written to its end" in str(fault_of(tmp_path / "global_step_2"))
+    assert "not written to its end" in str(check_checkpoint(tmp_path / "global_step_2"))
     keeper.seal()
-    assert fault_of(tmp_path / "global_step_2") is None
+    assert check_checkpoint(tmp_path / "global_step_2") is None
 
 
 def test_what_a_killed_run_left_is_written_anew(tmp_path):
     (write_checkpoint(tmp_path, 6, sealed=False) / "leftover").touch()
     keeper, trainer = training(tmp_path)
     take_step(keeper, trainer, 6)
-    assert fault_of(tmp_path / "global_step_6") is None
+    assert check_checkpoint(tmp_path / "global_step_6") is None
     assert not (tmp_path / "global_step_6" / "leftover").exists()
 
 
@@ -207,7 +213,7 @@ def test_two_stay(tmp_path):
     for step in (2, 4, 6):
         take_step(keeper, trainer, step)
     keeper.seal()  # a step without a checkpoint
-    assert {path.name: fault_of(path) for path in checkpoints(tmp_path)} == {
+    assert {path.name: check_checkpoint(path) for path in checkpoints(tmp_path)} == {
         "global_step_6": None,
         "global_step_4": None,
     }
@@ -239,7 +245,7 @@ def test_a_full_disk_ends_the_run_in_words_and_what_was_there_is_loaded(small_di
     assert f"{small_disk / 'global_step_4'} could not be written, its disk is full (RuntimeError: " in str(full.value)
     assert "make room and start the same command again" in str(full.value)
     said = []
-    assert newest_whole(small_disk, said.append) == small_disk / "global_step_2"
+    assert newest_verl_checkpoint(small_disk, said.append) == small_disk / "global_step_2"
     assert len(said) == 1
 
 

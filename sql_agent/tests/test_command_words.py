@@ -4,12 +4,12 @@ import pytest
 
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands import greedy_grpo, gsm8k, local, sft
-from sql_agent.settings.flags import in_words_of
+from sql_agent.settings.flags import message_formatter
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
 from sql_agent.settings.single_skill import said_here
 from sql_agent.settings.tuning import SftConfig
 
-LOCAL, SFT = in_words_of(LocalGrpoConfig), in_words_of(SftConfig)
+LOCAL, SFT = message_formatter(LocalGrpoConfig), message_formatter(SftConfig)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_settings_of_the_main_job_get_this_commands_names(message, local, single
 
 def test_a_command_without_a_setting_keeps_the_main_jobs_name():
     message = "env.database, data.max_prompt_tokens, loss.kl_coef"
-    assert [in_words_of(config)(message) for config in (GreedyGrpoConfig, Gsm8kGrpoConfig, SftConfig)] == [
+    assert [message_formatter(config)(message) for config in (GreedyGrpoConfig, Gsm8kGrpoConfig, SftConfig)] == [
         "env.database, data.max_prompt_tokens, --kl-coef",
         "env.database, --max-prompt-tokens, --kl-coef",
         "--database, --max-prompt-tokens, loss.kl_coef",
@@ -70,7 +70,7 @@ def test_a_command_without_a_setting_keeps_the_main_jobs_name():
 NOT_MEASURED = (
     "--eval-every 2 measures on held-out tasks, and --eval-tasks is 0; give their number, or leave --eval-every out"
 )
-PARSERS = {"local": local.parse, "greedy-grpo": greedy_grpo.parse_args, "gsm8k": gsm8k.main, "sft": sft.parse}
+PARSERS = {"local": local.parse, "greedy-grpo": greedy_grpo.parse_args, "gsm8k": gsm8k.main, "sft": sft.parse_argv}
 
 
 def refusal(capsys, command, *words):

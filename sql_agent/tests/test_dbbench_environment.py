@@ -10,9 +10,9 @@ from dbbench_adapter.tasks.load import write_tasks
 from sql_agent.environments.base import InstructionsError, Split, make_environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.model_check import chat_template
-from sql_agent.prompts.fit import Limit, fit_split
+from sql_agent.prompts.fit import PromptLimit, fit_split
 from sql_agent.prompts.tokenizer import PromptTokenizer
-from sql_agent.report.reading import Change
+from sql_agent.report.reading import ValidationChange
 from sql_agent.settings.groups import DataConfig, EnvironmentSettings
 from sql_agent.startup.data import (
     CLEAR_FROM,
@@ -77,7 +77,7 @@ def test_held_out_tasks_are_drawn_of_every_kind_after_those_that_are_too_long_ar
     found = split(train_file=tmp_path / "tasks.jsonl", val_file=tmp_path / "tasks.jsonl", val_limit=16)
     too_long = {task.id for task in EIGHT_KINDS[1::2]}
     environment = DbBench("strict")
-    limit = Limit(512, "as given", "--max_prompt_tokens", True)
+    limit = PromptLimit(512, "as given", "--max_prompt_tokens", True)
     whole, _ = fit_split(found, environment, lambda task: 513 if task.id in too_long else 512, limit)
     assert (len(whole.val), whole.too_long) == (32, 64)
     assert set(kinds_of(drawn(whole, 16, seed=0))["held_out"].values()) == {2}  # 16 of eight kinds
@@ -128,7 +128,7 @@ def test_it_is_said_where_a_clear_change_takes_more_than_a_third_of_the_held_out
 
 
 def test_six_solved_anew_are_the_fewest_that_the_test_calls_clear():
-    assert [Change(13, gained, 0).p_value < 0.05 for gained in (CLEAR_FROM - 1, CLEAR_FROM)] == [False, True]
+    assert [ValidationChange(13, gained, 0).p_value < 0.05 for gained in (CLEAR_FROM - 1, CLEAR_FROM)] == [False, True]
     assert few_held_out(3 * CLEAR_FROM) == few_held_out(0) == []
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from agentgrpo.settings import verl_keys_of
 from sql_agent.settings.train import TrainConfig
-from sql_agent.startup.flags import parse_args
+from sql_agent.startup.flags import parse_train_args
 from sql_agent.verl_side.tracking import RENAMED
 
 DOC = Path(__file__).parents[2] / "doc"
@@ -44,7 +44,7 @@ def test_every_setting_is_in_the_training_page_with_its_default_and_its_meaning(
 
 def test_every_flag_is_in_the_training_page():
     page = (DOC / "training.md").read_text()
-    flags = ["--" + name.replace("_", "-") for name in vars(parse_args([])) if name != "overrides"]
+    flags = ["--" + name.replace("_", "-") for name in vars(parse_train_args([])) if name != "overrides"]
     assert [flag for flag in flags if f"`{flag}" not in page] == []
 
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentgrpo.agl_without_litellm import agl
-from agentgrpo.checkpoints import checkpoints, fault_of
+from agentgrpo.checkpoints import check_checkpoint, checkpoints
 from agentgrpo.processes import folders_of, processes_of
 from sql_agent.lightning.spans import read_turns
 from sql_agent.tests.conftest import COMMAND, TASKS, TRAINING, metrics
@@ -131,7 +131,7 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(fi
     assert (left_of(run.dir, run.id), folders_of(run.id)) == ([], [])
 
     assert differences(first_run.dir, run.dir, 2) == []
-    assert {path.name: fault_of(path) for path in checkpoints(run.dir / "checkpoints")} == {
+    assert {path.name: check_checkpoint(path) for path in checkpoints(run.dir / "checkpoints")} == {
         "global_step_2": None,
         "global_step_1": None,
     }

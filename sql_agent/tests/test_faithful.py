@@ -20,7 +20,7 @@ import pytest
 
 from agentgrpo.machine import free_port
 from dbbench_adapter.generator import generate_tasks
-from sql_agent.lightning.children import log_file, spawn
+from sql_agent.lightning.child_processes import log_file, spawn
 from sql_agent.settings.load import load_config
 from sql_agent.source import run_context
 from sql_agent.source.run_context import RunContext

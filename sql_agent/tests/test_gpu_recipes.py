@@ -10,7 +10,7 @@ import pytest
 
 from sql_agent.model_shape import shape_of
 from sql_agent.settings.load import load_config
-from sql_agent.startup.memory_check import fault_of
+from sql_agent.startup.memory_check import check_gpu_memory
 from sql_agent.startup.run_memory import GIB, load_of, need_of, phases
 from sql_agent.tests.test_run_memory import QWEN, gpu
 from sql_agent.train_sql_agent import main
@@ -45,7 +45,7 @@ def test_a_recipe_fits_its_card_by_the_estimate_and_the_page_says_how_tightly(wh
     found = phases(load, need_of(load, shape), int(gib * GIB))
     largest = max(found, key=lambda name: found[name])
     assert (f"{found[largest] / GIB:.1f}", largest) == (most, phase)
-    assert fault_of(load, shape, gpu(gib)) is None
+    assert check_gpu_memory(load, shape, gpu(gib)) is None
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from sql_agent.environments.base import make_environment
 from sql_agent.environments.rows import RowTask
 from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.environment import HELD_OUT_SEED, RULES, Gsm8k
-from sql_agent.gsm8k.problems import STORIES, final_answer, generate_problems, load_problems, read_problems
+from sql_agent.gsm8k.problems import STORIES, generate_problems, gold_answer, load_problems, read_problems
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig, DataConfig
@@ -51,7 +51,7 @@ def write(path, rows):
 def test_a_row_of_gsm8k_becomes_a_problem(tmp_path):
     source = write(tmp_path / "own.jsonl", [row(" Why? ", "So.\n#### $1,234"), row("And?", "#### -3.50\n")])
     both = read_problems(Path(source))
-    assert [(problem["id"], final_answer(problem)) for problem in both] == [
+    assert [(problem["id"], gold_answer(problem)) for problem in both] == [
         ("own-1", Decimal("1234")),
         ("own-2", Decimal("-3.50")),
     ]

@@ -27,13 +27,13 @@ from sql_agent.model_address.weight_sync_pause import (
     deadline,
     paused_for_weight_sync,
 )
-from sql_agent.own_agents.play import play as play_own
-from sql_agent.own_agents.play import policy_of
 from sql_agent.settings.load import load_config
 from sql_agent.tests.conftest import llm_proxy
 from sql_agent.tests.records import reported
-from sql_agent.tests.test_own_agents import task
 from sql_agent.tests.test_runner import TASKS, running
+from sql_agent.tests.test_user_agents import task
+from sql_agent.user_agents.play import play_agent as play_own
+from sql_agent.user_agents.play import policy_of
 
 # longer than a turn may take, a rollout may take, and a client waits for a proxy that does not answer (`GRACE_S`)
 SAMPLING_S, PUSH_S = 0.3, 7.0

@@ -17,13 +17,13 @@ from agentgrpo.run_folder import begin
 from dbbench_adapter.tasks.load import load_tasks
 from scripts.tests.report_run import make_run
 from sql_agent import interface, oracle
-from sql_agent.interface import Evaluation, failure, single_settings, typed
-from sql_agent.report.reading import Change, HeldOut
+from sql_agent.interface import Evaluation, command_words, failure, single_settings
+from sql_agent.report.reading import HeldOut, ValidationChange
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.settings.train import TrainConfig
-from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.success import Rate
+from sql_agent.startup.flags import parse_train_args, resolve
+from sql_agent.success_rate import Rate
 
 ROOT = Path(__file__).parents[2]
 PAGE = re.search(r"## From Python\n.*?```python\n(.*?)```", (ROOT / "doc" / "training.md").read_text(), re.DOTALL)[1]  # type: ignore[index]
@@ -40,7 +40,7 @@ def test_keywords_are_typed_as_flags():
         "reward": {"agentbench": 1, "my.py:short": 0.2},
         "set": {"trainer.steps": 2, "data.skills": ["select"], "data.train_file": Path("a b.json")},
     }
-    assert [*typed(flags)] == [
+    assert [*command_words(flags)] == [
         "--run-dir=runs/mine",
         "--lora",
         "--num-tasks=8",
@@ -55,7 +55,7 @@ def test_keywords_are_typed_as_flags():
 
 def test_code_is_named_by_its_file():
     with pytest.raises(TypeError, match=r'reward is .*: write it to a file, and give its place, reward="FILE.py:NAME"'):
-        agentgrpo.train(reward=typed)
+        agentgrpo.train(reward=command_words)
 
 
 def test_a_command_does_its_work_and_prints_what_it_says(tmp_path, capsys):
@@ -86,10 +86,10 @@ def test_a_group_of_settings_leaves_its_other_settings_alone(tmp_path):
     settings = TrainConfig(data=DataConfig(train_batch_size=3), trainer=TrainerConfig(steps=2))
     given = settings.model_dump(mode="json", exclude_unset=True)
     for tree in (given, {"data.train_batch_size": 3, "trainer": {"steps": 2}}):
-        words = typed(
+        words = command_words(
             {"train_file": tmp_path / "q.json", "ci_fast": True, "set": dict(single_settings(tree, TrainConfig))}
         )
-        cfg = resolve(parse_args([*words]))
+        cfg = resolve(parse_train_args([*words]))
         assert (cfg.data.train_file, cfg.data.train_batch_size, cfg.data.val_limit) == (tmp_path / "q.json", 3, 8)
         assert (cfg.trainer.steps, cfg.trainer.save_every) == (2, 1)
 
@@ -137,7 +137,7 @@ def test_a_run_is_opened_with_what_the_report_shows(tmp_path):
     assert run.report.is_file()
     assert [row["train_step"] for row in run.metrics] == [0, 1, 2]
     assert run.held_out == [HeldOut(0, 2, 5), HeldOut(2, 2, 5)]
-    assert run.change == Change(tasks=5, gained=1, lost=1)
+    assert run.change == ValidationChange(tasks=5, gained=1, lost=1)
     assert run.checkpoints == [tmp_path / "run/checkpoints/global_step_2/actor/huggingface"]
 
 

@@ -29,7 +29,7 @@ from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import drop_scores_of_group
 from sql_agent.source.stops import TooManyLostError, check_lost
 from sql_agent.startup.command import ROLES, servers_of
-from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.flags import parse_train_args, resolve
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.tests.records import make_record
@@ -331,7 +331,7 @@ def test_a_rubric_that_cannot_be_used_is_refused(capsys, tmp_path, content, word
 def test_a_run_is_refused_while_the_judge_gives_no_score(tmp_path):
     server = Judging(PlainTextResponse("which model?", 404), '{"score": 1}')
     with server.serve() as url:
-        cfg = resolve(parse_args(flags(tmp_path, url)))
+        cfg = resolve(parse_train_args(flags(tmp_path, url)))
         with pytest.raises(ValueError, match=r"gives no score \(judge_refused\): .* 404: which model.*JUDGE_API_KEY"):
             require(judge=servers_of(cfg, ROLES["both"])["judge"])
         require(judge=servers_of(cfg, ROLES["both"])["judge"])
@@ -353,9 +353,9 @@ def test_a_run_goes_on_with_the_same_judge_at_any_address(tmp_path):
     run_dir = tmp_path / "run"
     checkpoint = checkpoint_of(run_dir, 2)
     start(run_dir, *flags(tmp_path))
-    check_resume(resolve(parse_args(flags(tmp_path, "http://elsewhere/v1"))), checkpoint, cpu=True)
-    other = resolve(parse_args([*flags(tmp_path), "--judge-model", "small"]))
+    check_resume(resolve(parse_train_args(flags(tmp_path, "http://elsewhere/v1"))), checkpoint, cpu=True)
+    other = resolve(parse_train_args([*flags(tmp_path), "--judge-model", "small"]))
     with pytest.raises(ValueError, match=r"other settings \(judge; "):
         check_resume(other, checkpoint, cpu=True)
     with pytest.raises(ValueError, match=r"other settings \(the content of .*rubric.txt; "):
-        check_resume(resolve(parse_args(flags(tmp_path, text="Be strict."))), checkpoint, cpu=True)
+        check_resume(resolve(parse_train_args(flags(tmp_path, text="Be strict."))), checkpoint, cpu=True)

@@ -14,18 +14,18 @@ from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.datatypes import Progress, UnjudgedError
+from sql_agent.local.datatypes import TrainerState, UnjudgedError
 from sql_agent.local.presets import Preset, describe_outcome, shuffled
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.settings.flags import in_words_of
+from sql_agent.settings.flags import message_formatter
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.source.datatypes import Rollout, StopError
 from sql_agent.source.scoring import Rewarder
-from sql_agent.success import Rate
+from sql_agent.success_rate import Rate
 from sql_agent.tests.records import advantage_of, make_outcome, make_result, make_row
 from sql_agent.trained_on import TrainedOn, read_trained_on
 
@@ -108,12 +108,12 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     folder.trained_on = TrainedOn(env="dbbench", learnt=("a",))
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
-    progress, said = Progress(), []
+    progress, said = TrainerState(), []
     preset = Preset(cfg, TASKS, held_out)
     try:
         Trainer(world, world, world, preset, folder, progress, said.append, world.task).train()  # pyright: ignore
     except StopError as error:
-        raise type(error)(in_words_of(BatchGrpoConfig)(str(error))) from error  # as the command says it
+        raise type(error)(message_formatter(BatchGrpoConfig)(str(error))) from error  # as the command says it
     return folder, progress, said
 
 
@@ -127,7 +127,7 @@ def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, mon
     assert world.events == ["greedy 3", *first, "checkpoint 3", *second, "checkpoint 6"]
     assert sorted(path.name for path in folder.path.glob("epoch_*")) == ["epoch_1", "epoch_2"]
     assert read_trained_on(folder.path / "epoch_2") == folder.trained_on == TrainedOn(env="dbbench", learnt=("a",))
-    assert progress == Progress(batches=6)
+    assert progress == TrainerState(batches=6)
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [(line["epoch"], line.get("batch")) for line in lines] == [
         (0, None), (1, 1), (1, 2), (1, 3), (1, None), (2, 1), (2, 2), (2, 3), (2, None),

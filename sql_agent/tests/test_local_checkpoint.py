@@ -10,7 +10,7 @@ import torch
 from agentgrpo.checkpoints import MANIFEST, CheckpointError
 from agentgrpo.checks import UsageError
 from agentgrpo.settings import read_settings
-from agentgrpo.signed import NotOursError, why_not_loadable
+from agentgrpo.signed_checkpoints import NotOursError, why_not_loadable
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import load_policy
 from sql_agent.local.run_folder import RunFolder, newest_checkpoint, save_checkpoint

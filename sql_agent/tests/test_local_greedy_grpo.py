@@ -8,7 +8,7 @@ from dbbench_adapter.datatypes import Score
 from sql_agent import rewards
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.rows import RowTask
-from sql_agent.local.datatypes import Progress, UnjudgedError
+from sql_agent.local.datatypes import TrainerState, UnjudgedError
 from sql_agent.local.presets import GreedyGrpo
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
@@ -74,7 +74,7 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
     folder.begin()
     right, lost = [rollout(1.0)] * 3, [rollout(None, "db_unavailable", "db_unavailable")] * 3
     task = RowTask("t", "k", {"prompt": "?"})
-    learner, progress = type("Learner", (), {"steps": 0, "bad_steps": 0})(), Progress()
+    learner, progress = type("Learner", (), {"steps": 0, "bad_steps": 0})(), TrainerState()
     player = Scripted(lost, lost, right, lost, lost, lost)
     with pytest.raises(UnjudgedError, match=r"last 3 tasks could be judged \(db_unavailable: .*go on with --resume"):
         preset = GreedyGrpo(cfg, [task] * 8, [])
@@ -96,7 +96,7 @@ def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_sprea
     task, other = (RowTask(name, "k", {"prompt": "?"}) for name in ("t", "u"))
     learner = type("Learner", (), {"steps": 1, "bad_steps": 0, "flush": lambda _: None, "learn": lambda *_, **__: {}})
     # before: 0 and 0, greedy and at temperature 1; the task: 0, and 0 and 0 of its group; the one in its place: 0 and 1
-    right, progress = rollout(1.0), Progress()
+    right, progress = rollout(1.0), TrainerState()
     player = Scripted([right], [rollout(0.0)], [right] * 3, [right] * 2, [right], [rollout(0.0)])
     preset = GreedyGrpo(cfg, [task, other], [task])
     preset.num_batches = 1
@@ -115,6 +115,6 @@ def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_sprea
 
 def test_progress_is_read_from_checkpoints_of_earlier_versions():
     greedy = {"place": 7, "correct": 2, "judged": 6, "skipped": None, "unjudged_in_a_row": 1}
-    assert Progress.from_state(greedy) == Progress(batches=7, correct=2, judged=6, unjudged_in_a_row=1)
+    assert TrainerState.from_state(greedy) == TrainerState(batches=7, correct=2, judged=6, unjudged_in_a_row=1)
     single = {"updates": 3, "episodes": 24, "means": {"insert": 0.5}, "unjudged": {}, "unjudged_in_a_row": 0}
-    assert Progress.from_state(single) == Progress(batches=3, means={"insert": 0.5})
+    assert TrainerState.from_state(single) == TrainerState(batches=3, means={"insert": 0.5})

@@ -22,12 +22,12 @@ from sql_agent.interactive.user_database import read_database
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
-from sql_agent.prompts.fit import Limit
+from sql_agent.prompts.fit import PromptLimit
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.settings.local import AdapterConfig
 from sql_agent.text_to_sql.datatypes import Question
 
-NO_LIMIT = Limit(None, "the model names none", "--max_prompt_tokens")
+NO_LIMIT = PromptLimit(None, "the model names none", "--max_prompt_tokens")
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
 PROBLEM = RowTask("p", "gsm8k", {"question": "Ann has 3 eggs and eats 1. How many are left?", "answer": "#### 2"})
 
@@ -190,7 +190,7 @@ def test_a_long_schema_is_shortened_as_in_training(tokenizer, shop):
     subject = Tasks(environment, [question])
     policy = Scripted(tokenizer, ["I do not know.", "I do not know."])
     for tokens in (1024, 16):
-        limit = Limit(tokens, "as given", "--max_prompt_tokens", True)
+        limit = PromptLimit(tokens, "as given", "--max_prompt_tokens", True)
         chat = Chat(policy, subject, AgentConfig(), GREEDY, Watcher(), limit)
         chat.ask(question)
     whole, short = map(tokenizer.decode, policy.prompts)

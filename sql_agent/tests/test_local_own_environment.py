@@ -16,7 +16,7 @@ from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import zero_variance
-from sql_agent.success import Rate
+from sql_agent.success_rate import Rate
 from sql_agent.tests.records import make_record, make_result, rewarded
 from sql_agent.tests.test_local_rollouts import Scripted, written
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.chat.replies import Conversation, Encoded, encode_conversation
+from agentgrpo.chat.replies import Conversation, EncodedReplies, encode_conversation
 from agentgrpo.chat.template import ChatTemplateError
 from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.engines.sqlite.backend import SqliteBackend
@@ -29,7 +29,7 @@ from sql_agent.sft.data import (
     read_messages,
     reference_demonstrations,
 )
-from sql_agent.tests.conftest import forget_own_files
+from sql_agent.tests.conftest import forget_user_files
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.tiny_policy.tokenizer import build_tokenizer
@@ -75,7 +75,7 @@ EPISODE = [
 ]
 
 
-def pieces(tokenizer, encoded: Encoded) -> list[tuple[str, int]]:
+def pieces(tokenizer, encoded: EncodedReplies) -> list[tuple[str, int]]:
     """The conversation as text, cut where the mask changes."""
     runs = groupby(zip(encoded.ids, encoded.mask, strict=True), key=lambda pair: pair[1])
     return [(tokenizer.decode([token for token, _ in run]), said) for said, run in runs]
@@ -95,7 +95,7 @@ def test_exactly_the_replies_are_learnt_up_to_the_token_that_ends_them(tokenizer
 
 
 def test_labels_hide_what_is_not_learnt_from_the_loss():
-    assert Encoded([5, 6, 7, 8], [0, 1, 1, 0]).labels == [-100, 6, 7, -100]
+    assert EncodedReplies([5, 6, 7, 8], [0, 1, 1, 0]).labels == [-100, 6, 7, -100]
 
 
 def test_an_assistant_turn_of_the_prompt_is_not_learnt_and_what_follows_the_last_reply_is_left_out(tokenizer):
@@ -637,7 +637,7 @@ def counted(tmp_path):
         prompt = [user("Hello."), assistant("Hello."), user("How many?")]
         lines = [json.dumps({"prompt": prompt, "count": count, "reference": steps}) for count, steps in rows]
         (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-        forget_own_files()
+        forget_user_files()
         with make_environment(EnvironmentSettings(f"{tmp_path}/mine.py:{name}")) as environment:
             return reference_demonstrations(environment.read_tasks(tmp_path / "rows.jsonl"), environment)
 

@@ -12,18 +12,18 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tasks.single_skill import num_others, skills_of
-from sql_agent.commands.single_skill import draw, held_out_curves, read_lines, training_curves
+from sql_agent.commands.single_skill import draw_skills, held_out_curves, read_metric_lines, training_curves
 from sql_agent.credit.reinforce import take_baseline
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.local.datatypes import GREEDY, Progress, UnjudgedError
+from sql_agent.local.datatypes import GREEDY, TrainerState, UnjudgedError
 from sql_agent.local.rollouts import Played
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.single_skill import SingleSkill, draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer
 from sql_agent.settings.single_skill import ExperimentConfig, TaskConfig, said_here
 from sql_agent.source.datatypes import StopError
-from sql_agent.success import Rate
+from sql_agent.success_rate import Rate
 from sql_agent.tests.records import advantage_of, make_row
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +163,7 @@ def settings(**more: Any) -> ExperimentConfig:
 
 def trainer(player, folder, cfg: ExperimentConfig, learner=None, progress=None) -> Trainer:
     task_of = DbBench("strict").task
-    return Trainer(None, learner, player, SingleSkill(cfg), folder, progress or Progress(), lambda _: None, task_of)  # pyright: ignore
+    return Trainer(None, learner, player, SingleSkill(cfg), folder, progress or TrainerState(), lambda _: None, task_of)  # pyright: ignore
 
 
 def a_folder(path: Path, cfg: ExperimentConfig) -> ScriptedFolder:
@@ -172,11 +172,11 @@ def a_folder(path: Path, cfg: ExperimentConfig) -> ScriptedFolder:
     return folder
 
 
-def played(path: Path, cfg: ExperimentConfig, *outcomes: Score, progress: Progress | None = None):
+def played(path: Path, cfg: ExperimentConfig, *outcomes: Score, progress: TrainerState | None = None):
     """Run the loop; gives player, learner, folder and progress."""
     folder = a_folder(path, cfg)
     folder.begin()
-    player, learner, progress = ScriptedPlayer(*outcomes), ListeningLearner(), progress or Progress()
+    player, learner, progress = ScriptedPlayer(*outcomes), ListeningLearner(), progress or TrainerState()
     trainer(player, folder, cfg, learner=learner, progress=progress).train()
     return player, learner, folder, progress
 
@@ -188,8 +188,8 @@ def test_without_a_baseline_the_advantages_are_the_rewards_and_what_was_not_judg
     out_of_rounds = Score(0.0, "max_turns")
     _, learner, folder, progress = played(tmp_path, settings(), RIGHT, WRONG, out_of_rounds, LOST)
     assert learner.heard == [[1.0, -0.1, -0.3], [1.0, -0.1, -0.3]]
-    assert progress == Progress(batches=2, unjudged={"db_unavailable": 2})
-    line = read_lines(folder.metrics)[1]
+    assert progress == TrainerState(batches=2, unjudged={"db_unavailable": 2})
+    line = read_metric_lines(folder.metrics)[1]
     timing = {name: line.pop(name) for name in ("time/play_s", "time/update_s", "at")}
     assert all(seconds >= 0 for seconds in timing.values())
     assert line == {
@@ -233,14 +233,14 @@ def test_the_running_mean_is_taken_off_in_the_order_of_the_draws(tmp_path):
     # means before each: none, 1.0, 0.45, 0.725; after the fourth 0.3125
     assert learner.heard[0] == pytest.approx([1.0, -1.1, 0.55, -0.825])
     assert learner.heard[1][0] == pytest.approx(1.0 - 0.3125)
-    assert read_lines(folder.metrics)[-1]["baseline/skill"] == progress.means
+    assert read_metric_lines(folder.metrics)[-1]["baseline/skill"] == progress.means
 
 
 def test_three_updates_without_a_verdict_stop_the_run_with_the_reason(tmp_path):
     cfg = settings(training_callback={"stop_after_episodes": 40})
     with pytest.raises(UnjudgedError, match=r"last 3 updates could be judged \(db_unavailable: gone\).*--resume"):
         played(tmp_path, cfg, LOST)
-    assert len(read_lines(tmp_path / "logs" / "metrics.jsonl")) == 3
+    assert len(read_metric_lines(tmp_path / "logs" / "metrics.jsonl")) == 3
 
 
 def test_it_is_evaluated_before_the_first_update_every_so_often_and_after_the_last(tmp_path):
@@ -248,14 +248,14 @@ def test_it_is_evaluated_before_the_first_update_every_so_often_and_after_the_la
         "evaluate_every": 2, "evaluate_tasks_per_skill": 3, "stop_after_episodes": 20, "save_every": 3
     }  # fmt: skip
     player, _, folder, _ = played(tmp_path, settings(training_callback=callback), RIGHT)
-    assert [line["update"] for line in read_lines(folder.metrics) if "held_out" in line] == [0, 2, 4, 5]
+    assert [line["update"] for line in read_metric_lines(folder.metrics) if "held_out" in line] == [0, 2, 4, 5]
     assert len(player.greedy) == 4 * 3
     assert folder.saved == [3, 5]
 
 
 def test_a_resumed_run_meets_the_tasks_that_were_still_to_come(tmp_path):
     whole = played(tmp_path / "whole", settings(), RIGHT)[0].sampled
-    assert played(tmp_path / "rest", settings(), RIGHT, progress=Progress(batches=1))[0].sampled == whole[4:]
+    assert played(tmp_path / "rest", settings(), RIGHT, progress=TrainerState(batches=1))[0].sampled == whole[4:]
 
 
 def test_a_resumed_run_may_change_its_callback_and_nothing_else(tmp_path):
@@ -317,7 +317,7 @@ def test_training_episodes_are_added_up_over_parts_of_the_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [LINES, LINES[:1], LINES[1:]], ids=["both", "held_out_alone", "training_alone"])
 def test_the_picture_is_drawn_from_whatever_there_is(lines, tmp_path):
-    draw(lines, tmp_path / "success.png")
+    draw_skills(lines, tmp_path / "success.png")
     assert (tmp_path / "success.png").read_bytes().startswith(b"\x89PNG")
 
 

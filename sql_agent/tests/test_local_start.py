@@ -15,7 +15,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.datatypes import UnjudgedError
 from sql_agent.local.model_files import check_device, whole_model
-from sql_agent.local.start import failures_in_words, start_policy
+from sql_agent.local.start import report_failures, start_policy
 from sql_agent.settings.local import AdapterConfig, GreedyGrpoConfig, ModelConfig
 
 
@@ -99,7 +99,7 @@ def test_names_in_a_list_are_separated_by_commas():
 
 def test_a_commands_failures_end_in_one_line(tmp_path, capsys):
     def fails(error):
-        with pytest.raises(SystemExit) as caught, failures_in_words(tmp_path, "the same command with --resume"):
+        with pytest.raises(SystemExit) as caught, report_failures(tmp_path, "the same command with --resume"):
             raise error
         return caught.value.code
 
@@ -126,7 +126,7 @@ def test_a_commands_failures_end_in_one_line(tmp_path, capsys):
     words = fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
     assert words.startswith("error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); add --gradient-ch")
     assert words.endswith(f"; the same command with --resume goes on from {checkpoint}")
-    with pytest.raises(RuntimeError, match="a fault of ours"), failures_in_words(tmp_path, ""):
+    with pytest.raises(RuntimeError, match="a fault of ours"), report_failures(tmp_path, ""):
         raise RuntimeError("a fault of ours")
 
 
@@ -137,7 +137,7 @@ def test_a_batch_schedulers_sigterm_ends_a_command_as_ctrl_c_does_also_where_sig
     try:
         with (
             pytest.raises(SystemExit, match="130"),
-            failures_in_words(tmp_path, ""),
+            report_failures(tmp_path, ""),
             ends_in_order(),
         ):
             os.kill(os.getpid(), signal.SIGTERM)

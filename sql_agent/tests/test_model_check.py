@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from agentgrpo.chat.replies import Conversation
 from agentgrpo.chat.tokenizer import load_tokenizer
 from agentgrpo.checks import Problem, UsageError, require
-from agentgrpo.forked import forked
+from agentgrpo.limited_fork import forked
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from dbbench_adapter.protocols import fc
 from reward_model.tests.conftest import make_base

@@ -10,9 +10,9 @@ from openai.types.chat import ChatCompletion
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.model_servers.ask import CONTENT_BESIDE_CALLS, refused_fields, sendable
-from sql_agent.model_servers.calls_as_text import _PARSERS, CallsAsText, parser_of
+from sql_agent.model_servers.calls_as_text import _PARSERS, CallsAsText, vllm_parser
 from sql_agent.model_servers.deadline_client import listed_models, lists_all, served_as
-from sql_agent.model_servers.refusals import is_overflow, is_unread_call, true_status, words_of
+from sql_agent.model_servers.refusals import error_text, is_overflow, is_unread_call, true_status
 from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.tests.odd_server import ARGUMENTS, CALLS, CONTENTS, UNREADABLE, USAGES, call, reply, wrapped
 from sql_agent.tests.records import make_record
@@ -205,7 +205,7 @@ def test_a_message_without_content_and_call_has_an_empty_text():
         ("Extra inputs are not permitted", {"content", "reasoning"}),  # it names none: all that can be left out
         ("reasoning_content is not allowed", {"content", "reasoning"}),  # which was not sent
         (
-            words_of(json.dumps(wrapped({"error": {"message": "no", "param": "messages[1].reasoning"}})).encode()),
+            error_text(json.dumps(wrapped({"error": {"message": "no", "param": "messages[1].reasoning"}})).encode()),
             {"reasoning"},
         ),
     ],
@@ -336,12 +336,12 @@ def test_other_refusals_are_no_full_context(status, words):
     ],
 )
 def test_all_that_an_error_says_is_found_and_its_sentence_first(body, words):
-    assert words_of(body if isinstance(body, bytes) else json.dumps(body).encode()) == words
+    assert error_text(body if isinstance(body, bytes) else json.dumps(body).encode()) == words
 
 
 def test_the_words_of_an_error_have_a_limit():
     body = json.dumps({"error": [f"{n:05}" for n in range(10_000)]}).encode()
-    assert len(words_of(body)) == 4_000 and words_of(b"[" * 100_000) == "[" * 2_000
+    assert len(error_text(body)) == 4_000 and error_text(b"[" * 100_000) == "[" * 2_000
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ HERMES = '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"
     ],
 )
 def test_a_whole_call_in_a_text_names_the_parser_that_would_read_it(text, parser):
-    assert parser_of(text) == parser
+    assert vllm_parser(text) == parser
 
 
 def test_the_parsers_that_are_named_are_vllms():

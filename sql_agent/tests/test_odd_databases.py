@@ -12,7 +12,7 @@ from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
 from sql_agent.interactive.user_database import read_database
 from sql_agent.settings.groups import DataConfig
-from sql_agent.startup.readable import check_database
+from sql_agent.startup.input_checks import check_database
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import read_questions
 

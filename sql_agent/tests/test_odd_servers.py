@@ -19,7 +19,6 @@ from sql_agent.model_address.rollout_route import RolloutRoute
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
 from sql_agent.model_servers.chat_client import ChatClient
 from sql_agent.model_servers.deadline_client import DeadlineClient
-from sql_agent.own_agents.evaluation import SERVER, policy_served
 from sql_agent.play.served import run_rollout
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.tests.odd_server import (
@@ -36,6 +35,7 @@ from sql_agent.tests.odd_server import (
 )
 from sql_agent.tests.test_llm_judge import failure as judge_failure
 from sql_agent.tests.test_llm_judge import judge, record
+from sql_agent.user_agents.evaluation import SERVER, policy_served
 
 QUESTION = Task(
     id="t-0", question="Which?", kind="other", tables=(Table("T", (Column("a"),), (("é",),)),), gold=Gold(("é",)),

@@ -16,7 +16,7 @@ from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.settings.groups import AgentConfig
-from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.flags import parse_train_args, resolve
 from sql_agent.tests.records import make_record
 from sql_agent.train_sql_agent import main
 
@@ -35,7 +35,7 @@ def command():
 
 
 def functions():
-    cfg = resolve(parse_args(command()))
+    cfg = resolve(parse_train_args(command()))
     return RewardFunctions(load_functions(cfg.rollout, cfg.judge, cfg.run_dir), threads=2)
 
 

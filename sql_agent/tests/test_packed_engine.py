@@ -11,7 +11,7 @@ import pytest
 from agentgrpo.machine import free_port
 from sql_agent.settings.load import load_config
 from sql_agent.verl_side.config import worker_environment
-from sql_agent.verl_side.micro_batch_file import MicroBatches, read
+from sql_agent.verl_side.micro_batch_file import MicroBatches, read_progress
 
 ROOT = Path(__file__).parents[2]
 PRETRAINED = ROOT / "models" / "smollm2-135m-instruct"
@@ -61,7 +61,7 @@ def test_log_probs_entropies_and_gradients_are_those_of_rows_apart_and_the_updat
 ):
     found = played(model, "float32", 20, 30, 3, shared_prompts=shared_prompts)
     assert (found["engine"], found["fused"]) == (engine, [True])
-    assert read(run_id) == MicroBatches(False, 1, 1, 1)  # twelve rows of fifty tokens fit into one of 4,096
+    assert read_progress(run_id) == MicroBatches(False, 1, 1, 1)  # twelve rows of fifty tokens fit into one of 4,096
     assert found["log_probs"] < 1e-4
     assert found["entropies"] < 1e-4
     assert found["gradients"] < 1e-4

@@ -21,12 +21,12 @@ from agentgrpo.machine import free_port
 from sql_agent import evaluate, oracle
 from sql_agent.environments.base import Split, make_taskset
 from sql_agent.model_servers.deadline_client import DeadlineClient
-from sql_agent.prompts.fit import Limit, choose_limit, context_of, fit_split, fit_tasks, limit_within
+from sql_agent.prompts.fit import PromptLimit, choose_limit, context_of, fit_split, fit_tasks, limit_within
 from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.settings.load import dump_config, load_config
+from sql_agent.startup.input_checks import check_prompts
 from sql_agent.startup.plan import choose_tasks, with_prompts
-from sql_agent.startup.readable import check_prompts
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of, wait_for
 from sql_agent.text_to_sql.datatypes import Question
@@ -71,7 +71,7 @@ def characters(environment):
 
 
 def given(tokens):
-    return Limit(tokens, "as given", "--max-prompt-tokens", True)
+    return PromptLimit(tokens, "as given", "--max-prompt-tokens", True)
 
 
 # the limit ------------------------------------------------------------------------------------------------------------
@@ -100,12 +100,14 @@ def test_the_context_is_what_the_config_names(config, context):
 
 def test_the_limit_is_the_context_less_the_response_of_the_main_job():
     limit = limit_within(8192, "org/model", None, "--max-prompt-tokens")
-    assert limit == Limit(6144, "the context of org/model, 8,192 tokens, less 2,048 for the response", limit.flag)
+    assert limit == PromptLimit(6144, "the context of org/model, 8,192 tokens, less 2,048 for the response", limit.flag)
     assert limit_within(2048, "org/model", None, "-").tokens == 1024  # a short context is shared evenly
     assert limit_within(8192, "org/model", None, "-", response_tokens=768).tokens == 6144  # as every other command
     assert limit_within(8192, "org/model", None, "-", response_tokens=4096).tokens == 4096
-    assert limit_within(8192, "org/model", 300, "-") == Limit(300, "as given", "-", True)
-    assert limit_within(None, "org/model", None, "-") == Limit(None, "org/model names no length of its context", "-")
+    assert limit_within(8192, "org/model", 300, "-") == PromptLimit(300, "as given", "-", True)
+    assert limit_within(None, "org/model", None, "-") == PromptLimit(
+        None, "org/model names no length of its context", "-"
+    )
 
 
 def test_the_small_policy_keeps_less_for_the_response(random_policy_folder):
@@ -219,7 +221,7 @@ def main_job(model, wide, *settings):
 
 def fine_tuning(model, wide, folder, *flags):
     from sql_agent.settings.tuning import SftConfig
-    from sql_agent.sft.run import prepare
+    from sql_agent.sft.run import prepare_sft
 
     cfg = SftConfig(
         model_path=str(model),
@@ -231,7 +233,7 @@ def fine_tuning(model, wide, folder, *flags):
         **dict(flags),
     )
     said = []
-    run = prepare(cfg, resume=False, say=said.append)
+    run = prepare_sft(cfg, resume=False, say=said.append)
     return [each.ids[: each.mask.index(1)] for each in run.encoded], said
 
 
@@ -240,12 +242,12 @@ def local(model, wide, limit):
     from sql_agent.interactive.session import Chat, Tasks
     from sql_agent.local.datatypes import GREEDY
     from sql_agent.local.start import load_conversation
-    from sql_agent.local.tasks import fitted
+    from sql_agent.local.tasks import fit_to_context
 
     with TextToSql(wide[0]) as environment:
         tasks = environment.read_tasks(wide[1])
         tokenizer, conversation = load_conversation(str(model), environment.tools)
-        split, _ = fitted(Split(tasks, tasks), environment, str(model), limit)
+        split, _ = fit_to_context(Split(tasks, tasks), environment, str(model), limit)
         policy = type("Policy", (), {"tokenizer": tokenizer, "max_positions": 4096})()
         chosen = choose_limit(model, limit, "--max-prompt-tokens")
         chat = Chat(policy, Tasks(environment, tasks), AgentConfig(), GREEDY, None, chosen)
@@ -363,7 +365,7 @@ def test_a_reply_that_is_longer_than_what_training_leaves_lowers_the_limit(vllm,
         served = ServedTokenizer(vllm, "policy", client, environment)
         limit = served.limit(None, "--max-prompt-tokens", reply_tokens=1024)
     why = "the context that policy is served with, 4,096 tokens, less 1,024 for a reply"
-    assert limit == Limit(4096 - 1024, why, "--max-prompt-tokens")  # training's 3,328 leave less than that
+    assert limit == PromptLimit(4096 - 1024, why, "--max-prompt-tokens")  # training's 3,328 leave less than that
 
 
 def counting(served):

@@ -24,8 +24,8 @@ from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.load import dump_config, load_config
-from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.startup.preflight import check_judged
+from sql_agent.startup.flags import parse_train_args, resolve
+from sql_agent.startup.preflight import check_reward_source
 from sql_agent.tests.records import make_record, reported
 from sql_agent.train_sql_agent import main
 
@@ -161,7 +161,7 @@ def test_two_rewards_of_one_name_are_refused(capsys, tmp_path):
     ],
 )
 def test_flags_become_a_name_or_names_with_weights_which_the_config_keeps(tmp_path, flags, reward):
-    cfg = resolve(parse_args([word for flag in flags for word in ("--reward", flag)]))
+    cfg = resolve(parse_train_args([word for flag in flags for word in ("--reward", flag)]))
     assert cfg.rollout.reward == reward
     (tmp_path / "config.yaml").write_text(dump_config(cfg))
     assert load_config(tmp_path / "config.yaml") == cfg
@@ -179,8 +179,8 @@ def test_where_nobody_judges_a_function_is_reward_enough(tmp_path):
     (tmp_path / "my.py").write_text("def f(record): return 1.0\n")
     medical = make_taskset(EnvironmentSettings("medical"))
     with pytest.raises(UsageError, match=r"or give a function of your own, --reward FILE\.py:NAME"):
-        check_judged(load_config(None, ["env.type=medical"]), medical)
-    check_judged(load_config(None, ["env.type=medical", f"rollout.reward={tmp_path}/my.py:f"]), medical)
+        check_reward_source(load_config(None, ["env.type=medical"]), medical)
+    check_reward_source(load_config(None, ["env.type=medical", f"rollout.reward={tmp_path}/my.py:f"]), medical)
 
 
 # what it gets ---------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ async def test_what_a_function_changes_is_its_own_copy():
 
 async def outcome_of(record, *rewards, settings=()):
     flags = [*(("--reward", reward) for reward in rewards), *(("--set", setting) for setting in settings)]
-    agent = SqlLitAgent(resolve(parse_args([word for flag in flags for word in flag])))
+    agent = SqlLitAgent(resolve(parse_train_args([word for flag in flags for word in flag])))
     attempt = SimpleNamespace(attempt_id="at-1", sequence_id=2)
     span = await agent._ended(record, SimpleNamespace(input=TASK, rollout_id="ro-1", attempt=attempt))
     outcome = reported([span])

@@ -18,7 +18,7 @@ from reward_model.scorer import Scorer
 from sql_agent.datatypes import Reward, RolloutRecord
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.settings.groups import RewardModelConfig
-from sql_agent.source.scoring import RolloutScorer, conversation
+from sql_agent.source.scoring import RolloutScorer, scored_conversation
 from sql_agent.tests.conftest import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -79,7 +79,7 @@ async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(small_
         wait_for(f"{url}/readyz", service)
         local = Scorer.load(merged, device="cpu")
         right, wrong = rollout("rows: 42", 1.0), rollout("17", 0.0)
-        expected = local.score([local.encode(conversation(right.messages))])[0].value
+        expected = local.score([local.encode(scored_conversation(right.messages))])[0].value
 
         ask = {"prompt": "Which number comes after 41?", "response": "rows: 42"}
         assert requests.post(f"{url}/score", json=ask, timeout=30).json() == {

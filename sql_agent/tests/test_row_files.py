@@ -21,7 +21,7 @@ from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import read_each_once
 from reward_model.pairs_from_rollouts import read_rollouts
 from reward_model.preferences import read_any_form, read_preferences
-from sql_agent.environments.rows import read_rows as read_environment_rows
+from sql_agent.environments.rows import read_placed_tasks as read_environment_rows
 from sql_agent.gsm8k.problems import read_problems
 from sql_agent.sft.data import read_messages
 from sql_agent.text_to_sql.load import read_questions

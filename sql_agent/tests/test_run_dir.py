@@ -16,7 +16,7 @@ from agentgrpo.run_folder import claim, earlier_steps, write_start
 from dbbench_adapter.export import write_rows
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.preflight import find_model
-from sql_agent.startup.resume import archive_files, check_resume, own_files, refuse_other_tasks
+from sql_agent.startup.resume import archive_files, check_resume, hash_user_files, refuse_other_tasks
 from sql_agent.tests.conftest import checkpoint_of
 
 
@@ -80,7 +80,7 @@ def test_a_run_goes_on_with_the_instructions_it_had(tmp_path):
     file.write_text("Call execute_sql, then commit_final_answer.")
     cfg = load_config(None, [f"run_dir={tmp_path}", f"agent.instructions={file}"])
     (tmp_path / "config.yaml").write_text(dump_config(cfg))
-    write_start(tmp_path, {"own_files": own_files(cfg)}, resumed=False)
+    write_start(tmp_path, {"own_files": hash_user_files(cfg)}, resumed=False)
     check_resume(cfg, checkpoint, cpu=True)
     file.write_text("Call commit_final_answer, not execute_sql.")
     with pytest.raises(UsageError, match=f"trained with other settings .the content of {file};"):

@@ -8,7 +8,7 @@ from agentgrpo.checks import UsageError
 from sql_agent.commands import doctor
 from sql_agent.model_shape import ModelShape, shape_of
 from sql_agent.settings.load import load_config
-from sql_agent.startup.memory_check import Gpu, check_run_memory, fault_of, gpus_here, settings_that_fit
+from sql_agent.startup.memory_check import Gpu, check_gpu_memory, check_run_memory, gpus_here, settings_that_fit
 from sql_agent.startup.preflight import gpus_of
 from sql_agent.startup.run_memory import GIB, PROCESSES, Load, Need, cpu_need, load_of, need_of, phases
 from sql_agent.train_sql_agent import main
@@ -270,7 +270,7 @@ def gpu(gib) -> Gpu:
 )
 def test_what_does_not_fit_is_refused_with_the_settings_that_would(size, settings, gib, words, fitting):
     cfg = load_config(None, settings)
-    fault = fault_of(load(*settings), QWEN[size], gpu(gib))
+    fault = check_gpu_memory(load(*settings), QWEN[size], gpu(gib))
     if words is None:
         assert fault is None
         return
@@ -278,13 +278,13 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would(size, setting
     assert words in fault
     assert settings_that_fit(cfg, QWEN[size], [gpu(gib)]) == fitting
     if fitting:
-        assert fault_of(load(*settings, *fitting), QWEN[size], gpu(gib)) is None
+        assert check_gpu_memory(load(*settings, *fitting), QWEN[size], gpu(gib)) is None
 
 
 def test_what_another_program_has_taken_of_a_card_is_not_there():
     cfg, half_taken = load_config(None, ["lora.rank=16"]), Gpu(40 * GIB, 20 * GIB)
     # vLLM's half of the GPU, 6.0 of weights and moments, 2 beside them
-    assert fault_of(load("lora.rank=16"), QWEN["1.5B"], half_taken) == (
+    assert check_gpu_memory(load("lora.rank=16"), QWEN["1.5B"], half_taken) == (
         "the run needs 28.0 GiB of each GPU in rollouts, and 20.0 GiB of 40.0 GiB are free"
     )
     assert settings_that_fit(cfg, QWEN["1.5B"], [half_taken]) == ["engine.gpu_memory_utilization=0.3"]

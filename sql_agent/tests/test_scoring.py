@@ -9,12 +9,12 @@ from agentgrpo.machine import free_port
 from dbbench_adapter.datatypes import Score
 from reward_model.service.middleware import MAX_BODY_BYTES
 from reward_model.service.schemas import VllmChat
-from reward_model.service.strict_json import read_json
+from reward_model.service.strict_json import read_strict_json
 from sql_agent.datatypes import RolloutRecord, ScorerResult
 from sql_agent.oracle import call, calls
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import RewardModelConfig
-from sql_agent.source.scoring import RolloutScorer, check_scorer, conversation
+from sql_agent.source.scoring import RolloutScorer, check_scorer, scored_conversation
 from sql_agent.tests.conftest import serve_scores
 
 ASK = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many?"}]
@@ -43,7 +43,7 @@ async def ask_scorer(rollout, url, **settings):
 
 
 def test_what_is_scored_ends_with_the_policys_last_message():
-    said = conversation([*ASK, LOOK, FOUND, COMMIT, DONE])
+    said = scored_conversation([*ASK, LOOK, FOUND, COMMIT, DONE])
     assert said == [
         Message(role="system", content="Rules."),
         Message(role="user", content="How many?"),
@@ -51,9 +51,9 @@ def test_what_is_scored_ends_with_the_policys_last_message():
         Message(role="tool", content="[(4,)]", tool_call_id="call00001"),
         Message(role="assistant", tool_calls=(made("call00002", "commit_final_answer", '{"answers": ["4"]}'),)),
     ]
-    assert conversation([*ASK, {"role": "assistant", "content": "Four."}, {"role": "assistant", "content": " "}])[
-        -1
-    ] == Message(role="assistant", content="Four.")
+    assert scored_conversation(
+        [*ASK, {"role": "assistant", "content": "Four."}, {"role": "assistant", "content": " "}]
+    )[-1] == Message(role="assistant", content="Four.")
 
 
 def made(call_id, name, arguments):
@@ -65,7 +65,7 @@ def test_it_is_the_form_that_pairs_of_rollouts_are_trained_in():
 
     rollout = record(LOOK, FOUND, COMMIT, DONE)
     trained = rollout_of(rollout.to_dict(), "file:1")
-    assert conversation(rollout.messages) == [*trained.prompt, *trained.side]
+    assert scored_conversation(rollout.messages) == [*trained.prompt, *trained.side]
 
 
 @pytest.mark.parametrize(("score", "stop_reason", "asked", "expected"), [
@@ -110,11 +110,11 @@ MANY = calls(*(call("execute_sql", {"query": f"SELECT {k}"}, f"c{k}") for k in r
 ])  # fmt: skip
 def test_a_service_takes_every_conversation_that_a_policy_can_write(written):
     """One call with an empty name lost the whole group of a policy without a judge, its neighbours with it."""
-    said = conversation([*ASK, *written, COMMIT])
+    said = scored_conversation([*ASK, *written, COMMIT])
     body = {"messages": [message.to_dict() for message in said]}
     assert (said[0].role, said[-1].tool_calls[0].function.name) == ("system", "commit_final_answer")
     assert all(isinstance(c.function.as_object, dict) and c.function.name for m in said for c in m.tool_calls)
-    assert VllmChat.model_validate(read_json(json.dumps(body).encode())).messages == tuple(said)
+    assert VllmChat.model_validate(read_strict_json(json.dumps(body).encode())).messages == tuple(said)
     assert len(json.dumps(body)) < MAX_BODY_BYTES
 
 

@@ -15,9 +15,9 @@ from sql_agent.source.dynamic_sampling import drop_scores_of_group
 from sql_agent.source.metrics import batch_metrics
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.source.stops import TooManyLostError, check_lost
-from sql_agent.startup.flags import parse_args, resolve
-from sql_agent.startup.resume import check_resume, own_files
-from sql_agent.tests.conftest import checkpoint_of, forget_own_files
+from sql_agent.startup.flags import parse_train_args, resolve
+from sql_agent.startup.resume import check_resume, hash_user_files
+from sql_agent.tests.conftest import checkpoint_of, forget_user_files
 from sql_agent.tests.records import make_record, make_result, rewarded, travelled
 
 RIGHT, WRONG, UNJUDGED = Score(1.0, "match"), Score(0.0, "wrong_rows"), Score(None, NO_JUDGE)
@@ -197,9 +197,9 @@ def test_a_trajectory_has_the_parts_and_the_traceback():
 
 def start(run_dir, *flags):
     """The settings of a run, and what it leaves for the next start."""
-    cfg = resolve(parse_args(["--run-dir", str(run_dir), *flags]))
+    cfg = resolve(parse_train_args(["--run-dir", str(run_dir), *flags]))
     (run_dir / "config.yaml").write_text(dump_config(cfg))
-    (run_dir / "run.json").write_text(json.dumps({"run_id": "r", "own_files": own_files(cfg)}))
+    (run_dir / "run.json").write_text(json.dumps({"run_id": "r", "own_files": hash_user_files(cfg)}))
 
 
 def test_a_run_goes_on_with_the_same_rewards_only(tmp_path):
@@ -211,7 +211,7 @@ def test_a_run_goes_on_with_the_same_rewards_only(tmp_path):
 
     def resumed(*rewards):
         flags = [word for reward in rewards for word in ("--reward", reward)]
-        check_resume(resolve(parse_args(["--run-dir", str(run_dir), *flags])), checkpoint, cpu=True)
+        check_resume(resolve(parse_train_args(["--run-dir", str(run_dir), *flags])), checkpoint, cpu=True)
 
     resumed("agentbench", f"{file}:f=0.2")
     resumed(f"{tmp_path}/../{tmp_path.name}/my.py:f=0.2", "agentbench")  # the same file, in another order
@@ -222,7 +222,7 @@ def test_a_run_goes_on_with_the_same_rewards_only(tmp_path):
         resumed("agentbench", f"{file}:g=0.2")
     file.write_text(file.read_text() + "# changed\n")
     resumed("agentbench", f"{file}:f=0.2")  # this process keeps what it has imported
-    forget_own_files()
+    forget_user_files()
     with pytest.raises(UsageError, match=rf"other settings \(the content of {file}; see "):
         resumed("agentbench", f"{file}:f=0.2")
 
@@ -235,12 +235,12 @@ def test_a_run_goes_on_with_the_environment_as_it_was(tmp_path):
     start(run_dir, "--env", f"{file}:Shop")
 
     def resumed(*flags):
-        check_resume(resolve(parse_args(["--run-dir", str(run_dir), *flags])), checkpoint, cpu=True)
+        check_resume(resolve(parse_train_args(["--run-dir", str(run_dir), *flags])), checkpoint, cpu=True)
 
     resumed("--env", f"{tmp_path}/../{tmp_path.name}/shop.py:Shop", "--set", "env.call_timeout_s=60")
     with pytest.raises(UsageError, match=r"other settings \(env; "):
         resumed("--env", "dbbench")
     file.write_text(file.read_text().replace("pass", "return None"))
-    forget_own_files()
+    forget_user_files()
     with pytest.raises(UsageError, match=rf"other settings \(the content of {file}; see "):
         resumed("--env", f"{file}:Shop")

@@ -21,16 +21,16 @@ from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
 from dbbench_adapter.tests.test_user_database import SHOP
 from sql_agent.environments.base import make_environment
-from sql_agent.prompts.fit import Limit, fit_split
+from sql_agent.prompts.fit import PromptLimit, fit_split
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.episode import format_result, unfenced
+from sql_agent.text_to_sql.episode import format_rows, unfenced
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result, same_state
 from sql_agent.text_to_sql.load import kind_of, orders_rows, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
-from sql_agent.text_to_sql.schema import lengths, render
+from sql_agent.text_to_sql.schema import lengths, render_schema
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 GEOGRAPHY = Path(__file__).resolve().parents[3] / "shared" / "text2sql" / "geography"
@@ -212,14 +212,14 @@ CREATE VIEW spent (
 
 
 def test_the_schema_shows_types_keys_and_values(shop):
-    whole = render(read_schema(shop).tables)
+    whole = render_schema(read_schema(shop).tables)
     assert (whole.text, whole.values, whole.columns, whole.tables) == (WHOLE, True, (), ())
 
 
 def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
     tables = read_schema(shop).tables
-    assert render(tables, len(WHOLE)).text == WHOLE
-    cut = render(tables, len(WHOLE) - 1)
+    assert render_schema(tables, len(WHOLE)).text == WHOLE
+    cut = render_schema(tables, len(WHOLE) - 1)
     text = cut.text
     assert (cut.values, cut.columns, cut.tables) == (False, (), ())
     assert text.startswith("CREATE TABLE customer (\n  id INTEGER,\n") and text.endswith("-- left out: example values")
@@ -227,13 +227,13 @@ def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
         'CREATE TABLE customer (\n  id INTEGER,\n  name TEXT,\n  "home town" TEXT,\n  PRIMARY KEY (id)\n);\n'
         "-- left out: example values, the columns of orders, spent"
     )
-    assert (render(tables, 200).text, render(tables, 200).tables) == (shortest, ("orders", "spent"))
-    assert render(tables, 1).text == shortest  # never empty
+    assert (render_schema(tables, 200).text, render_schema(tables, 200).tables) == (shortest, ("orders", "spent"))
+    assert render_schema(tables, 1).text == shortest  # never empty
     assert lengths(tables) == sorted(lengths(tables), reverse=True) and lengths(tables)[-1] == len(shortest)
     wide = tmp_path / "wide.db"
     with closing(sqlite3.connect(wide)) as connection:
         connection.execute(f"CREATE TABLE w ({', '.join(f'c{i} INT' for i in range(50))}, PRIMARY KEY (c49))")
-    cut = render(read_schema(wide).tables, 150)
+    cut = render_schema(read_schema(wide).tables, 150)
     assert cut.columns == tuple(("w", f"c{i}") for i in range(4, 49))  # the key stays
     assert cut.text == (
         "CREATE TABLE w (\n  c0 INT,\n  c1 INT,\n  c2 INT,\n  c3 INT,\n  c49 INT,\n  PRIMARY KEY (c49)\n);\n"
@@ -281,7 +281,7 @@ def test_the_schema_shows_what_a_statement_may_name_as_it_has_to_be_written(odd)
         "near_vector_chunks00": data,
     }
     assert (
-        render([tables[name] for name in ("order", "cast", "trimmed")]).text
+        render_schema([tables[name] for name in ("order", "cast", "trimmed")]).text
         == """\
 CREATE TABLE "order" (
   id INTEGER, -- 7
@@ -703,9 +703,9 @@ def test_a_code_fence_around_a_statement_and_the_sentences_beside_it_are_taken_o
 
 def test_a_long_result_is_cut_and_the_rest_is_counted(environment):
     with closing(environment.databases.open("my shop?", statement_timeout_s=0.5)) as database:
-        many = format_result(database.run("SELECT a.id FROM customer a, customer b, customer c"))
+        many = format_rows(database.run("SELECT a.id FROM customer a, customer b, customer c"))
         assert many.splitlines()[-2:] == ["[3]", "... 7 more rows"]
-        assert format_result(database.run("SELECT printf('%5000s', 'x')")).endswith("   [TRUNCATED]")
+        assert format_rows(database.run("SELECT printf('%5000s', 'x')")).endswith("   [TRUNCATED]")
 
 
 def test_a_question_with_an_answer_needs_no_reference(environment):
@@ -740,9 +740,9 @@ def test_prompts_that_are_too_long_get_a_shorter_schema_which_is_said(environmen
     def length(question):
         return sum(len(message["content"]) for message in environment.messages(question))
 
-    whole, prompts = fit_split(found, environment, length, Limit(10_000, "as given", "--max_prompt_tokens", True))
+    whole, prompts = fit_split(found, environment, length, PromptLimit(10_000, "as given", "--max_prompt_tokens", True))
     assert (whole, prompts.cuts(), prompts.missed()) == (found, [], [])
-    limit = Limit(length(found.train[0]) - 1, "as given", "--max_prompt_tokens", True)
+    limit = PromptLimit(length(found.train[0]) - 1, "as given", "--max_prompt_tokens", True)
     cut, prompts = fit_split(found, environment, length, limit)
     assert {question.schema_chars for question in [*cut.train, *cut.val]} == {
         lengths(environment.databases.schema("my shop?"))[0]

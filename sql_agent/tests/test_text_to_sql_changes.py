@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.forked import forked
+from agentgrpo.limited_fork import forked
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.engines.engine import Change
 from dbbench_adapter.engines.mysql import MYSQL

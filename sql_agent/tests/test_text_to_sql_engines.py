@@ -13,11 +13,11 @@ from sql_agent.commands import doctor
 from sql_agent.commands import sft as train_sft
 from sql_agent.environments.base import make_environment
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvConfig, EnvironmentSettings
-from sql_agent.startup.readable import check_database
+from sql_agent.startup.input_checks import check_database
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import read_questions
-from sql_agent.text_to_sql.schema import render
+from sql_agent.text_to_sql.schema import render_schema
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -116,7 +116,7 @@ CREATE VIEW `spent` (
 ], indirect=["engine_world"])  # fmt: skip
 def test_the_prompt_shows_types_keys_and_values_as_statements_have_to_write_them(environment, engine, schema):
     tables = {table.name: table for table in environment.databases.schema("my_shop")}
-    assert render([tables[name] for name in ("customer", "order", "spent")]).text == schema
+    assert render_schema([tables[name] for name in ("customer", "order", "spent")]).text == schema
     prompt = environment.messages(Question("q", "How many?", "my_shop"))[0]["content"]
     assert f"You answer questions about a {engine} database" in prompt and schema.splitlines()[0] in prompt
 

@@ -1,7 +1,7 @@
 """How long a run still takes: small sums, made by hand."""
 
 from sql_agent.settings.main_job import TrainerConfig
-from sql_agent.startup.progress import Measured, measured, run_left, step_left, times_due, validations_left
+from sql_agent.startup.progress import StepTimes, measured, run_left, step_left, times_due, validations_left
 
 STEP = {"time/step_s": 100.0, "time/gen_s": 50.0, "time/log_prob_s": 10.0, "time/update_s": 30.0}
 TEN = TrainerConfig(steps=10, val_every=4, save_every=5)
@@ -19,16 +19,16 @@ def test_means_are_those_of_the_last_five_steps_without_their_checkpoints():
     first = {"val/time/rollout_s": 20.0}
     slow = {**STEP, "time/step_s": 900.0}
     saved = {**STEP, "time/step_s": 110.0, "time/checkpoint_s": 10.0, "val/time/rollout_s": 40.0, "timing_s/ref": 5.0}
-    assert measured([first, slow, STEP, STEP, STEP, STEP, saved]) == Measured(
+    assert measured([first, slow, STEP, STEP, STEP, STEP, saved]) == StepTimes(
         100.0, 30.0, 10.0, {"rollouts": 50.0, "log-probs": 11.0, "update": 30.0}
     )
 
 
 def test_what_was_not_measured_is_not_estimated():
-    assert measured([]) == Measured()
+    assert measured([]) == StepTimes()
     assert run_left(TEN, 0, measured([{"val/time/rollout_s": 20.0}])) is None
     assert run_left(TEN, 1, measured([STEP])) is None  # three validations are ahead, and none was measured
-    assert step_left(Measured(), "rollouts", 0.5) is None
+    assert step_left(StepTimes(), "rollouts", 0.5) is None
 
 
 def test_the_run_takes_its_steps_validations_and_checkpoints():
@@ -45,4 +45,4 @@ def test_a_step_has_left_the_rest_of_its_phase_and_what_follows():
     assert step_left(seen, "rollouts", 0.0) == 100.0
     assert step_left(seen, "rollouts", 0.5) == 75.0
     assert step_left(seen, "update", 0.5) == 25.0  # half of 30, then 10 for weights
-    assert step_left(Measured(10.0, phases={"rollouts": 12.0, "log-probs": 0.0, "update": 0.0}), "update", 0.5) == 0.0
+    assert step_left(StepTimes(10.0, phases={"rollouts": 12.0, "log-probs": 0.0, "update": 0.0}), "update", 0.5) == 0.0

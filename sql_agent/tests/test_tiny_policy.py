@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 import torch
 
-from agentgrpo.chat.replies import Encoded, encode_conversation
+from agentgrpo.chat.replies import EncodedReplies, encode_conversation
 from dbbench_adapter.engines.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
@@ -23,7 +23,7 @@ from sql_agent.tiny_policy.tokenizer import (
     boilerplate,
     build_tokenizer,
     conversation,
-    render,
+    render_chat,
     task_texts,
 )
 from sql_agent.tiny_policy.train import exact_match, learning_rate_factor, reply_loss, warm_start
@@ -98,7 +98,7 @@ def test_control_tokens_have_the_ids_that_the_model_is_built_with(tokenizer):
 
 def test_every_prompt_begins_with_the_turn_before_it(tokenizer):
     messages = oracle_conversation(TASKS[0], BACKEND)
-    whole = render(messages)
+    whole = render_chat(messages)
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
     for n in range(1, len(messages)):
         prompt = tokenizer.apply_chat_template(
@@ -120,8 +120,8 @@ def test_a_call_renders_alike_as_sampled_text_as_object_and_as_json_text():
             ],
         },
     ]
-    assert len({render([{"role": "assistant", **form}]) for form in forms}) == 1
-    assert render([{"role": "assistant", **forms[0]}]) == f"{START}assistant\n{sampled}{END}\n"
+    assert len({render_chat([{"role": "assistant", **form}]) for form in forms}) == 1
+    assert render_chat([{"role": "assistant", **forms[0]}]) == f"{START}assistant\n{sampled}{END}\n"
 
 
 # The circuit ----------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_the_mask_covers_what_the_policy_says_and_nothing_else(tokenizer):
         '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>'
         '<tool_call>\n{"name": "commit_final_answer", "arguments": {"answers": ["1"]}}\n</tool_call><|im_end|>'
     )
-    assert tokenizer.decode(example.ids) == render(messages).removesuffix("\n")
+    assert tokenizer.decode(example.ids) == render_chat(messages).removesuffix("\n")
 
 
 def test_a_prompt_is_tokenised_as_the_server_will(tokenizer):
@@ -211,7 +211,7 @@ def test_a_prompt_is_tokenised_as_the_server_will(tokenizer):
 
 def test_batches_hold_examples_of_like_length():
     rng = random.Random(0)
-    examples = [Encoded([0] * rng.randint(1, 100), []) for _ in range(256)]
+    examples = [EncodedReplies([0] * rng.randint(1, 100), []) for _ in range(256)]
     lengths = [[len(example.ids) for example in batch] for batch in batches(examples, batch_size=8, seed=0)]
     assert sorted(chain.from_iterable(lengths)) == sorted(len(example.ids) for example in examples)
     # 8 of 128 sorted lengths between 1 and 100 span about 8/128 * 100 = 6
@@ -237,8 +237,8 @@ def test_learning_rate(step, expected):
 
 def test_the_loss_asks_for_replies_only_and_padding_changes_nothing():
     model = build_model(300, seed=0).eval()
-    short = Encoded([5, 6, 7, 8], [0, 0, 1, 1])
-    long = Encoded([9, *range(10, 19)], [0] * 9 + [1])
+    short = EncodedReplies([5, 6, 7, 8], [0, 0, 1, 1])
+    long = EncodedReplies([9, *range(10, 19)], [0] * 9 + [1])
     with torch.no_grad():
         log_probs = [model(torch.tensor([example.ids])).logits[0].log_softmax(-1) for example in (short, long)]
         loss = reply_loss(model, [short, long])
@@ -248,7 +248,7 @@ def test_the_loss_asks_for_replies_only_and_padding_changes_nothing():
 
 
 def test_a_warm_start_that_runs_out_of_batches_says_so():
-    examples = [Encoded([5, 6, 7], [0, 1, 1])]
+    examples = [EncodedReplies([5, 6, 7], [0, 1, 1])]
     with pytest.raises(ValueError, match="ran out after 1 of 2 steps"):
         warm_start(build_model(300, seed=0), [examples], steps=2, progress=lambda _: None)
 
@@ -269,9 +269,9 @@ def test_a_conversation_matches_if_every_token_of_the_replies_is_the_most_likely
     asked = [[5, 6, 7], [9, 10, 11, 12, 13]]
     with torch.no_grad():
         best = [int(model(torch.tensor([ids])).logits[0, -1].argmax()) for ids in asked]
-    told = [Encoded([*ids, token], [*[0] * len(ids), 1]) for ids, token in zip(asked, best, strict=True)]
-    other = Encoded([*asked[0], best[0] + 1], [0, 0, 0, 1])
-    half = Encoded([*told[0].ids, 299], [0, 0, 0, 1, 1])  # the last token is wrong
+    told = [EncodedReplies([*ids, token], [*[0] * len(ids), 1]) for ids, token in zip(asked, best, strict=True)]
+    other = EncodedReplies([*asked[0], best[0] + 1], [0, 0, 0, 1])
+    half = EncodedReplies([*told[0].ids, 299], [0, 0, 0, 1, 1])  # the last token is wrong
     assert exact_match(model, told) == 1.0
     assert exact_match(model, [*told, other, half]) == 0.5
 
@@ -325,7 +325,7 @@ def test_the_folder_loads_in_transformers_and_is_made_only_once(tmp_path):
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == END_ID
     assert model.num_parameters() == pytest.approx(920_000, rel=0.02)
     example = encode_conversation(tokenizer, oracle_conversation(TASKS[0], BACKEND))
-    assert tokenizer.decode(example.ids) == render(oracle_conversation(TASKS[0], BACKEND)).removesuffix("\n")
+    assert tokenizer.decode(example.ids) == render_chat(oracle_conversation(TASKS[0], BACKEND)).removesuffix("\n")
     examples = [encode_conversation(tokenizer, oracle_conversation(task, BACKEND)) for task in TASKS[:8]]
     with torch.no_grad():  # an untrained model has ln(1,020) = 6.9 nats and more
         assert reply_loss(model, examples).item() < 4

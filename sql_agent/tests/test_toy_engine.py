@@ -11,7 +11,7 @@ from dbbench_adapter.engines import open_backend, open_databases
 from dbbench_adapter.tests.toy_engine import CSV
 from sql_agent.environments.base import make_environment
 from sql_agent.settings.groups import AgentConfig, EnvConfig, EnvironmentSettings
-from sql_agent.startup.readable import check_database
+from sql_agent.startup.input_checks import check_database
 from sql_agent.text_to_sql.load import read_questions
 
 

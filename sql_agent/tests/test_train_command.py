@@ -26,14 +26,14 @@ from agentgrpo.printed_commands import agentgrpo_command, program_command
 from agentgrpo.run_folder import write_start
 from sql_agent import upstream_patches as patches
 from sql_agent.commands import local
-from sql_agent.lightning.children import spawn
-from sql_agent.report.page import render
+from sql_agent.lightning.child_processes import spawn
+from sql_agent.report.page import render_page
 from sql_agent.report.reading import read_run
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.settings.main_job import StoreConfig
 from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup import preflight
-from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.flags import parse_train_args, resolve
 from sql_agent.startup.preflight import use_cpu
 from sql_agent.startup.resume import check_resume
 from sql_agent.tests.conftest import checkpoint_of, start_store, wait_for
@@ -112,7 +112,7 @@ def test_a_run_that_ends_early_says_what_the_same_command_does(
 
 
 def test_one_set_takes_several_settings_and_may_be_repeated():
-    cfg = resolve(parse_args(["--set", "seed=4", "trainer.steps=3", "--ci", "--set", "seed=5"]))
+    cfg = resolve(parse_train_args(["--set", "seed=4", "trainer.steps=3", "--ci", "--set", "seed=5"]))
     assert (cfg.seed, cfg.trainer.steps) == (5, 3)
 
 
@@ -610,23 +610,23 @@ def test_checkpoints_of_which_none_is_whole_stop_the_start(capsys, tmp_path):
 
 
 def test_a_path_stays_the_text_it_is():
-    assert str(resolve(parse_args(["--run-dir", "runs/exp #1"])).run_dir) == "runs/exp #1"
-    assert str(resolve(parse_args(["--run-dir", "2024"])).run_dir) == "2024"
+    assert str(resolve(parse_train_args(["--run-dir", "runs/exp #1"])).run_dir) == "runs/exp #1"
+    assert str(resolve(parse_train_args(["--run-dir", "2024"])).run_dir) == "2024"
 
 
 def test_flags_of_the_predecessor_mean_what_they_meant():
     flags = ["--llm-proxy", "--model", "m", "--external-store-address", "http://h:1", "--n-runners", "3"]
-    cfg = resolve(parse_args([*flags, "--lora", "--lora-rank", "8", "--train-file", "t", "--val-file", "v"]))
+    cfg = resolve(parse_train_args([*flags, "--lora", "--lora-rank", "8", "--train-file", "t", "--val-file", "v"]))
     assert (cfg.llm_proxy, str(cfg.model), cfg.store.address) == (True, "m", "http://h:1")
     assert (cfg.rollout.n_runners, cfg.lora.rank) == (3, 8)
     assert (str(cfg.data.train_file), str(cfg.data.val_file)) == ("t", "v")
-    assert resolve(parse_args(["--ci-fast"])).trainer.steps == 1
-    assert resolve(parse_args(["--lora"])).lora.rank == 16
-    assert resolve(parse_args([])).lora.rank == 0
+    assert resolve(parse_train_args(["--ci-fast"])).trainer.steps == 1
+    assert resolve(parse_train_args(["--lora"])).lora.rank == 16
+    assert resolve(parse_train_args([])).lora.rank == 0
 
 
 def test_set_wins_over_flags():
-    assert resolve(parse_args(["--ci-fast", "--set", "trainer.steps=2"])).trainer.steps == 2
+    assert resolve(parse_train_args(["--ci-fast", "--set", "trainer.steps=2"])).trainer.steps == 2
 
 
 def test_a_dry_run_prints_the_settings_and_verls_keys_and_starts_nothing(capsys, tmp_path):
@@ -695,7 +695,7 @@ def test_what_a_run_writes_and_its_report_hold_no_password(tmp_path, monkeypatch
     assert "hunter2" not in everything_in(tmp_path) and "two words" not in everything_in(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps(earlier))
     (tmp_path / "metrics.jsonl").write_text('{"train_step": 1, "reward/mean": 0.5, "at": 0}\n')
-    page = render(read_run(tmp_path))
+    page = render_page(read_run(tmp_path))
     assert "mysql://trainer:***@127.0.0.1:1" in page
     assert "hunter2" not in page and "two words" not in page
 

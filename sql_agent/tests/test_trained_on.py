@@ -18,7 +18,7 @@ from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.trained_on import (
     LearntError,
-    Source,
+    TaskSource,
     TrainedOn,
     check_not_learnt,
     read_trained_on,
@@ -124,7 +124,7 @@ def test_a_record_that_cannot_be_read_is_refused_where_something_is_measured(tmp
 
 
 def test_rows_that_are_not_listed_are_named(tmp_path):
-    source = Source(command="agentgrpo dpo", tasks="pairs.jsonl", learnt=40, held_out=4, listed=False)
+    source = TaskSource(command="agentgrpo dpo", tasks="pairs.jsonl", learnt=40, held_out=4, listed=False)
     write_trained_on(tmp_path, TrainedOn(sources=(source,)))
     assert check_not_learnt(tmp_path, ENVIRONMENT, TASKS, "") == [
         f"{tmp_path} has also learnt from pairs.jsonl (agentgrpo dpo); its trained_on.json does not list those rows, "

@@ -69,7 +69,7 @@ def in_trl(file, tmp_path_factory):
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
-    from agentgrpo.own_files import find
+    from agentgrpo.user_files import load_object
 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
@@ -84,7 +84,7 @@ def in_trl(file, tmp_path_factory):
     made, seen = [], []
 
     def factory():
-        made.append(find(f"{file}:Game")[0]())
+        made.append(load_object(f"{file}:Game")[0]())
         return made[-1]
 
     def look(prompts, completions, environments, **_):

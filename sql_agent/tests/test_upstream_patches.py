@@ -14,7 +14,7 @@ import pytest
 
 from sql_agent import upstream_patches as patches
 from sql_agent.upstream_patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError
-from sql_agent.upstream_sources import find, misfit, signature_of
+from sql_agent.upstream_sources import check_signature, find_definition, signature_of
 from sql_agent.verl_side.config import worker_environment
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def library(tmp_path, monkeypatch):
     ],
 )
 def test_a_target_is_looked_up_in_sources_that_are_not_run(library, target, there):
-    assert (find(*target.split(":")) is not None) is there
+    assert (find_definition(*target.split(":")) is not None) is there
 
 
 TAKES = (
@@ -104,7 +104,7 @@ def test_ours_takes_what_callers_of_theirs_give_and_asks_for_nothing_else(ours, 
     def signature(parameters):
         return signature_of(ast.parse(f"def f{parameters}: ...").body[0])
 
-    assert misfit(signature(ours), signature(theirs)) == parameter
+    assert check_signature(signature(ours), signature(theirs)) == parameter
 
 
 def test_a_class_of_ours_whose_method_takes_other_parameters_stops_a_run(library, tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_class_of_ours_whose_method_takes_other_parameters_stops_a_run(library
         match=r"Server.serve takes \(self, port, \*, host\), and ours, written for upstream 1.2 \(none is installed\), "
         r"takes \(self, port\): they differ in 'host', which its callers give, so ours.server:Mine cannot replace it",
     ):
-        patches.check_installed(cpu=True)
+        patches.check_patch_targets(cpu=True)
 
 
 def entry(name="answer", process="server", module="upstream.deep.more", by="sql_agent.verl_side.driver"):
@@ -129,7 +129,7 @@ def test_a_renamed_target_stops_a_run_before_anything_loads(library, monkeypatch
     monkeypatch.setattr(patches, "PATCHES", (entry(), entry("reply")))
     monkeypatch.setitem(VERSIONS, "upstream", ("1.2",))
     with pytest.raises(PatchError, match=r"upstream.deep.more:reply .*upstream 1.2 had it .*: rollouts stay whole"):
-        patches.check_installed(cpu=True)
+        patches.check_patch_targets(cpu=True)
 
 
 @pytest.fixture
@@ -146,11 +146,11 @@ def test_a_change_is_made_and_known_to_be(module, monkeypatch):
     monkeypatch.setattr(patches, "PATCHES", (entry(),))
     monkeypatch.setattr(patches, "_wanted", {entry()})
     with pytest.raises(PatchError, match=r"upstream.deep.more:answer"):
-        patches.require("server")  # its module was never imported
-    patches.require("trainer")  # which does not need it
+        patches.require_patched("server")  # its module was never imported
+    patches.require_patched("trainer")  # which does not need it
     patches.change(module, lambda module: setattr(module, "answer", lambda: "ours"))
     assert module.answer() == "ours"
-    patches.require("server")
+    patches.require_patched("server")
 
 
 def test_a_change_that_changes_nothing_is_refused(module, monkeypatch):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentgrpo.processes import RUN_ID, folders_of, remove_folders, run_folder
-from sql_agent.commands.clean import find
+from sql_agent.commands.clean import find_leftovers
 from sql_agent.verl_side.plugin.weight_socket import _name_memory, _receive_there, _send_there, own_address
 
 VERLS = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
@@ -67,7 +67,7 @@ def test_memory_that_a_killed_run_leaves_within_a_push_goes_with_the_run(monkeyp
     tensor, taken = module.rebuild_shared_memory("verl_weights_77", 8)
     assert bytes(tensor) == b"weights!"
     assert folders_of("3f2a9c01b7de") == [Path("/dev/shm/agentgrpo-3f2a9c01b7de-verl_weights_77")]
-    assert [(left.state, left.folders) for left in find() if left.run_id == "3f2a9c01b7de"] == [
+    assert [(left.state, left.folders) for left in find_leftovers() if left.run_id == "3f2a9c01b7de"] == [
         ("unknown", [Path("/dev/shm/agentgrpo-3f2a9c01b7de-verl_weights_77")])
     ]
     remove_folders("3f2a9c01b7de")

@@ -16,7 +16,7 @@ from agentgrpo.processes import own_run
 from sql_agent.commands.merge import join_shards
 from sql_agent.settings.load import load_config
 from sql_agent.tests.test_end_to_end import leaves, repr_of
-from sql_agent.verl_side.checkpoints import SHARDS, describe, missing_shards
+from sql_agent.verl_side.checkpoints import SHARDS, describe_checkpoint, missing_shards
 from sql_agent.verl_side.config import worker_environment
 
 ROOT = Path(__file__).parents[2]
@@ -143,11 +143,11 @@ def test_a_checkpoint_that_lacks_files_of_a_worker_is_not_sealed(tmp_path):
     for rank in range(2):
         for kind in SHARDS:
             (actor / f"{kind}_world_size_2_rank_{rank}.pt").write_bytes(b"share")
-    assert len(describe(actor.parent, {})["files"]) == 7
+    assert len(describe_checkpoint(actor.parent, {})["files"]) == 7
     (actor / "optim_world_size_2_rank_1.pt").unlink()
     assert missing_shards(actor.parent) == ["optim_world_size_2_rank_1.pt"]
     with pytest.raises(CheckpointError, match=r"optim_world_size_2_rank_1.pt did not arrive; .* need the run's folder"):
-        describe(actor.parent, {})
+        describe_checkpoint(actor.parent, {})
 
 
 # a mini-batch of four tasks: six, six, three and three tokens a row beside a prompt of ten

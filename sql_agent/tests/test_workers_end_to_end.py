@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from agentgrpo.checkpoints import fault_of
+from agentgrpo.checkpoints import check_checkpoint
 from sql_agent.tests.conftest import COMMAND, ROOT, TASKS, TRAINING, metrics
 from sql_agent.tests.test_end_to_end import differences, huggingface
 from sql_agent.tests.test_workers import SAME, apart
@@ -125,7 +125,7 @@ def test_both_servers_sample_from_the_policy_and_metrics_are_those_of_one(one, t
 
 def test_a_checkpoint_holds_the_files_of_both_and_is_whole(two):
     checkpoint = two / "checkpoints" / "global_step_2"
-    assert fault_of(checkpoint) is None
+    assert check_checkpoint(checkpoint) is None
     sealed = json.loads((checkpoint / "manifest.json").read_text())["files"]
     expected = {f"actor/{kind}_world_size_2_rank_{rank}.pt" for kind in SHARDS for rank in (0, 1)}
     assert expected <= set(sealed)

@@ -56,7 +56,7 @@ def update(trainer: Any, word: str) -> dict[str, float]:
 
     from sql_agent.source.batch import to_tensors
     from sql_agent.tests.records import make_row
-    from sql_agent.verl_side.tracking import rename
+    from sql_agent.verl_side.tracking import rename_verl_metrics
 
     row = make_row((1, 50, 60), (70, 71, 72), (1, 0, 1), (-6.9, 0.0, -6.9), 2)
     rows = [row if letter == "r" else None for letter in word]
@@ -67,7 +67,7 @@ def update(trainer: Any, word: str) -> dict[str, float]:
     old, _ = RayPPOTrainer._compute_old_log_prob(trainer, batch)
     old.batch.pop("entropys")
     output = RayPPOTrainer._update_actor(trainer, batch.union(old))
-    return rename(reduce_metrics(output.meta_info["metrics"]))
+    return rename_verl_metrics(reduce_metrics(output.meta_info["metrics"]))
 
 
 def state(worker: Any) -> dict[str, Any]:

@@ -17,13 +17,21 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from dbbench_adapter.datatypes import Row, Rows, Score
 from dbbench_adapter.engines import BackendUnavailable, Result, known_places, open_databases
-from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession, said_unreadable
+from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession, format_unreadable
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.text_to_sql.datatypes import Question
-from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
+from sql_agent.text_to_sql.episode import (
+    MAX_ROUNDS,
+    RULES,
+    TOOL_NAMES,
+    TOOLS,
+    TextToSqlEpisode,
+    messages,
+    solution_calls,
+)
 from sql_agent.text_to_sql.judges import (
     EVALUATED_DIALECT,
     EXECUTION_JUDGES,
@@ -38,7 +46,7 @@ from sql_agent.text_to_sql.judges import (
 )
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
-from sql_agent.text_to_sql.schema import Rendered, lengths, render
+from sql_agent.text_to_sql.schema import Rendered, lengths, render_schema
 from sql_agent.text_to_sql.ties import probes, ranked, ranks
 
 # Seconds that a reference or a submitted query may take, longer than other statements; for `bird` both together.
@@ -104,7 +112,7 @@ class TextToSql(Environment):
         return messages(task, schema, self._engine.name, self.instructions)
 
     def _render(self, db_id: str, chars: int | None) -> Rendered:
-        return render(self.databases.schema(db_id), chars)
+        return render_schema(self.databases.schema(db_id), chars)
 
     def shorter(self, task: Question) -> list[Question]:
         return [replace(task, schema_chars=chars) for chars in lengths(self.databases.schema(task.db_id))]
@@ -310,7 +318,7 @@ class TextToSql(Environment):
     def _say_unreadable(self, db_ids: set[str]) -> None:
         for db_id in sorted(db_ids):
             if unreadable := self.databases.unreadable(db_id):
-                print(f"left out of {db_id}: {said_unreadable(unreadable)}", flush=True)
+                print(f"left out of {db_id}: {format_unreadable(unreadable)}", flush=True)
 
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
         kept, unusable, next_line = [], [], time.monotonic() + PROGRESS_S
@@ -363,7 +371,7 @@ class TextToSql(Environment):
         return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
 
     def reference_replies(self, task: Question) -> list[Message]:
-        return [] if task.query is None else solution(task, self._engine)
+        return [] if task.query is None else solution_calls(task, self._engine)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """The question about the only database, or else about the one of the task that was asked last."""

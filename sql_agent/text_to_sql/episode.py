@@ -64,7 +64,7 @@ def messages(question: Question, schema: str, engine: str, instructions: str) ->
     ]
 
 
-def solution(question: Question, engine: Engine) -> list[Message]:
+def solution_calls(question: Question, engine: Engine) -> list[Message]:
     # Of several statements the last one is handed in.
     query = question.query or ""
     *first, last = engine.statements(query) if question.changes else [query]
@@ -106,14 +106,14 @@ class TextToSqlEpisode(CallingEpisode):
         if name == "execute_sql":
             result = self.database.run(sql)
             self._end_if_spent(self.database)
-            return format_result(result)
+            return format_rows(result)
         self.submitted, self.status = sql, "completed"
         if isinstance(self.database, ChangingSession):
             self.database.statement_timeout_s = self._submission_timeout_s
         elif self.question.query is not None or self.question.answer:
             return ""
         self.result = self.database.run(sql)
-        return format_result(self.result)  # of a typed question a person reads the rows
+        return format_rows(self.result)  # of a typed question a person reads the rows
 
     def close(self) -> None:
         self.database.close()
@@ -154,7 +154,7 @@ def _is_statement(before: str) -> bool:
     return _SENTENCE_END.search(before) is None and is_sql(begun["rest"])
 
 
-def format_result(result: Result) -> str:
+def format_rows(result: Result) -> str:
     # Rows that are cut off are counted.
     if result.error is not None:
         text = f"Error: {result.error}"

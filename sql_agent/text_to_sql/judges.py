@@ -41,7 +41,7 @@ def as_run(judge: ExecutionJudge, query: str, engine: Engine = SQLITE) -> str:
     Spider's tokenized references have split operators, such as `! =`, which `strict` joins too, outside of texts.
     """
     if judge == "spider":
-        return spider.as_run(query)
+        return spider.executed_query(query)
     return _joined(query, engine) if judge == "strict" else query
 
 
@@ -85,7 +85,7 @@ def order_counts(judge: ExecutionJudge, reference: str | None, engine: Engine = 
     """Whether the judge compares the order of rows too; for `bird` and without a reference it never does."""
     if judge == "bird" or reference is None:
         return False
-    return spider.order_counts(reference) if judge == "spider" else orders_rows(reference, engine)
+    return spider.has_order_by(reference) if judge == "spider" else orders_rows(reference, engine)
 
 
 def undecodable(rows: Rows) -> bool:

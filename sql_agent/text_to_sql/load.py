@@ -22,8 +22,8 @@ from sqlglot.errors import SqlglotError
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.checks import UsageError
 from agentgrpo.columns import check_unread, columns_flag, known_columns, no_form, parse_columns
-from agentgrpo.nearest import did_you_mean
-from agentgrpo.row_files import RowFileError, read_rows
+from agentgrpo.row_files import RowFileError, iter_rows
+from agentgrpo.spelling import did_you_mean
 from dbbench_adapter.datatypes import Cell, Rows
 from dbbench_adapter.engines.engine import Databases, Engine
 from dbbench_adapter.engines.sqlite import SQLITE
@@ -211,7 +211,7 @@ def parsed(query: str, engine: Engine = SQLITE) -> exp.Expr | None:
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        for row in read_rows(path):
+        for row in iter_rows(path):
             if fault := row.fault():
                 raise UsageError(f"{path}, {fault}")
             yield row.place, row.value

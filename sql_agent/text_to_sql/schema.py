@@ -43,7 +43,7 @@ class Rendered:
         return "\n".join(self.statements) + (f"\n-- left out: {', '.join(said)}" if said else "")
 
 
-def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> Rendered:
+def render_schema(tables: Sequence[TableInfo], max_chars: int | None = None) -> Rendered:
     """The schema as the policy reads it.
 
     A schema that is too long loses, in this order: example values; columns of wide tables; the last tables.
@@ -58,7 +58,7 @@ def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> Rendere
 
 
 def lengths(tables: Sequence[TableInfo]) -> list[int]:
-    """The lengths, in characters, of the shortened schemas that `render` chooses from, longest first."""
+    """The lengths, in characters, of the shortened schemas that `render_schema` chooses from, longest first."""
     return [len(rendered.text) for rendered in _cuts(tables)][1:]
 
 

@@ -31,7 +31,7 @@ _THIS_YEAR = re.compile(r"year\s*\(\s*curdate\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 _MAX_CHARS = 20_000
 
 
-def as_run(query: str) -> str:
+def executed_query(query: str) -> str:
     """What the evaluator runs of a text: its first statement.
 
     Split operators are joined, in texts too; DISTINCT is removed wherever it is a word; the current year is 2020.
@@ -43,9 +43,9 @@ def as_run(query: str) -> str:
     return _THIS_YEAR.sub("2020", "".join(part[0] for part in parts if part[0].lower() != "distinct"))
 
 
-def order_counts(reference: str) -> bool:
+def has_order_by(reference: str) -> bool:
     """Whether the evaluator compares the order of rows: the words may stand in a sub-query, or in a text."""
-    return "order by" in as_run(reference).lower()
+    return "order by" in executed_query(reference).lower()
 
 
 def _end_of_first(query: str) -> int:

@@ -11,7 +11,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from agentgrpo.chat.replies import Encoded, encode_conversation
+from agentgrpo.chat.replies import EncodedReplies, encode_conversation
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend, open_backend
 from dbbench_adapter.protocols.base import format_result
@@ -35,13 +35,13 @@ def oracle_conversation(task: Task, backend: Backend) -> list[Message]:
     return conversation(task, task.gold.sql, format_result(result), answers)
 
 
-def encoded_tasks(tokenizer: PreTrainedTokenizerBase, tasks: Iterable[Task]) -> Iterator[Encoded]:
+def encoded_tasks(tokenizer: PreTrainedTokenizerBase, tasks: Iterable[Task]) -> Iterator[EncodedReplies]:
     with open_backend("sqlite") as backend:
         for task in tasks:
             yield encode_conversation(tokenizer, oracle_conversation(task, backend))
 
 
-def batches(examples: Iterable[Encoded], *, batch_size: int, seed: int) -> Iterator[list[Encoded]]:
+def batches(examples: Iterable[EncodedReplies], *, batch_size: int, seed: int) -> Iterator[list[EncodedReplies]]:
     """Yield batches of examples of similar length, in random order within each pool of `POOL` batches."""
     rng, stream = random.Random(seed), iter(examples)
     while pool := list(islice(stream, POOL * batch_size)):

@@ -40,7 +40,7 @@ BATCH_SIZE = 48
 SEED = 1
 
 
-def report(records: Sequence[RolloutRecord], name: str, seconds: float) -> None:
+def print_measurement(records: Sequence[RolloutRecord], name: str, seconds: float) -> None:
     by_kind: dict[str, list[float]] = defaultdict(list)
     for record in records:
         if record.score.value is not None:
@@ -78,7 +78,7 @@ def main() -> None:
             torch.manual_seed(SEED)
             started = time.perf_counter()
             rollouts = player.play(tasks, [sampling] * len(tasks))
-            report([record for record, _ in rollouts], name, time.perf_counter() - started)
+            print_measurement([record for record, _ in rollouts], name, time.perf_counter() - started)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def boilerplate() -> list[str]:
     rendered = []
     for note, evidence, answers in itertools.product(["", _HOLE.join(("", *NOTE, ""))], ["", _HOLE], range(3)):
         task = Task(id="", question=_HOLE, kind="other", tables=(), gold=Gold(), table_note=note, evidence=evidence)
-        rendered.append(render(conversation(task, _HOLE, _HOLE, [_HOLE] * answers)))
+        rendered.append(render_chat(conversation(task, _HOLE, _HOLE, [_HOLE] * answers)))
     pieces = re.split("|".join(map(re.escape, (_HOLE, START, END, *MARKS))), "".join(rendered))
     return sorted({piece for piece in pieces if len(piece) > 2}, key=lambda piece: (-len(piece), piece))
 
@@ -82,7 +82,7 @@ def conversation(task: Task, query: str, result: str, answers: Sequence[str]) ->
     ]
 
 
-def render(messages: Sequence[Message]) -> str:
+def render_chat(messages: Sequence[Message]) -> str:
     return template.render(CHAT_TEMPLATE, messages)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3ForCausalLM
 
-from agentgrpo.chat.replies import Encoded
+from agentgrpo.chat.replies import EncodedReplies
 
 LEARNING_RATE = 3e-3
 BETAS = (0.9, 0.98)
@@ -27,7 +27,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def warm_start(
-    model: Qwen3ForCausalLM, batches: Iterable[list[Encoded]], *, steps: int, progress: Callable[[str], None]
+    model: Qwen3ForCausalLM, batches: Iterable[list[EncodedReplies]], *, steps: int, progress: Callable[[str], None]
 ) -> None:
     """Raises ValueError: the batches ran out."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
@@ -48,14 +48,14 @@ def warm_start(
     model.eval()
 
 
-def reply_loss(model: Qwen3ForCausalLM, batch: Sequence[Encoded]) -> Tensor:
+def reply_loss(model: Qwen3ForCausalLM, batch: Sequence[EncodedReplies]) -> Tensor:
     """Mean cross-entropy in nats over the tokens of the replies; only these get logits."""
     logits, expected, _ = _replies(model, batch)
     return cross_entropy(logits, expected)
 
 
 @torch.no_grad()
-def exact_match(model: Qwen3ForCausalLM, examples: Sequence[Encoded]) -> float:
+def exact_match(model: Qwen3ForCausalLM, examples: Sequence[EncodedReplies]) -> float:
     """The share of conversations whose replies greedy decoding gives token for token, in [0, 1].
 
     One pass over the conversation tells: if the most likely token is the expected one at every place, then greedy
@@ -72,7 +72,7 @@ def exact_match(model: Qwen3ForCausalLM, examples: Sequence[Encoded]) -> float:
     return matches / len(examples)
 
 
-def _replies(model: Qwen3ForCausalLM, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+def _replies(model: Qwen3ForCausalLM, batch: Sequence[EncodedReplies]) -> tuple[Tensor, Tensor, Tensor]:
     """The logits (N, V) and ids (N,) of the replies' N tokens, and where these stand, (B, T - 1)."""
     length = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)

@@ -117,6 +117,6 @@ def check_keys(keys: Iterable[str], *, packed: bool) -> None:
 
 
 def _nearest(key: str) -> str:
-    # `agentgrpo.nearest` may find none; here one is always named
+    # `agentgrpo.spelling` may find none; here one is always named
     nearest = max(ALLOWED_KEYS, key=lambda known: SequenceMatcher(None, key, known).ratio())
     return f"{nearest}NAME" if nearest.endswith(".") else nearest

@@ -1,7 +1,7 @@
 """Seals the checkpoints of the main job, and chooses the one that a run resumes from.
 
 A checkpoint is valid once its manifest is written, and is loaded only if its files still match the manifest and this
-user wrote them (`agentgrpo.signed`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
+user wrote them (`agentgrpo.signed_checkpoints`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
 `_save_checkpoint`) and then a number into `latest_checkpointed_iteration.txt`; neither shows whether every byte arrived
 or is still there. The manifest, written last, has the size and SHA-256 of every file. Several nodes need a run
 directory that all of them share. Imports nothing heavy.
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from agentgrpo import checkpoints, signed
+from agentgrpo import checkpoints, signed_checkpoints
 from agentgrpo.checkpoints import MANIFEST, CheckpointError, Say, step_of
 from agentgrpo.json_text import parse_json
 from agentgrpo.outputs import sync
@@ -32,7 +32,7 @@ REMEDY = (
 )
 
 
-def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def describe_checkpoint(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a checkpoint that was just written, after flushing its files to the disk.
 
     Args:
@@ -51,7 +51,7 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "train_step": step_of(checkpoint),
         **facts,
         "versions": {name: _version(name) for name in PACKAGES},
-        "files": signed.files_in(checkpoint, MANIFEST),
+        "files": signed_checkpoints.files_in(checkpoint, MANIFEST),
     }
 
 
@@ -64,12 +64,12 @@ def missing_shards(checkpoint: Path) -> list[str]:
     return [name for name in names if not (config.parent / name).is_file()]
 
 
-def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(checkpoint: Path, manifest: dict[str, Any]) -> None:
     # After that the checkpoint is valid.
-    _write(checkpoint / MANIFEST, json.dumps(signed.signed(manifest), indent=1) + "\n")
+    _write(checkpoint / MANIFEST, json.dumps(signed_checkpoints.signed(manifest), indent=1) + "\n")
 
 
-def newest_whole(folder: Path, say: Say) -> Path | None:
+def newest_verl_checkpoint(folder: Path, say: Say) -> Path | None:
     """The newest whole checkpoint of a run; None if the run never finished one.
 
     Args:

@@ -60,7 +60,7 @@ def main() -> None:
         if forks:
             worker_forks.import_all()
 
-    if forks and (work := worker_forks.begin(run_folder(os.environ[RUN_ID]) / "forks")):
+    if forks and (work := worker_forks.start_fork_server(run_folder(os.environ[RUN_ID]) / "forks")):
         work()  # this is a worker now
         return
 
@@ -107,7 +107,7 @@ def main() -> None:
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
     patches.change(node, _change_start)
     patches.change(services, _wait_longer)
-    patches.require("driver")
+    patches.require_patched("driver")
     watch, code = None, 1
     failing = threading.Lock()
 
@@ -141,7 +141,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:  # the outermost code of the process: the command says what verl raised
-        fail((watch.fatal() if watch else None) or last_line(error))
+        fail((watch.fatal() if watch else None) or error_line(error))
         with contextlib.suppress(OSError):  # the error may be that the log's disk is full
             traceback.print_exc()
     if watch:
@@ -204,7 +204,7 @@ class CheckpointKeeper:
             shutil.copyfile(self._trained_on, checkpoint / "actor" / "huggingface" / TRAINED_ON)
             if (groups := self._open_groups()) is not None:
                 (checkpoint / OPEN_GROUPS).write_text(json.dumps(groups))
-            self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
+            self._unsealed = checkpoint, checkpoints.describe_checkpoint(checkpoint, self._facts)
         except CheckpointError:
             raise
         except Exception as error:  # verl writes with torch, safetensors and pickle, each with its own errors
@@ -216,7 +216,7 @@ class CheckpointKeeper:
             return
         (checkpoint, manifest), self._unsealed = self._unsealed, None
         try:
-            checkpoints.seal(checkpoint, manifest)
+            checkpoints.write_manifest(checkpoint, manifest)
         except OSError as error:
             raise self._write_error(checkpoint, error) from error
         prune(checkpoint, self._keep)
@@ -238,7 +238,7 @@ class CheckpointKeeper:
         free = shutil.disk_usage(self._folder).free
         full = "its disk is full" if free < 2**20 else f"its disk has {free / 2**20:,.0f} MiB left"
         return CheckpointError(
-            f"{checkpoint} could not be written, {full} ({last_line(error)}); earlier checkpoints are untouched: make "
+            f"{checkpoint} could not be written, {full} ({error_line(error)}); earlier checkpoints are untouched: make "
             "room and start the same command again"
         )
 
@@ -281,7 +281,7 @@ def start_ray(init: Callable[..., Any], settings: Mapping[Any, Any]) -> None:
         init(**settings)
     except Exception as error:  # Ray raises plain ones
         raise RayStartError(
-            f"Ray did not come up ({last_line(error)}); the machine is too busy, or short of memory: end other work "
+            f"Ray did not come up ({error_line(error)}); the machine is too busy, or short of memory: end other work "
             "there and start the same command again"
         ) from error
 
@@ -303,7 +303,7 @@ def _wait_longer(module: ModuleType) -> None:
     module.get_node = get_node  # type: ignore[attr-defined]
 
 
-def last_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     # Ray's message has the whole remote traceback, which is in the log.
     return str(error).strip().rsplit("\n", 1)[-1] if "ray::" in str(error) else f"{type(error).__name__}: {error}"
 

@@ -24,7 +24,7 @@ class MicroBatches(NamedTuple):
     """Micro-batches that are computed, and all of them."""
 
 
-def write(progress: MicroBatches) -> None:
+def write_progress(progress: MicroBatches) -> None:
     """Write the progress; without a run, or on a disk that fails, nothing is written: training goes on."""
     if (run_id := os.environ.get(RUN_ID)) is None:
         return
@@ -35,7 +35,7 @@ def write(progress: MicroBatches) -> None:
         os.replace(part, file)
 
 
-def read(run_id: str) -> MicroBatches | None:
+def read_progress(run_id: str) -> MicroBatches | None:
     """What a run's worker wrote last; None before its first micro-batch."""
     with suppress(OSError, ValueError):
         forward_only, *numbers = map(int, _file(run_id).read_text().split())

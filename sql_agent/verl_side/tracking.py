@@ -70,7 +70,7 @@ def engine_alarm(metrics: Mapping[str, float], dtype: str) -> dict[str, float]:
     return {"engine/alarm": float(not metrics[name] <= limit)}  # NaN raises the alarm too
 
 
-def rename(metrics: dict[str, Any]) -> dict[str, float]:
+def rename_verl_metrics(metrics: dict[str, Any]) -> dict[str, float]:
     """Scalars only."""
     return {RENAMED.get(k, k): float(v) for k, v in metrics.items() if isinstance(v, int | float) or hasattr(v, "item")}
 
@@ -94,7 +94,7 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
             self._dtype = str(config["actor_rollout_ref"]["rollout"]["dtype"])
 
         def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
-            metrics = rename(data) | context.step_metrics
+            metrics = rename_verl_metrics(data) | context.step_metrics
             context.step_metrics.clear()
             metrics |= alarm.look(step, metrics) | engine_alarm(metrics, self._dtype)
             # JSON has no NaN

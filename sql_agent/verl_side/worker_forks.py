@@ -1,8 +1,8 @@
 """Forks Ray's workers from a process that has imported what they need, instead of starting each with its own imports.
 
-verl's driver imports everything, and `begin` leaves a copy of it behind before it starts Ray or a thread. raylet runs
-`setup_worker`, which sends the copy a worker's arguments, environment, folder and output; the copy forks itself, and
-the fork runs Ray's `default_worker.py`. So imports are made once, and their memory is shared.
+verl's driver imports everything, and `start_fork_server` leaves a copy of it behind before it starts Ray or a thread.
+raylet runs `setup_worker`, which sends the copy a worker's arguments, environment, folder and output; the copy forks
+itself, and the fork runs Ray's `default_worker.py`. So imports are made once, and their memory is shared.
 
 The copy is killed with the driver, and the workers with the copy. Only a run on a CPU has one: CUDA survives no fork.
 """
@@ -47,7 +47,7 @@ _FIRST_JOB = "01000000"
 
 
 @dataclass(frozen=True)
-class Worker:
+class RayWorkerFork:
     pid: int
     end: int
     """Its pidfd, which becomes readable when it has ended."""
@@ -83,7 +83,7 @@ def import_all() -> None:
         importlib.import_module(name)
 
 
-def begin(address: Path) -> Callable[[], object] | None:
+def start_fork_server(address: Path) -> Callable[[], object] | None:
     """Leave a copy of this process behind that forks workers.
 
     Args:
@@ -110,7 +110,7 @@ def begin(address: Path) -> Callable[[], object] | None:
 
 
 def _serve(listener: socket.socket) -> Callable[[], object]:
-    workers: list[Worker] = []
+    workers: list[RayWorkerFork] = []
     while True:
         ends = [worker.end for worker in workers]
         ready, _, _ = select.select([listener, *ends, *(worker.asker for worker in workers)], [], [])
@@ -136,7 +136,7 @@ def _serve(listener: socket.socket) -> Callable[[], object]:
             if pid is None:
                 asker.close()
             else:
-                workers.append(Worker(pid, os.pidfd_open(pid), asker))
+                workers.append(RayWorkerFork(pid, os.pidfd_open(pid), asker))
                 with contextlib.suppress(OSError):
                     asker.sendall(b"+")
             for file in files:
@@ -149,7 +149,7 @@ def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
         return json.loads(stream.read(int.from_bytes(head, "big"))), files
 
 
-def _tell_end(worker: Worker) -> None:
+def _tell_end(worker: RayWorkerFork) -> None:
     _, status = os.waitpid(worker.pid, 0)
     os.close(worker.end)
     with contextlib.suppress(OSError), worker.asker as asker:

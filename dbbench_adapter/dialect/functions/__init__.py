@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from dbbench_adapter.clock import Refused, check, count_made, kept
 from dbbench_adapter.dialect.functions import dates, numeric, patterns, storing, text
 from dbbench_adapter.dialect.functions.aggregates import AGGREGATES
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function
+from dbbench_adapter.statement_clock import Refused, check_deadline, count_made, kept
 
 __all__ = ["AGGREGATES", "FUNCTIONS", "MAX_VALUE_BYTES"]
 
@@ -29,7 +29,7 @@ def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any
 
     @wraps(function)
     def limited(*values: Any) -> Any:
-        check()
+        check_deadline()
         if sum([len(value) for value in values if isinstance(value, _TEXTS)]) > MAX_VALUE_BYTES:
             raise ValueError("the arguments are too long")
         if strict and None in values:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dbbench_adapter.clock import Refused, check, kept
-from dbbench_adapter.dialect.functions.values import fold, sort_key, text_of
+from dbbench_adapter.dialect.functions.values import fold, sort_key, to_text
+from dbbench_adapter.statement_clock import Refused, check_deadline, kept
 
 # MySQL's default, in bytes.
 GROUP_CONCAT_MAX_LEN = 1024
@@ -21,11 +21,11 @@ class _GroupConcat:
         self.distinct, self.separator, self.directions, self.chars = 0, ",", "", 0
 
     def step(self, distinct: int, separator: str, directions: str, value: Any, *keys: Any) -> None:
-        check()
+        check_deadline()
         self.distinct, self.separator, self.directions = distinct, separator, directions
         if value is None or (not distinct and not keys and self.chars > GROUP_CONCAT_MAX_LEN):
             return
-        self.items.append((text_of(value), keys))
+        self.items.append((to_text(value), keys))
         self.chars += 100 + len(self.items[-1][0]) + sum(len(key) if isinstance(key, str) else 10 for key in keys)
         if self.chars > _MAX_KEPT_CHARS:
             raise MemoryError("GROUP_CONCAT over too many values")
@@ -37,7 +37,7 @@ class _GroupConcat:
             list({fold(item[0]): item for item in reversed(self.items)}.values())[::-1] if self.distinct else self.items
         )
         for place, direction in reversed(list(enumerate(self.directions))):
-            check()
+            check_deadline()
             items.sort(key=lambda item: _sort_key(item[1][place]), reverse=direction == "-")
         joined = self.separator.join(text for text, _ in items)
         return joined.encode()[:GROUP_CONCAT_MAX_LEN].decode("utf-8", "ignore")
@@ -62,7 +62,7 @@ class _OnlyRow:
 def _sort_key(value: Any) -> tuple[int, Any]:
     if value is None:
         return (0, 0)
-    return (1, value) if isinstance(value, int | float) else (2, sort_key(text_of(value)))
+    return (1, value) if isinstance(value, int | float) else (2, sort_key(to_text(value)))
 
 
 AGGREGATES: dict[str, tuple[int, type]] = {

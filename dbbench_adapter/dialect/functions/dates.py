@@ -11,9 +11,9 @@ from typing import Any
 
 from dateutil.relativedelta import relativedelta
 
-from dbbench_adapter.clock import Refused, left_out
 from dbbench_adapter.dialect.functions.numeric import half_up
-from dbbench_adapter.dialect.functions.values import Function, number, text_of, whole
+from dbbench_adapter.dialect.functions.values import Function, to_number, to_text, whole
+from dbbench_adapter.statement_clock import Refused, left_out
 
 # A longer format of a date is refused.
 MAX_FORMAT_CHARS = 255
@@ -43,7 +43,7 @@ def moment(value: Any) -> datetime.datetime | None:
     Raises:
         Refused: MySQL reads a part of the text, or has a date that Python has not, such as 2020-00-00.
     """
-    text = text_of(value).strip()
+    text = to_text(value).strip()
     if match := _matched(_DATE, text):
         found = match.group(*_PART_NAMES)
     elif match := _matched(_COMPACT, text):
@@ -63,7 +63,7 @@ def moment(value: Any) -> datetime.datetime | None:
 
 def _date_alone(value: Any) -> str | None:
     """Raises Refused: a text with a time, to which MariaDB adds six digits."""
-    if len(text_of(value).strip()) > _DATE_CHARS and moment(value) is not None:
+    if len(to_text(value).strip()) > _DATE_CHARS and moment(value) is not None:
         raise Refused(left_out("DATE_ADD of a text with a time"))
     return value
 
@@ -77,17 +77,17 @@ def _required(value: Any) -> datetime.datetime:
 
 def _temporal_number(value: Any) -> int | None:
     # A date as MySQL counts with it: 20210301 or 20210301100509.
-    return int(re.sub(r"\D", "", text_of(value)))
+    return int(re.sub(r"\D", "", to_text(value)))
 
 
 def _matched(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
-    text = text_of(value)
+    text = to_text(value)
     return pattern.fullmatch(text) if len(text) <= MAX_DATE_CHARS else None
 
 
 def _format_of(form: Any) -> str:
     """Raises Refused: the format is too long, or has a specifier that is not known."""
-    text = text_of(form)
+    text = to_text(form)
     if len(text) > MAX_FORMAT_CHARS or set(re.findall(r"%(.)", text)) - set(_DIRECTIVES):
         raise Refused(left_out("this format of a date"))
     return text
@@ -95,11 +95,11 @@ def _format_of(form: Any) -> str:
 
 def _clock_part(place: int) -> Callable[[Any], int | None]:
     def part(value: Any) -> int | None:
-        match = _matched(_TIME, text_of(value).strip())
+        match = _matched(_TIME, to_text(value).strip())
         if match:
             return int(match[place + 1] or 0)
         found = moment(value)
-        if found is not None and len(text_of(value).strip()) <= _DATE_CHARS:
+        if found is not None and len(to_text(value).strip()) <= _DATE_CHARS:
             raise Refused(left_out("the hour of a date"))
         return None if found is None else (found.hour, found.minute, found.second)[place]
 
@@ -144,7 +144,7 @@ _PARTS: dict[str, Callable[[datetime.datetime], Any]] = {
 
 def _date_part(part: Any, value: Any) -> Any:
     """Raises Refused: the part is one of several words, or microseconds."""
-    name = text_of(part).lower()
+    name = to_text(part).lower()
     if name in _CLOCK_PARTS:
         return STRICT[name][1](value)
     if name not in _PARTS:
@@ -174,7 +174,7 @@ def _str_to_date(text: Any, form: Any) -> str | None:
     Raises:
         Refused: a part of the text fits, or the text has blanks or zeros of its own.
     """
-    form, text = _format_of(form), text_of(text)[:MAX_DATE_CHARS]
+    form, text = _format_of(form), to_text(text)[:MAX_DATE_CHARS]
     specifiers = set(re.findall(r"%(.)", form))
     try:
         found = datetime.datetime.strptime(text, re.sub(r"%(.)", lambda m: _DIRECTIVES[m[1]], form))
@@ -201,8 +201,8 @@ def _date_shift(value: Any, sign: Any, count: Any, unit: Any) -> str | None:
         sign: '+' for DATE_ADD, '-' for DATE_SUB.
         unit: one of `_UNITS`.
     """
-    name, amount = text_of(unit).lower(), half_up(number(count)) * (-1 if sign == "-" else 1)
-    if _matched(_TIME, text_of(value).strip()):
+    name, amount = to_text(unit).lower(), half_up(to_number(count)) * (-1 if sign == "-" else 1)
+    if _matched(_TIME, to_text(value).strip()):
         raise Refused(left_out("DATE_ADD of a time"))
     found = moment(value)
     if found is None:
@@ -211,7 +211,7 @@ def _date_shift(value: Any, sign: Any, count: Any, unit: Any) -> str | None:
         shifted = found + _UNITS[name] * amount
     except (OverflowError, ValueError):
         return None
-    dated = len(text_of(value).strip()) <= _DATE_CHARS and name not in _CLOCK_PARTS
+    dated = len(to_text(value).strip()) <= _DATE_CHARS and name not in _CLOCK_PARTS
     return shifted.date().isoformat() if dated else shifted.isoformat(sep=" ")
 
 
@@ -220,7 +220,7 @@ def _last_day(day: datetime.datetime) -> str:
 
 
 def _timestamp_diff(unit: Any, start: Any, end: Any) -> int | None:
-    first, second, unit = moment(start), moment(end), text_of(unit).lower()
+    first, second, unit = moment(start), moment(end), to_text(unit).lower()
     if first is None or second is None:
         return None
     seconds = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}

@@ -10,9 +10,9 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import partial
 from typing import Any
 
-from dbbench_adapter.clock import Refused, kept, left_out
-from dbbench_adapter.dialect.functions.values import Function, number, sort_key, text_of, whole
-from dbbench_adapter.dialect.kinds import as_written, digits_of
+from dbbench_adapter.dialect.functions.values import Function, sort_key, to_number, to_text, whole
+from dbbench_adapter.dialect.sql_types import as_written, digits_of
+from dbbench_adapter.statement_clock import Refused, kept, left_out
 
 # The most digits after the point, in MySQL's decimals and in FORMAT.
 MAX_DIGITS = 30
@@ -45,7 +45,7 @@ def _format(value: Any, digits: Any) -> str:
 def _integer(value: Any) -> int:
     if isinstance(value, int | float):
         return half_up(value) if isinstance(value, float) else value
-    match = _INTEGER.match(text_of(value))
+    match = _INTEGER.match(to_text(value))
     return int(match[1]) if match else 0
 
 
@@ -84,7 +84,7 @@ def _int_div(left: Any, right: Any) -> int | None:
 
 def _exact(value: Any) -> Decimal:
     """A number, or the one that a text begins with, in all its digits."""
-    match = None if isinstance(value, int | float) else _DECIMAL.match(text_of(value))
+    match = None if isinstance(value, int | float) else _DECIMAL.match(to_text(value))
     found = as_written(value if isinstance(value, int | float) else match[1] if match else "0")
     if found is None:
         raise Refused(_DOUBLE)
@@ -92,7 +92,7 @@ def _exact(value: Any) -> Decimal:
 
 
 def _truncate(value: Any, digits: Any) -> float:
-    found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    found, places = to_number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     if isinstance(found, int):
         size = abs(found) // 10 ** max(-places, 0) * 10 ** max(-places, 0)
         return size if found >= 0 else -size
@@ -104,7 +104,7 @@ def _round(value: Any, digits: Any = 0) -> int | float:
     # Round halves exactly in the written decimal, as MySQL rounds its decimals.
     if isinstance(value, str):
         return _round_double(value, digits)
-    found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    found, places = to_number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     if not math.isfinite(found):
         return found
     rounded = Decimal(repr(found)).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP, _DECIMALS)
@@ -113,7 +113,7 @@ def _round(value: Any, digits: Any = 0) -> int | float:
 
 def _round_double(value: Any, digits: Any = 0) -> float:
     """Round a double or a text, as C does: halves to the even neighbour."""
-    found, factor = float(number(value)), 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    found, factor = float(to_number(value)), 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     scaled = found * factor
     return round(scaled) / factor if math.isfinite(scaled) else found
 
@@ -121,7 +121,7 @@ def _round_double(value: Any, digits: Any = 0) -> float:
 def _as_text(value: Any, digits: Any = None) -> str:
     """The text of a number: a decimal with `digits` after the point, a double or an integer with its own."""
     if digits is None or not isinstance(value, int | float) or not math.isfinite(value):
-        return text_of(value)
+        return to_text(value)
     digits_of(value, digits)
     exact = _DOUBLE_DIGITS.create_decimal(repr(value)) if isinstance(value, float) else Decimal(value)
     return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS):f}"
@@ -130,7 +130,7 @@ def _as_text(value: Any, digits: Any = None) -> str:
 def _decimal_text(value: Any) -> str:
     # The text of a decimal with all the digits that SQLite knows of it.
     if not isinstance(value, float) or not math.isfinite(value):
-        return text_of(value)
+        return to_text(value)
     return f"{_DOUBLE_DIGITS.create_decimal(repr(value)):f}"
 
 
@@ -156,11 +156,11 @@ def _in_double(value: Any) -> Any:
 def _extreme(wanted: int, *values: Any) -> Any:
     """GREATEST (1) or LEAST (-1) of texts alone or numbers alone."""
     extreme = max if wanted > 0 else min
-    return extreme(values, key=sort_key if isinstance(values[0], str) else number)
+    return extreme(values, key=sort_key if isinstance(values[0], str) else to_number)
 
 
 def _mod(left: Any, right: Any) -> int | float | None:
-    first, second = number(left), number(right)
+    first, second = to_number(left), to_number(right)
     if not second:
         return None
     both = isinstance(first, int) and isinstance(second, int)
@@ -174,7 +174,7 @@ def _rand() -> float:
 def _math(function: Callable[..., float]) -> Callable[..., float | None]:
     def guarded(*values: Any) -> float | None:
         try:
-            found = function(*(number(value) for value in values))
+            found = function(*(to_number(value) for value in values))
         except (OverflowError, ZeroDivisionError):
             raise Refused(_DOUBLE) from None
         except Refused:
@@ -190,7 +190,7 @@ def _to_whole(rounding: Callable[[float], int]) -> Callable[[Any], Any]:
     """CEIL or FLOOR, which leave a whole number as it is and turn a double into one."""
 
     def rounded(value: Any) -> Any:
-        found = number(value)
+        found = to_number(value)
         return found if isinstance(found, int) else _in_double(rounding(found))
 
     return rounded
@@ -225,7 +225,7 @@ STRICT: dict[str, Function] = {
     "ceil": (1, _to_whole(math.ceil)),
     "ceiling": (1, _to_whole(math.ceil)),
     "floor": (1, _to_whole(math.floor)),
-    "sign": (1, lambda value: (number(value) > 0) - (number(value) < 0)),
+    "sign": (1, lambda value: (to_number(value) > 0) - (to_number(value) < 0)),
     "sqrt": (1, _math(math.sqrt)),
     "pow": (2, _math(_power)),
     "power": (2, _math(_power)),

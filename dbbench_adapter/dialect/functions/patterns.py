@@ -15,8 +15,8 @@ from typing import Any
 
 import regex
 
-from dbbench_adapter.clock import Refused, StatementTimeout, check, left_out, remaining_s
-from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function, fold, text_of
+from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function, fold, to_text
+from dbbench_adapter.statement_clock import Refused, StatementTimeout, check_deadline, left_out, remaining_s
 
 MAX_PATTERN_CHARS = 1_000
 # The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2.
@@ -42,13 +42,13 @@ _Piece = str | tuple[str | None, ...]
 
 def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
     # SQLite calls like(pattern, text) for `text LIKE pattern`.
-    pattern, text = text_of(pattern), text_of(text)
+    pattern, text = to_text(pattern), to_text(text)
     folded, searched = fold(pattern), fold(text)
     if "_" in pattern and (len(folded) != len(pattern) or len(searched) != len(text)):
         raise Refused(left_out("LIKE with _ over letters like ß"))
     if len(folded) > MAX_VALUE_BYTES:  # one character may become eighteen
         raise ValueError("the pattern is too long")
-    return like_exactly(folded, searched, text_of(escape))
+    return like_exactly(folded, searched, to_text(escape))
 
 
 def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
@@ -63,7 +63,7 @@ def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
         return 0
     place = len(first)
     for piece in rest:
-        check()
+        check_deadline()
         place = _find(piece, text, place, end)
         if place < 0:
             return 0
@@ -76,7 +76,7 @@ def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
     chars = iter(pattern)
     for count, char in enumerate(chars):
         if count % 1_000 == 0:
-            check()
+            check_deadline()
         if char == escape:
             pieces[-1].append(next(chars, char))
         elif char == "%":
@@ -99,7 +99,7 @@ def _find(piece: _Piece, text: str, start: int, end: int) -> int:
     if isinstance(piece, str):
         return text.find(piece, start, end)
     for place in range(start, end - len(piece) + 1):
-        check()
+        check_deadline()
         if _fits(piece, text, place):
             return place
     return -1
@@ -127,13 +127,13 @@ def _matches(pattern: Any, text: Any) -> Any:
         ValueError: the pattern or the text is too large, or the pattern is no regular expression.
         StatementTimeout: a match takes longer than `MAX_REGEX_S` or than the statement has left.
     """
-    text = text_of(text)
+    text = to_text(text)
     if len(text) > MAX_SUBJECT_CHARS:
         raise ValueError("the text is too long for a regular expression")
     limit_s = timeout_s = remaining_s(MAX_REGEX_S)
     found = 0
     try:
-        compiled = _compiled(text_of(pattern))
+        compiled = _compiled(to_text(pattern))
         while True:
             began = time.thread_time()
             try:

@@ -13,19 +13,19 @@ from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from functools import lru_cache
 from typing import Any
 
-from dbbench_adapter.clock import Refused, left_out
 from dbbench_adapter.dialect.functions.dates import moment
-from dbbench_adapter.dialect.functions.values import Function, text_of
-from dbbench_adapter.dialect.kinds import (
+from dbbench_adapter.dialect.functions.values import Function, to_text
+from dbbench_adapter.dialect.sql_types import (
     DATE,
     DOUBLE,
     SIZED_TEXTS,
     TEXT_BYTES,
-    Kind,
+    SqlType,
     column_type,
-    declared_kind,
+    declared_type,
     integer_range,
 )
+from dbbench_adapter.statement_clock import Refused, left_out
 
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)\s*")
 _FRACTION = re.compile(r":\d{1,2}\.0*[1-9]")
@@ -45,12 +45,12 @@ def stored_as(declared: str, column: str, value: Any) -> Any:
     Raises:
         Refused: MySQL's error for a value that the type does not take, or 1235 if SQLite cannot hold it as MySQL does.
     """
-    kind = declared_kind(declared)
+    kind = declared_type(declared)
     if kind is not None and kind.is_number:
         return _number(declared, kind, column, value)
     if kind is not None and kind.is_temporal:
-        return _moment(kind, column, text_of(value))
-    return _text(declared, column, text_of(value))
+        return _moment(kind, column, to_text(value))
+    return _text(declared, column, to_text(value))
 
 
 @lru_cache(maxsize=1024)
@@ -69,7 +69,7 @@ def surely_holds(declared: str) -> Callable[[Any], bool]:
     return lambda value: False
 
 
-def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
+def _number(declared: str, kind: SqlType, column: str, value: Any) -> int | float:
     written, limits = _written(kind, column, value), integer_range(declared)
     if limits is not None:
         if written.adjusted() >= _MAX_INTEGER_DIGITS and written:
@@ -92,10 +92,10 @@ def _number(declared: str, kind: Kind, column: str, value: Any) -> int | float:
     return float(rounded)
 
 
-def _written(kind: Kind, column: str, value: Any) -> Decimal:
+def _written(kind: SqlType, column: str, value: Any) -> Decimal:
     if isinstance(value, int | float):
         return Decimal(repr(value)) if math.isfinite(value) else Decimal(_out_of_range(column))
-    text = text_of(value)
+    text = to_text(value)
     match = _NUMBER.match(text)
     if match and match.end() == len(text):
         return Decimal(match[1])
@@ -109,7 +109,7 @@ def _out_of_range(column: str) -> int:
     raise Refused(f"1264 (22003): Out of range value for column '{column}' at row 1")
 
 
-def _moment(kind: Kind, column: str, text: str) -> str:
+def _moment(kind: SqlType, column: str, text: str) -> str:
     if _FRACTION.search(text):
         raise Refused(left_out("fractions of a second in a column"))
     if (found := moment(text)) is not None:

@@ -7,26 +7,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dbbench_adapter.clock import Refused, check, left_out
 from dbbench_adapter.dialect.functions.values import (
     MAX_VALUE_BYTES,
     Function,
-    compare,
+    compare_texts,
     fold,
-    number,
-    text_of,
+    to_number,
+    to_text,
     whole,
 )
+from dbbench_adapter.statement_clock import Refused, check_deadline, left_out
 
 
 def _concat_ws(separator: Any, *values: Any) -> str | None:
     if separator is None:
         return None
-    return text_of(separator).join(text_of(value) for value in values if value is not None)
+    return to_text(separator).join(to_text(value) for value in values if value is not None)
 
 
 def _substring_index(text: Any, delimiter: Any, count: Any) -> str:
-    text, delimiter, count = text_of(text), text_of(delimiter), whole(count)
+    text, delimiter, count = to_text(text), to_text(delimiter), whole(count)
     if not delimiter or not count:
         return ""
     parts = text.split(delimiter)
@@ -34,7 +34,7 @@ def _substring_index(text: Any, delimiter: Any, count: Any) -> str:
 
 
 def _pad(text: Any, length: Any, filler: Any, *, left: bool) -> str | None:
-    text, length, filler = text_of(text), whole(length), text_of(filler)
+    text, length, filler = to_text(text), whole(length), to_text(filler)
     if length < 0 or length > MAX_VALUE_BYTES:
         return None
     missing = length - len(text)
@@ -48,19 +48,19 @@ def _pad(text: Any, length: Any, filler: Any, *, left: bool) -> str | None:
 
 def _locate(needle: Any, text: Any, start: Any = 1) -> int:
     begin = whole(start)
-    text, folded = text_of(text), fold(text_of(text))
+    text, folded = to_text(text), fold(to_text(text))
     if len(folded) != len(text):
         raise Refused(left_out("the place in a text with letters like ß"))
-    return folded.find(fold(text_of(needle)), begin - 1) + 1 if begin >= 1 else 0
+    return folded.find(fold(to_text(needle)), begin - 1) + 1 if begin >= 1 else 0
 
 
 def _repeat(text: Any, count: Any) -> str | None:
-    text, count = text_of(text), max(whole(count), 0)
+    text, count = to_text(text), max(whole(count), 0)
     return text * count if len(text) * count <= MAX_VALUE_BYTES else None
 
 
 def _replace(text: Any, old: Any, new: Any) -> str | None:
-    text, old, new = text_of(text), text_of(old), text_of(new)
+    text, old, new = to_text(text), to_text(old), to_text(new)
     if not old:
         return text
     grown = len(text) + text.count(old) * (len(new) - len(old))
@@ -68,26 +68,26 @@ def _replace(text: Any, old: Any, new: Any) -> str | None:
 
 
 def _insert(text: Any, start: Any, length: Any, new: Any) -> str:
-    text, begin, count = text_of(text), whole(start), whole(length)
+    text, begin, count = to_text(text), whole(start), whole(length)
     if not 1 <= begin <= len(text):
         return text
     end = begin - 1 + count if count >= 0 else len(text)
-    return text[: begin - 1] + text_of(new) + text[end:]
+    return text[: begin - 1] + to_text(new) + text[end:]
 
 
 def _hex(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{round(value) & 0xFFFFFFFFFFFFFFFF:X}"
-    return (value if isinstance(value, bytes) else text_of(value).encode()).hex().upper()
+    return (value if isinstance(value, bytes) else to_text(value).encode()).hex().upper()
 
 
 def _quote(value: Any) -> str:
     escapes = {"\\": "\\\\", "'": "\\'", "\0": "\\0", "\x1a": "\\Z"}
-    return "NULL" if value is None else "'" + "".join(escapes.get(char, char) for char in text_of(value)) + "'"
+    return "NULL" if value is None else "'" + "".join(escapes.get(char, char) for char in to_text(value)) + "'"
 
 
 def _substring(text: Any, start: Any, length: Any = None) -> str:
-    text, begin = text_of(text), whole(start)
+    text, begin = to_text(text), whole(start)
     begin = begin - 1 if begin > 0 else len(text) + begin
     if begin < 0 or whole(start) == 0:
         return ""
@@ -98,7 +98,7 @@ def _field(value: Any, *items: Any) -> int:
     wanted = fold(value) if isinstance(value, str) else None
     for index, item in enumerate(items, 1):
         both_texts = wanted is not None and isinstance(item, str)
-        if None not in (value, item) and (fold(item) == wanted if both_texts else number(item) == number(value)):
+        if None not in (value, item) and (fold(item) == wanted if both_texts else to_number(item) == to_number(value)):
             return index
     return 0
 
@@ -109,9 +109,9 @@ def _elt(index: Any, *items: Any) -> Any:
 
 
 def _find_in_set(needle: Any, items: Any) -> int:
-    wanted = fold(text_of(needle))
-    for index, item in enumerate(text_of(items).split(","), 1):
-        check()
+    wanted = fold(to_text(needle))
+    for index, item in enumerate(to_text(items).split(","), 1):
+        check_deadline()
         if fold(item) == wanted:
             return index
     return 0
@@ -119,33 +119,33 @@ def _find_in_set(needle: Any, items: Any) -> int:
 
 def _trim(text: Any, piece: Any, *, ends: str) -> str:
     # SQLite's TRIM reads a piece as a set of characters.
-    text, piece = text_of(text), text_of(piece)
+    text, piece = to_text(text), to_text(piece)
     begin, end = 0, len(text)
     while piece and "l" in ends and text.startswith(piece, begin, end):
-        check()
+        check_deadline()
         begin += len(piece)
     while piece and "r" in ends and text.endswith(piece, begin, end):
-        check()
+        check_deadline()
         end -= len(piece)
     return text[begin:end]
 
 
 def _right(text: Any, length: Any) -> str:
     count = max(whole(length), 0)
-    return text_of(text)[-count:] if count else ""
+    return to_text(text)[-count:] if count else ""
 
 
 def _distinct_key(*values: Any) -> str | None:
-    return None if None in values else "\x1f".join(fold(text_of(value)) for value in values)
+    return None if None in values else "\x1f".join(fold(to_text(value)) for value in values)
 
 
 def _digest(name: str, value: Any) -> str:
-    return hashlib.new(name, text_of(value).encode(), usedforsecurity=False).hexdigest()
+    return hashlib.new(name, to_text(value).encode(), usedforsecurity=False).hexdigest()
 
 
 def _cased(of_text: Callable[[str], str]) -> Callable[[Any], str]:
     def cased(value: Any) -> str:
-        text = text_of(value)
+        text = to_text(value)
         made = of_text(text)
         if len(made) != len(text):  # ß has no capital for MySQL
             raise Refused(left_out("UPPER and LOWER of letters that become several"))
@@ -165,9 +165,9 @@ NULLS_MATTER: dict[str, Function] = {
 }
 
 STRICT: dict[str, Function] = {
-    "concat": (-1, lambda *values: "".join(text_of(value) for value in values)),
+    "concat": (-1, lambda *values: "".join(to_text(value) for value in values)),
     "substring_index": (3, _substring_index),
-    "left_of": (2, lambda text, length: text_of(text)[: max(whole(length), 0)]),
+    "left_of": (2, lambda text, length: to_text(text)[: max(whole(length), 0)]),
     "right_of": (2, _right),
     "lpad": (3, partial(_pad, left=True)),
     "rpad": (3, partial(_pad, left=False)),
@@ -182,13 +182,13 @@ STRICT: dict[str, Function] = {
     "trim_piece": (2, partial(_trim, ends="lr")),
     "ltrim_piece": (2, partial(_trim, ends="l")),
     "rtrim_piece": (2, partial(_trim, ends="r")),
-    "reverse": (1, lambda text: text_of(text)[::-1]),
+    "reverse": (1, lambda text: to_text(text)[::-1]),
     **dict.fromkeys(("upper", "ucase"), (1, _cased(str.upper))),
     **dict.fromkeys(("lower", "lcase"), (1, _cased(str.lower))),
-    **dict.fromkeys(("length", "octet_length"), (1, lambda text: len(text_of(text).encode()))),
-    **dict.fromkeys(("char_length", "character_length"), (1, lambda text: len(text_of(text)))),
-    "ascii": (1, lambda text: (text_of(text).encode() or b"\0")[0]),
-    "strcmp": (2, lambda left, right: compare(text_of(left), text_of(right))),
+    **dict.fromkeys(("length", "octet_length"), (1, lambda text: len(to_text(text).encode()))),
+    **dict.fromkeys(("char_length", "character_length"), (1, lambda text: len(to_text(text)))),
+    "ascii": (1, lambda text: (to_text(text).encode() or b"\0")[0]),
+    "strcmp": (2, lambda left, right: compare_texts(to_text(left), to_text(right))),
     "find_in_set": (2, _find_in_set),
     "md5": (1, partial(_digest, "md5")),
     **dict.fromkeys(("sha", "sha1"), (1, partial(_digest, "sha1"))),

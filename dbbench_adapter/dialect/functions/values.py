@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from dbbench_adapter.clock import StatementTimeout, check, expired
+from dbbench_adapter.statement_clock import StatementTimeout, check_deadline, expired
 
 # The largest value; MySQL's TEXT holds 65,535 bytes.
 MAX_VALUE_BYTES = 262_144
@@ -42,7 +42,7 @@ class _CharTable(dict[int, str]):
             return text.translate(self)
         pieces = []
         for start in range(0, len(text), _CHUNK_CHARS):
-            check()
+            check_deadline()
             pieces.append(text[start : start + _CHUNK_CHARS].translate(self))
         return "".join(pieces)
 
@@ -90,7 +90,7 @@ def sort_key(text: str) -> str:
 _sort_key_often = lru_cache(maxsize=4096)(_WEIGHTS.applied)
 
 
-def compare(left: str, right: str) -> int:
+def compare_texts(left: str, right: str) -> int:
     """Compare two texts by the collation; the result is negative, 0 or positive."""
     if left == right:
         return 0
@@ -105,25 +105,25 @@ def collate(left: str, right: str) -> int:
     sort key.
     """
     try:
-        return -1 if expired() else compare(left, right)
+        return -1 if expired() else compare_texts(left, right)
     except StatementTimeout:
         return -1
 
 
-def number(value: Any) -> float:
+def to_number(value: Any) -> float:
     """A value in a numeric context: text counts as the number it begins with, else 0."""
     if isinstance(value, int | float):
         return value
-    match = _NUMBER.match(text_of(value))
+    match = _NUMBER.match(to_text(value))
     return float(match.group(1)) if match else 0.0
 
 
 def whole(value: Any) -> int:
-    found = number(value)
+    found = to_number(value)
     return round(max(min(found, 2**63 - 1), -(2**63))) if found == found else 0
 
 
-def text_of(value: Any) -> str:
+def to_text(value: Any) -> str:
     """A value in a text context; doubles are written as by MySQL."""
     if isinstance(value, float):
         return _double_text(value)

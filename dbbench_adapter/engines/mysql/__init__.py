@@ -70,7 +70,7 @@ class Mysql(Engine):
     backends = (PRIVATE, FORM)
     average_decimals = 4
 
-    def tokens(self, sql: str) -> Iterator[lexer.Token]:
+    def tokens(self, sql: str) -> Iterator[lexer.MySqlToken]:
         return lexer.tokens(sql)
 
     def open_databases(self, place: Path | str) -> Databases:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
-from dbbench_adapter.dialect.lexer import Token, leading_words, tokens
+from dbbench_adapter.dialect.lexer import MySqlToken, leading_words, tokens
 
 
 def _names(listed: str) -> frozenset[str]:
@@ -145,7 +145,7 @@ def _refuse_calls(sql: str) -> str | None:
     return f"1105 (HY000): the statement calls {calls} functions; at most {_MAX_CALLS} are allowed"
 
 
-def _parts(sql: str) -> list[Token]:
+def _parts(sql: str) -> list[MySqlToken]:
     # Values and the commas between them are left out; they are most of a long statement.
     code = tokens(sql, blanks=False)
     parts = list(islice(code, _LEADING))
@@ -163,7 +163,7 @@ def may_write(sql: str) -> bool:
     return first not in _LOOKS
 
 
-def _refuse_kind(sql: str, parts: Sequence[Token]) -> str | None:
+def _refuse_kind(sql: str, parts: Sequence[MySqlToken]) -> str | None:
     first, *rest = _words(parts)
     if rest and rest[0] == ":":  # a label begins a compound statement
         return _syntax_error(sql, parts[1].start)
@@ -203,7 +203,7 @@ def _refuse_show(what: Sequence[str]) -> str | None:
     return None
 
 
-def _refuse_set(parts: Sequence[Token]) -> str | None:
+def _refuse_set(parts: Sequence[MySqlToken]) -> str | None:
     for target, value in _assignments(parts):
         if target[:1] == ["@"] and target[1:2] != ["@"]:
             continue
@@ -222,7 +222,7 @@ def _refuse_set(parts: Sequence[Token]) -> str | None:
     return None
 
 
-def _assignments(parts: Sequence[Token]) -> Iterator[tuple[list[str], list[Token]]]:
+def _assignments(parts: Sequence[MySqlToken]) -> Iterator[tuple[list[str], list[MySqlToken]]]:
     """The words of the target (all words without a `=`), and the value's tokens, for each assignment of a SET."""
     depth, target, value, in_value = 0, [], [], False
     for token in parts:
@@ -243,7 +243,7 @@ def _modes(literal: str) -> set[str]:
     return set(literal[1:-1].upper().split(","))
 
 
-def _refuse_parts(parts: Sequence[Token]) -> str | None:
+def _refuse_parts(parts: Sequence[MySqlToken]) -> str | None:
     words = _words(parts)
     for pair in pairwise(words):
         if pair in _PAIRS and (pair[0] in ("procedure", "discard", "import") or words[0] in ("create", "alter")):
@@ -270,7 +270,7 @@ def _is_partitioned(words: Sequence[str]) -> bool:
     return False
 
 
-def _readable(parts: Sequence[Token]) -> bool:
+def _readable(parts: Sequence[MySqlToken]) -> bool:
     names: list[str | None] = []
     for name, dot in zip(parts[::2], [*parts[1::2], None], strict=False):
         names.append(name.identifier)
@@ -281,7 +281,7 @@ def _readable(parts: Sequence[Token]) -> bool:
     return len(names) == 1 and names[0] in _READABLE
 
 
-def _words(parts: Sequence[Token]) -> list[str]:
+def _words(parts: Sequence[MySqlToken]) -> list[str]:
     # Quoted tokens keep their quotes, so they are no keywords.
     return [token.text.lower() for token in parts]
 

@@ -23,12 +23,11 @@ from typing import Any
 import pymysql
 from pymysql.cursors import Cursor, SSCursor
 
-from dbbench_adapter.clock import StatementTimeout, time_limit
 from dbbench_adapter.datatypes import Table
-from dbbench_adapter.dialect.kinds import column_type
 from dbbench_adapter.dialect.lexer import tokens
-from dbbench_adapter.dialect.limits import blows_up
-from dbbench_adapter.dialect.syntax import PARSER_ERRORS, parse
+from dbbench_adapter.dialect.limits import exceeds_limits
+from dbbench_adapter.dialect.sql_types import column_type
+from dbbench_adapter.dialect.syntax import PARSER_ERRORS, parse_statements
 from dbbench_adapter.engines.base import (
     KEPT_CHARS,
     MAX_ROWS,
@@ -39,9 +38,9 @@ from dbbench_adapter.engines.base import (
     Result,
     TableError,
     TableState,
+    backquoted,
     check_tables,
-    num_chars,
-    quoted,
+    row_chars,
 )
 from dbbench_adapter.engines.mysql.allowed_sql import may_write, refusal
 from dbbench_adapter.engines.mysql.names import (
@@ -54,6 +53,7 @@ from dbbench_adapter.engines.mysql.names import (
 )
 from dbbench_adapter.engines.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot, together
 from dbbench_adapter.engines.mysql.state import StateReader
+from dbbench_adapter.statement_clock import StatementTimeout, time_limit
 
 MAX_SQL_BYTES = 1_000_000
 # A database is measured after this much writing, about ten MiB; a measurement is a round trip and delays CREATE.
@@ -213,7 +213,7 @@ class MysqlDatabase(Database):
         chars = 0
         while len(rows) < MAX_ROWS and chars <= KEPT_CHARS and (row := cursor.fetchone()):
             rows.append(tuple(map(clean, row)))
-            chars += num_chars(row, other=0)
+            chars += row_chars(row, other=0)
             if time.monotonic() > deadline:  # rows that arrive one by one never exceed the wait for a single row
                 return Result(error=_LOST)
         return Result(tuple(rows), tuple(self._neutral(column[0]) for column in cursor.description))
@@ -251,7 +251,7 @@ def explosion(sql: str) -> str | None:
         return None
     try:
         with time_limit(_PARSE_S):
-            refused = any(tree is not None and blows_up(tree) for tree in parse(sql))
+            refused = any(tree is not None and exceeds_limits(tree) for tree in parse_statements(sql))
     except (RecursionError, *PARSER_ERRORS):
         refused = num_selects > _MAX_UNREAD_SELECTS
     except StatementTimeout:
@@ -338,11 +338,11 @@ def _statements(
 
 
 def _of_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> Iterator[_Making]:
-    columns = ", ".join(f"{quoted(c.name)} {_column_type(c.type) if typed else 'TEXT'}" for c in table.columns)
-    create = _Making(table.name, b"CREATE TABLE ", f"{quoted(table.name)} ({columns})".encode())
+    columns = ", ".join(f"{backquoted(c.name)} {_column_type(c.type) if typed else 'TEXT'}" for c in table.columns)
+    create = _Making(table.name, b"CREATE TABLE ", f"{backquoted(table.name)} ({columns})".encode())
     _check_size(create.sent(database), max_bytes)
     yield create
-    values, marks = f"{quoted(table.name)} VALUES ".encode(), f"({', '.join('%s' for _ in table.columns)})"
+    values, marks = f"{backquoted(table.name)} VALUES ".encode(), f"({', '.join('%s' for _ in table.columns)})"
     longest = min(_INSERT_BYTES, max_bytes - len(_Making(table.name, b"INSERT INTO ", values).sent(database)))
     batch: list[bytes] = []
     size_bytes = 0

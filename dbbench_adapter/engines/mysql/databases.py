@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from dbbench_adapter.datatypes import DatabaseError
-from dbbench_adapter.engines.base import Result, quoted
+from dbbench_adapter.engines.base import Result, backquoted
 from dbbench_adapter.engines.engine import (
     MAX_RESULT_CHARS,
     MAX_RESULT_ROWS,
@@ -15,7 +15,7 @@ from dbbench_adapter.engines.engine import (
     ColumnInfo,
     Databases,
     TableInfo,
-    said_unreadable,
+    format_unreadable,
     sample_values,
 )
 from dbbench_adapter.engines.mysql import MYSQL
@@ -80,7 +80,7 @@ class ServerDatabase(Databases):
 
     def summary(self) -> str:
         tables, unreadable = self._schema()
-        left_out = f"; left out: {said_unreadable(unreadable)}" if unreadable else ""
+        left_out = f"; left out: {format_unreadable(unreadable)}" if unreadable else ""
         return f"{self._server.version()}, {len(tables)} tables and views, an account that may only read{left_out}"
 
     def close(self) -> None:
@@ -124,15 +124,15 @@ def read_server_schema(server: ReadOnlyServer) -> tuple[tuple[TableInfo, ...], d
     tables, unreadable = [], dict[str, str]()
     for name, kind in listed:
         is_view = kind != "BASE TABLE"
-        if (error := _answer(server, f"SELECT 1 FROM {quoted(name)} LIMIT 0").error) is not None:
+        if (error := _answer(server, f"SELECT 1 FROM {backquoted(name)} LIMIT 0").error) is not None:
             unreadable[name] = f"{error}; a view needs its tables and the account that made it" if is_view else error
             continue
-        found = None if is_view else _answer(server, f"SELECT * FROM {quoted(name)} LIMIT {SAMPLED_ROWS}")
+        found = None if is_view else _answer(server, f"SELECT * FROM {backquoted(name)} LIMIT {SAMPLED_ROWS}")
         samples = sample_values([column for column, _ in columns[name]], found.rows or () if found else ())
         infos = tuple(ColumnInfo(column, kind, samples[column]) for column, kind in columns[name])
         tables.append(TableInfo(name, infos, tuple(keys[name]), tuple(references[name]), is_view, quote="`"))
     if not tables:
-        more = f": {said_unreadable(unreadable)}" if unreadable else ""
+        more = f": {format_unreadable(unreadable)}" if unreadable else ""
         raise DatabaseError(f"{server.address.shown} holds no table that the account may read{more}")
     return tuple(tables), unreadable
 

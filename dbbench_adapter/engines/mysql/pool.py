@@ -424,10 +424,12 @@ class Pool:
 
     def _connect(self, user: str, password: str, read_timeout_s: float, **more: Any) -> Connection:
         timeouts = {"read_timeout": read_timeout_s, "write_timeout": ADMIN_TIMEOUT_S}
-        return connect(self.host, port=self._port, user=user, password=password, sql_mode=MODES, **timeouts, **more)
+        return open_connection(
+            self.host, port=self._port, user=user, password=password, sql_mode=MODES, **timeouts, **more
+        )
 
 
-def connect(host: str, **arguments: Any) -> Connection:
+def open_connection(host: str, **arguments: Any) -> Connection:
     return pymysql.connect(
         host=host,
         charset="utf8mb4",

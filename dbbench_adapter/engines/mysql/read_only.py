@@ -24,9 +24,9 @@ import pymysql
 from pymysql.cursors import SSCursor
 
 from dbbench_adapter.datatypes import DatabaseError
-from dbbench_adapter.dialect.kinds import plain
 from dbbench_adapter.dialect.lexer import tokens
-from dbbench_adapter.engines.base import BackendUnavailable, Result, num_chars
+from dbbench_adapter.dialect.sql_types import to_cell
+from dbbench_adapter.engines.base import BackendUnavailable, Result, row_chars
 from dbbench_adapter.engines.engine import TOO_LONG
 from dbbench_adapter.engines.mysql import Address, parse_address
 from dbbench_adapter.engines.mysql.allowed_sql import refusal
@@ -36,9 +36,9 @@ from dbbench_adapter.engines.mysql.pool import (
     GIVE_UP_AFTER_S,
     MODES,
     Connection,
-    connect,
     drop_rest,
     hang_up,
+    open_connection,
     reset_connection,
 )
 
@@ -119,7 +119,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile("".join({"_": ".", "%": ".*"}.get(part) or re.escape(part[-1]) for part in parts), re.IGNORECASE)
 
 
-def refused(sql: str) -> str | None:
+def why_refused(sql: str) -> str | None:
     if len(sql) > MAX_SQL_CHARS:
         return f"the statement is longer than {MAX_SQL_CHARS} characters"
     parts = list(tokens(sql, blanks=False))
@@ -160,7 +160,7 @@ class ReadOnlyServer:
             AccountError: the account may do more than read.
             BackendUnavailable: the server is gone, or all connections are in use.
         """
-        if (fault := refused(sql)) is not None:
+        if (fault := why_refused(sql)) is not None:
             return Result(error=fault)
         with self._lent() as connection:
             with self._failures_named():
@@ -234,7 +234,7 @@ class ReadOnlyServer:
             return self._connect()
 
     def _connect(self) -> Connection:
-        connection = connect(
+        connection = open_connection(
             self.address.host,
             port=self.address.port,
             user=self.address.user,
@@ -296,7 +296,7 @@ def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, m
         cursor.execute(sql)
         while (row := cursor.fetchone()) is not None:
             rows.append(tuple(map(_plain, row)))
-            chars += num_chars(row)
+            chars += row_chars(row)
             if chars > max_chars:
                 return Result(error=TOO_LONG)
             if time.monotonic() > deadline:  # rows that come one by one never exceed the wait for one of them
@@ -315,7 +315,7 @@ def _plain(cell: Any) -> Any:
         return _time(cell)
     if isinstance(cell, set | frozenset):
         return ",".join(sorted(cell))
-    return cell if isinstance(cell, bytes) else plain(cell)
+    return cell if isinstance(cell, bytes) else to_cell(cell)
 
 
 def _time(value: datetime.timedelta) -> str:

@@ -17,8 +17,8 @@ import pymysql
 from pymysql.cursors import SSCursor
 
 from dbbench_adapter.datatypes import Table
-from dbbench_adapter.dialect.kinds import plain
-from dbbench_adapter.engines.base import TableState, hash_rows, join_hashes, num_chars, quoted
+from dbbench_adapter.dialect.sql_types import to_cell
+from dbbench_adapter.engines.base import TableState, backquoted, hash_rows, join_hashes, row_chars
 from dbbench_adapter.engines.mysql.names import NEUTRAL_NAME
 from dbbench_adapter.engines.mysql.pool import GIVE_UP_AFTER_S, Connection, Pool, Slot
 
@@ -64,7 +64,7 @@ class StateReader:
             try:
                 if kinds.get(table.name) not in _TABLES or not self._stores(session, table):
                     return None
-                columns = ", ".join(quoted(column.name) for column in table.columns)
+                columns = ", ".join(backquoted(column.name) for column in table.columns)
                 _, rows = self._read(session, f"CONCAT_WS(',', {columns})", table.name)
                 hashes.append(hash_rows(text for (text,) in rows if text is not None))
             except (pymysql.Error, OSError, ValueError, _TooMuch):
@@ -89,8 +89,8 @@ class StateReader:
             if kind not in _TABLES:
                 return TableState((), (), (kind, definition))
             stored = self._stored(session, name, definition)
-            columns, rows = self._read(session, "*" if stored is None else ", ".join(map(quoted, stored)), name)
-            values = tuple(tuple(plain(cell) for cell in row) for row in rows)
+            columns, rows = self._read(session, "*" if stored is None else ", ".join(map(backquoted, stored)), name)
+            values = tuple(tuple(to_cell(cell) for cell in row) for row in rows)
             return TableState(
                 tuple(map(self._neutral, columns)),
                 values,
@@ -134,7 +134,7 @@ class StateReader:
             while (row := cursor.fetchone()) is not None:
                 rows.append(row)
                 self._rows_left -= 1
-                self._bytes_left -= _CELL_BYTES * len(row) + num_chars(row, other=0)
+                self._bytes_left -= _CELL_BYTES * len(row) + row_chars(row, other=0)
                 self._left_s()
             return columns, rows
         finally:
@@ -153,4 +153,4 @@ class StateReader:
         return text.replace(self._slot.name, NEUTRAL_NAME)
 
     def _full(self, name: str) -> str:
-        return f"{quoted(self._slot.name)}.{quoted(name)}"
+        return f"{backquoted(self._slot.name)}.{backquoted(name)}"

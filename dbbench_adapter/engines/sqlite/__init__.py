@@ -29,16 +29,16 @@ _TOKEN = re.compile(
 _COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))+", re.DOTALL)
 
 
-class Token(NamedTuple):
+class SqliteToken(NamedTuple):
     """A part of a text: blanks or a comment, a quoted text or name, a word or number, or any other character."""
 
     kind: TokenKind
     text: str
 
 
-def tokens(sql: str) -> Iterator[Token]:
+def tokens(sql: str) -> Iterator[SqliteToken]:
     for match in _TOKEN.finditer(sql):
-        yield Token(match.lastgroup, match.group())  # pyright: ignore[reportArgumentType]
+        yield SqliteToken(match.lastgroup, match.group())  # pyright: ignore[reportArgumentType]
 
 
 def statements(query: str) -> list[str]:
@@ -57,7 +57,7 @@ class Sqlite(Engine):
     places = "FILE.sqlite, a folder DB_ID/DB_ID.sqlite"
     backends = ("sqlite",)
 
-    def tokens(self, sql: str) -> Iterator[Token]:
+    def tokens(self, sql: str) -> Iterator[SqliteToken]:
         return tokens(sql)
 
     def statements(self, sql: str) -> list[str]:

@@ -27,28 +27,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dbbench_adapter.clock import (
-    LEFT_OUT,
-    Refused,
-    StatementTimeout,
-    check,
-    expired,
-    left_out,
-    refused,
-    stalled,
-    time_limit,
-)
 from dbbench_adapter.datatypes import Cell, Column, Rows, Table
 from dbbench_adapter.dialect.functions.storing import stored_as, surely_holds
-from dbbench_adapter.dialect.functions.values import text_of
-from dbbench_adapter.dialect.kinds import (
+from dbbench_adapter.dialect.functions.values import to_text
+from dbbench_adapter.dialect.sql_types import (
     DATE,
     DATETIME,
     TEXT,
     Columns,
     TableColumn,
     as_driver_shows,
-    declared_kind,
+    declared_type,
     mysql_type,
     sqlite_type,
 )
@@ -67,11 +56,11 @@ from dbbench_adapter.engines.base import (
     Result,
     TableError,
     TableState,
+    backquoted,
     check_tables,
     first_rows,
     hash_rows,
     join_hashes,
-    quoted,
 )
 from dbbench_adapter.engines.sqlite.catalogue import (
     Read,
@@ -91,8 +80,19 @@ from dbbench_adapter.engines.sqlite.sandbox import (
     Watchdog,
     add_functions,
     allows,
-    connect,
+    connect_in_memory,
     renew_temporary,
+)
+from dbbench_adapter.statement_clock import (
+    LEFT_OUT,
+    Refused,
+    StatementTimeout,
+    check_deadline,
+    expired,
+    left_out,
+    stalled,
+    statement_refusal,
+    time_limit,
 )
 
 # A judge reads at most this much memory in Python; SQLite does not store the default of an added column per row.
@@ -128,7 +128,7 @@ class SqliteBackend(Backend):
     def open(
         self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> SqliteDatabase:
-        image = self._images.of(tables, lambda: _made(tables, typed=typed), typed=typed)
+        image = self._images.of(tables, lambda: _build_image(tables, typed=typed), typed=typed)
         self._watchdog.ensure_alive()
         database = SqliteDatabase(image, self._watchdog, statement_timeout_s=statement_timeout_s)
         self._live.add(database)
@@ -152,7 +152,7 @@ class SqliteDatabase(Database):
         self.closed = False
         self._image, self._names, self._columns = image, frozenset(image.stored), image.columns
         self._functions_left = FUNCTION_NAMES
-        self._connection = connect(image.content)
+        self._connection = connect_in_memory(image.content)
         self._connection.set_authorizer(self._authorize)
         self._connection.set_progress_handler(self._stopped, PROGRESS_OPCODES)
 
@@ -173,7 +173,7 @@ class SqliteDatabase(Database):
             except (StatementError, Refused) as error:
                 return Result(error=str(error))
             except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError, StatementTimeout) as error:
-                if (said := refused()) is not None:
+                if (said := statement_refusal()) is not None:
                     return Result(error=said)
                 if self._guard.out_of_memory:
                     return Result(error=_OUT_OF_MEMORY)
@@ -288,13 +288,15 @@ class SqliteDatabase(Database):
 
     def _joined_rows(self, table: Table) -> list[str]:
         rows = self._stored(table.name, [column.name for column in table.columns])
-        return [",".join(text_of(cell) for cell in row if cell is not None) for row in rows]
+        return [",".join(to_text(cell) for cell in row if cell is not None) for row in rows]
 
     def _stored(self, table: str, columns: Sequence[str]) -> Rows:
         """Raises _UNREADABLE: the rows cannot be read; one of these errors is raised."""
         rows = []
-        for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
-            check()
+        for row in self._connection.execute(
+            f"SELECT {', '.join(map(backquoted, columns))} FROM main.{backquoted(table)}"
+        ):
+            check_deadline()
             rows.append(row)
             self._bytes_left -= sys.getsizeof(row) + sum(map(sys.getsizeof, row))
             if self._bytes_left < 0:
@@ -302,7 +304,7 @@ class SqliteDatabase(Database):
         return tuple(rows)
 
     def _read(self, sql: str, *values: Cell) -> list[tuple[Any, ...]]:
-        check()
+        check_deadline()
         self._trusted = True
         try:
             return self._connection.execute(sql, values).fetchall()
@@ -328,13 +330,13 @@ def _columns(read: Read) -> Columns:
 
 def _column(table: str, column: str, declared: str) -> TableColumn:
     named = mysql_type(declared)
-    return TableColumn(table.lower(), column.lower(), declared_kind(named), named)
+    return TableColumn(table.lower(), column.lower(), declared_type(named), named)
 
 
-def _made(tables: Sequence[Table], *, typed: bool) -> Image:
+def _build_image(tables: Sequence[Table], *, typed: bool) -> Image:
     """Raises TableError: a table cannot be made."""
     check_tables(tables)
-    with closing(connect()) as connection:
+    with closing(connect_in_memory()) as connection:
         for table in tables:
             _make_table(connection, table, typed=typed)
         ((version,),) = connection.execute("PRAGMA schema_version")
@@ -364,9 +366,9 @@ def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) ->
                 ]
                 for row in rows
             ]
-        connection.execute(f"CREATE TABLE {quoted(table.name)} ({declared})")
+        connection.execute(f"CREATE TABLE {backquoted(table.name)} ({declared})")
         connection.execute("BEGIN")
-        connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)
+        connection.executemany(f"INSERT INTO {backquoted(table.name)} VALUES ({marks})", rows)
         connection.execute("COMMIT")
     except (sqlite3.Error, OverflowError, ValueError) as error:  # a text that UTF-8 cannot hold is a ValueError
         raise TableError(f"table {table.name!r}: {error}; correct the task file") from None
@@ -379,7 +381,7 @@ def _held(cell: Cell, column: Column) -> Cell:
 
 def _column_sql(name: str, declared: str) -> str:
     known = sqlite_type(declared)
-    return f"{quoted(name)} {known}{' COLLATE ' + COLLATION if declared_kind(declared) in _COLLATED else ''}"
+    return f"{backquoted(name)} {known}{' COLLATE ' + COLLATION if declared_type(declared) in _COLLATED else ''}"
 
 
 def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:

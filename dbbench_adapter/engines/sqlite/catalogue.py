@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dbbench_adapter.dialect.functions.patterns import like_exactly
-from dbbench_adapter.dialect.kinds import mysql_type
+from dbbench_adapter.dialect.sql_types import mysql_type
 from dbbench_adapter.dialect.syntax import COLLATION, StatementError
 from dbbench_adapter.dialect.translate import CATALOGUE, CATALOGUE_COUNTS, CATALOGUE_VIEWS, Statement
-from dbbench_adapter.engines.base import Result, quoted
+from dbbench_adapter.engines.base import Result, backquoted
 
 # Runs one statement with all rights and returns its rows.
 Read = Callable[..., list[tuple[Any, ...]]]
@@ -61,7 +61,7 @@ def make_views(read: Read) -> None:
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in CATALOGUE_VIEWS}
     rows["catalogue schemata"] = [("def", schema) for schema in _SCHEMATA]
     for table in table_names(read):
-        count = read(f"SELECT COUNT(*) FROM main.{quoted(table)}")[0][0]
+        count = read(f"SELECT COUNT(*) FROM main.{backquoted(table)}")[0][0]
         rows["catalogue tables"].append(("def", "dbbench", table, "BASE TABLE", "InnoDB", count))
         for place, (name, kind) in enumerate(_columns(table, read), 1):
             where = ("def", "dbbench", table, name, place, None)
@@ -72,10 +72,10 @@ def make_views(read: Read) -> None:
             f"{name} {'INT' if name in CATALOGUE_COUNTS else 'TEXT' if name in _EXACT else f'TEXT COLLATE {COLLATION}'}"
             for name in columns
         )
-        read(f"DROP TABLE IF EXISTS temp.{quoted(view)}")
-        read(f"CREATE TEMP TABLE {quoted(view)} ({', '.join(kinds)})")
+        read(f"DROP TABLE IF EXISTS temp.{backquoted(view)}")
+        read(f"CREATE TEMP TABLE {backquoted(view)} ({', '.join(kinds)})")
         for row in rows[view]:
-            read(f"INSERT INTO temp.{quoted(view)} VALUES ({', '.join('?' * len(columns))})", *row)
+            read(f"INSERT INTO temp.{backquoted(view)} VALUES ({', '.join('?' * len(columns))})", *row)
 
 
 def _columns(table: str, read: Read) -> list[tuple[str, str]]:

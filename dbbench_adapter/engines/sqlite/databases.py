@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from agentgrpo.nearest import did_you_mean
+from agentgrpo.spelling import did_you_mean
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import BackendUnavailable
-from dbbench_adapter.engines.engine import Databases, TableInfo, said_unreadable
+from dbbench_adapter.engines.engine import Databases, TableInfo, format_unreadable
 from dbbench_adapter.engines.sqlite import SQLITE
 from dbbench_adapter.engines.sqlite.foreign_schema import FOREIGN
-from dbbench_adapter.engines.sqlite.read_only import connect
+from dbbench_adapter.engines.sqlite.read_only import connect_read_only
 from dbbench_adapter.engines.sqlite.sandbox import Watchdog
 from dbbench_adapter.engines.sqlite.schema import FileSchema, quoted, read_schema
 from dbbench_adapter.engines.sqlite.user_database import TOO_BIG, ChangeableDatabase, UserDatabase, longest_value
@@ -118,7 +118,9 @@ class DatabaseFiles(Databases):
         schemas = {db_id: self._schema(db_id) for db_id in self.files if db_id not in broken}
         tables = sum(len(schema.tables) for schema in schemas.values())
         size_mib = sum(file.stat().st_size for file in self.files.values()) / 1024**2
-        left_out = [f"{said_unreadable(found.unreadable)} of {id}" for id, found in schemas.items() if found.unreadable]
+        left_out = [
+            f"{format_unreadable(found.unreadable)} of {id}" for id, found in schemas.items() if found.unreadable
+        ]
         left_out += [f"{id} ({fault.partition('; ')[0]})" for id, fault in broken.items()]
         left_out += [f"{file.name}, since {self.files[db_id].name} is there" for db_id, file in self._strays()]
         said = f"{len(schemas)} SQLite, {tables} tables and views, {size_mib:,.1f} MiB"
@@ -193,7 +195,7 @@ def _long_cell(path: Path, tables: Sequence[TableInfo], limit: int) -> str:
     """The first stored cell that is longer than a statement may use, as the beginning of a sentence."""
     deadline = time.monotonic() + _SEARCH_S
     try:
-        with closing(connect(path)) as connection:
+        with closing(connect_read_only(path)) as connection:
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _PROGRESS_OPCODES)
             for table in tables:
                 if not table.is_view and (found := _long_cell_of(connection, table, limit)):

@@ -13,9 +13,9 @@ from itertools import pairwise
 from sqlglot import parse
 from sqlglot.errors import SqlglotError
 
-from dbbench_adapter.clock import StatementTimeout, time_limit
-from dbbench_adapter.dialect.limits import MAX_EXPANSION, MAX_TABLES, blows_up
-from dbbench_adapter.engines.sqlite import Token, tokens
+from dbbench_adapter.dialect.limits import MAX_EXPANSION, MAX_TABLES, exceeds_limits
+from dbbench_adapter.engines.sqlite import SqliteToken, tokens
+from dbbench_adapter.statement_clock import StatementTimeout, time_limit
 
 TOO_COMPLEX = "the statement is too complex"
 UNREADABLE = "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"
@@ -27,22 +27,22 @@ _KEYWORDS = (
 )
 
 
-def fault_of_plan(sql: str) -> str | None:
+def check_plan(sql: str) -> str | None:
     """None if the planner does not take too long."""
     code = [token for token in tokens(sql) if token.kind != "blank"]
     if sum(token.text.lower() == "select" for token in code) < 2:
         return None
     try:
         with time_limit(_PLANNING_S):
-            return TOO_COMPLEX if any(map(blows_up, filter(None, parse(sql, read="sqlite")))) else None
+            return TOO_COMPLEX if any(map(exceeds_limits, filter(None, parse(sql, read="sqlite")))) else None
     except StatementTimeout:
         return TOO_COMPLEX
     except (SqlglotError, RecursionError):
-        return UNREADABLE if _may_blow_up(code) else None
+        return UNREADABLE if _may_exceed_limits(code) else None
     return TOO_COMPLEX
 
 
-def _may_blow_up(code: list[Token]) -> bool:
+def _may_exceed_limits(code: list[SqliteToken]) -> bool:
     """Whether expanded sub-queries could exceed the limits, were each name a use of the widest one below it.
 
     An expression of a SELECT holds at most as many columns as the SELECT has names, and each of them stands for at most
@@ -54,7 +54,7 @@ def _may_blow_up(code: list[Token]) -> bool:
     return columns > MAX_EXPANSION or tables > MAX_TABLES
 
 
-def _names_of_ctes(code: list[Token]) -> Iterator[str]:
+def _names_of_ctes(code: list[SqliteToken]) -> Iterator[str]:
     """Yield the names before `AS (`, and those before a parenthesis where a CTE may begin."""
     words = ["", *(token.text.lower() for token in code), "", ""]
     for before, name, after, then in zip(words, words[1:], words[2:], words[3:], strict=False):
@@ -63,11 +63,11 @@ def _names_of_ctes(code: list[Token]) -> Iterator[str]:
             yield name.strip(_QUOTES)
 
 
-def _names_of_selects(code: list[Token]) -> Iterator[list[str]]:
+def _names_of_selects(code: list[SqliteToken]) -> Iterator[list[str]]:
     """Yield the names that each SELECT has outside of the SELECTs in it, without keywords and what a dot follows."""
     open_selects: list[tuple[int, list[str]]] = []  # how deep in parentheses each one stands, and its names
     depth, keywords = 0, frozenset(_KEYWORDS.split())
-    for token, after in pairwise([*code, Token("blank", "")]):
+    for token, after in pairwise([*code, SqliteToken("blank", "")]):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         while open_selects and open_selects[-1][0] > depth:
             yield open_selects.pop()[1]
@@ -78,5 +78,5 @@ def _names_of_selects(code: list[Token]) -> Iterator[list[str]]:
     yield from (names for _, names in open_selects)
 
 
-def _is_name(token: Token) -> bool:
+def _is_name(token: SqliteToken) -> bool:
     return token.kind == "quoted" or (token.kind == "word" and not token.text[0].isdigit())

@@ -17,7 +17,7 @@ MAX_HEAP_BYTES = 512 * 1024**2
 _WAL = 2
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect_read_only(path: Path) -> sqlite3.Connection:
     """Open a read-only connection for our own statements; an agent's statements go through `UserDatabase`.
 
     Raises:
@@ -28,7 +28,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def opened(path: Path) -> tuple[sqlite3.Connection, tuple[Unparsed, ...]]:
-    """What `connect` returns, and what of the schema cannot be parsed, which the connection never reads."""
+    """What `connect_read_only` returns, and what of the schema cannot be parsed, which the connection never reads."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with path.open("rb") as file:
         header = file.read(20)

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 
-from dbbench_adapter.clock import WALL_RATIO
 from dbbench_adapter.dialect.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES
 from dbbench_adapter.dialect.functions.values import collate
 from dbbench_adapter.dialect.syntax import COLLATION
+from dbbench_adapter.statement_clock import WALL_RATIO
 
 # A page has 4 KiB: a database holds at most 16 MiB, and its temporary tables as much again.
 MAX_PAGES = 4_096
@@ -177,7 +177,7 @@ def _refuse_arguments(*_: object) -> None:
     raise TypeError("no function of MySQL's takes so many arguments")
 
 
-def connect(content: bytes | None = None) -> sqlite3.Connection:
+def connect_in_memory(content: bytes | None = None) -> sqlite3.Connection:
     """A connection to a database in memory, on which everything is allowed; `add_functions` adds MySQL's functions.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import BackendUnavailable
-from dbbench_adapter.engines.engine import SAMPLED_ROWS, ColumnInfo, TableInfo, said_unreadable, sample_values
+from dbbench_adapter.engines.engine import SAMPLED_ROWS, ColumnInfo, TableInfo, format_unreadable, sample_values
 from dbbench_adapter.engines.sqlite.foreign_schema import table_list
 from dbbench_adapter.engines.sqlite.read_only import opened
 
@@ -74,7 +74,7 @@ def read_schema(path: Path) -> FileSchema:
     except (OSError, sqlite3.Error) as error:
         raise DatabaseError(f"{path} cannot be read as a SQLite database ({error}); give an intact copy") from None
     if not tables:
-        more = f" that can be read: {said_unreadable(unreadable)}" if unreadable else ""
+        more = f" that can be read: {format_unreadable(unreadable)}" if unreadable else ""
         raise DatabaseError(f"{path} holds no table{more}; give the file of a database with tables")
     return FileSchema(tuple(tables), unreadable)
 

@@ -25,14 +25,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dbbench_adapter.clock import StatementTimeout, expired, stalled, time_limit
-from dbbench_adapter.engines.base import STALLED, BackendUnavailable, Result, first_rows, num_chars
+from dbbench_adapter.engines.base import STALLED, BackendUnavailable, Result, first_rows, row_chars
 from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, TOO_LONG, Changes
 from dbbench_adapter.engines.sqlite.copy_on_write import MAX_CHANGED_ROWS, MAX_WRITTEN_BYTES, CopyOnWrite
 from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed
-from dbbench_adapter.engines.sqlite.planning import fault_of_plan
+from dbbench_adapter.engines.sqlite.planning import check_plan
 from dbbench_adapter.engines.sqlite.read_only import opened
 from dbbench_adapter.engines.sqlite.sandbox import PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
+from dbbench_adapter.statement_clock import StatementTimeout, expired, stalled, time_limit
 
 REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
 CHANGE_REFUSAL = (
@@ -232,14 +232,14 @@ class UserDatabase:
             result = self._execute(sql)
         finally:
             self.used_s += time.thread_time() - began
-        chars = sum(map(num_chars, result.rows or ()))
+        chars = sum(map(row_chars, result.rows or ()))
         return Result(error=TOO_LONG) if chars > MAX_RESULT_CHARS else result
 
     def _execute(self, sql: str) -> Result:
         if len(sql) > MAX_SQL_CHARS:
             return Result(error=f"the statement is longer than {MAX_SQL_CHARS} characters")
         self._guard = Guard()
-        if (fault := fault_of_plan(sql)) is not None:
+        if (fault := check_plan(sql)) is not None:
             return Result(error=fault)
         self._bytes_left, self._why_denied = _MAX_TEXT_BYTES, None
         with time_limit(self.statement_timeout_s), self._watchdog.watching(self._connection, self.statement_timeout_s):

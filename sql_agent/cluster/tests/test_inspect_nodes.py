@@ -8,11 +8,11 @@ import pytest
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import ROOT
 from sql_agent.cluster import inspect_nodes as room
-from sql_agent.cluster.gcs import Node, own_node
+from sql_agent.cluster.gcs import RayNode, own_node
 from sql_agent.cluster.inspect_nodes import ClusterRequest, NodeFacts
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig
 
-ONE, TWO = Node("a1", "one", "10.0.0.1", 1, 8.0), Node("b2", "two", "10.0.0.2", 1, 8.0)
+ONE, TWO = RayNode("a1", "one", "10.0.0.1", 1, 8.0), RayNode("b2", "two", "10.0.0.2", 1, 8.0)
 FIRST, SECOND = "node one (10.0.0.1)", "node two (10.0.0.2)"
 GIB = 2**30
 VERSIONS = {"Python": "3.11.7", "torch": "2.13.0", "verl": "0.9.1", "this project's code": "c0de"}
@@ -199,7 +199,7 @@ def test_a_folder_that_the_command_made_elsewhere_is_not_shared(tmp_path):
 
 
 def test_a_command_on_no_node_is_told_which_nodes_there_are():
-    here, elsewhere = Node("a", "one", "127.0.0.1", 0, 1), Node("b", "two", "203.0.113.9", 0, 1)
+    here, elsewhere = RayNode("a", "one", "127.0.0.1", 0, 1), RayNode("b", "two", "203.0.113.9", 0, 1)
     assert own_node([elsewhere, here], "203.0.113.9:6379") == here
     with pytest.raises(UsageError, match=r"is no node of the Ray cluster at 203\.0\.113\.9:6379, whose nodes are two"):
         own_node([elsewhere], "203.0.113.9:6379")

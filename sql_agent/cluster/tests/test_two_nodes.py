@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.checkpoints import checkpoints, fault_of
+from agentgrpo.checkpoints import check_checkpoint, checkpoints
 from sql_agent.cluster.tests.nodes import RAY, ROOT, TOKEN, can_be_made, join_ray, start_head, start_ray, two_nodes
 
 pytestmark = [
@@ -84,7 +84,7 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
         assert f"going on from {run_dir}/checkpoints/global_step_{done}" in out
         assert steps(run_dir) == list(range(1, done + 2))
         newest = max(checkpoints(run_dir / "checkpoints"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
-        assert fault_of(newest) is None
+        assert check_checkpoint(newest) is None
         assert {path.name for path in (newest / "actor").glob("model_*")} == {
             "model_world_size_2_rank_0.pt",
             "model_world_size_2_rank_1.pt",

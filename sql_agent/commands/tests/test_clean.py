@@ -12,7 +12,7 @@ import pytest
 
 from agentgrpo.processes import RUN_ID, processes_of
 from sql_agent.commands import clean
-from sql_agent.commands.clean import find, main
+from sql_agent.commands.clean import find_leftovers, main
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,9 @@ def test_all_means_all_whose_command_is_gone(monkeypatch, capsys):
         command.kill()
         command.wait()
         # nobody else's on this machine
-        monkeypatch.setattr(clean, "find", lambda: [left for left in find() if left.run_id in (dead, living)])
+        monkeypatch.setattr(
+            clean, "find_leftovers", lambda: [left for left in find_leftovers() if left.run_id in (dead, living)]
+        )
         assert main(["--all"]) == 0
         out = capsys.readouterr().out
         assert f"run {dead}: removed" in out and f"run {living}: " not in out

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.checks import Finding, Problem, examine, report, show
+from agentgrpo.checks import Finding, Problem, examine, format_findings, show
 from sql_agent.commands import doctor
 from sql_agent.startup import machine
-from sql_agent.startup.readable import check_database, check_model
+from sql_agent.startup.input_checks import check_database, check_model
 
 SETUP_AND_LOOK = "bash scripts/setup.sh && .venv/bin/agentgrpo doctor"
 SETUP_AGAIN = f"rm -f .venv/.setup-stamp && {SETUP_AND_LOOK}"
@@ -201,7 +201,7 @@ def test_the_report_reads_without_colours():
         ("databases", Finding("SQLite", (Problem("no server", "apt-get [it]", blocks=False),))),
         ("memory", Finding("1.0 GiB available", (Problem("a run needs 8 GiB", "add memory"),))),
     ]
-    assert [text for text, _ in report(findings)] == [
+    assert [text for text, _ in format_findings(findings)] == [
         "ok       Python      3.11.7",
         "warning  databases   SQLite",
         "                     no server",

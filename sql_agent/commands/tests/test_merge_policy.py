@@ -20,7 +20,7 @@ from agentgrpo.printed_commands import program_command
 from reward_model.tests.serving import started
 from sql_agent.commands.merge import find_checkpoint, main
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  one is a fixture
-from sql_agent.verl_side.checkpoints import describe, seal
+from sql_agent.verl_side.checkpoints import describe_checkpoint, write_manifest
 
 ROOT = Path(__file__).parents[3]
 FACTS = {"run_id": "r", "commit": "c"}
@@ -33,7 +33,7 @@ def empty_checkpoint(folder: Path, step: int) -> Path:
     checkpoint = folder / "checkpoints" / f"global_step_{step}"
     (checkpoint / "actor" / "huggingface").mkdir(parents=True)
     (checkpoint / "actor" / "model.pt").write_text("weights")
-    seal(checkpoint, describe(checkpoint, FACTS))
+    write_manifest(checkpoint, describe_checkpoint(checkpoint, FACTS))
     return checkpoint
 
 
@@ -155,7 +155,7 @@ def test_the_shards_of_two_workers_become_the_model_they_were(sharded, random_po
 
     checkpoint = sharded / kind / "global_step_3"
     logits = torch.load(checkpoint / "logits.pt")
-    seal(checkpoint, describe(checkpoint, FACTS))
+    write_manifest(checkpoint, describe_checkpoint(checkpoint, FACTS))
 
     assert main(["--checkpoint", str(checkpoint / "actor"), "--output", str(tmp_path / "merged")]) == 0
     printed = capsys.readouterr().out

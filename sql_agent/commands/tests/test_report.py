@@ -19,8 +19,16 @@ from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.names import named_as_train
 from sql_agent.report.page import as_data, outcome, single, spread
 from sql_agent.report.questions import side_by_side, validations
-from sql_agent.report.reading import Change, HeldOut, change, held_out, read_metrics, read_run, solved
-from sql_agent.serving import serve_command
+from sql_agent.report.reading import (
+    HeldOut,
+    ValidationChange,
+    compare_validations,
+    held_out,
+    read_metrics,
+    read_run,
+    solved,
+)
+from sql_agent.serve_commands import serve_command
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.startup.evaluate_flags import evaluate_flags
 
@@ -104,7 +112,7 @@ def test_a_step_logged_again_after_a_resume_keeps_what_only_the_first_log_had(tm
     ],
 )
 def test_mcnemars_exact_test(gained, lost, p):
-    assert Change(20, gained, lost).p_value == pytest.approx(p)
+    assert ValidationChange(20, gained, lost).p_value == pytest.approx(p)
 
 
 def test_a_change_is_over_the_tasks_that_both_validations_judged():
@@ -118,8 +126,8 @@ def test_a_change_is_over_the_tasks_that_both_validations_judged():
         trajectory(9, "d", None, validate=True, lost="db_unavailable"),
         trajectory(9, "e", 1.0),
     ]
-    assert change(rows) == Change(tasks=3, gained=2, lost=1)
-    assert change(rows[:4]) is None
+    assert compare_validations(rows) == ValidationChange(tasks=3, gained=2, lost=1)
+    assert compare_validations(rows[:4]) is None
 
 
 def test_a_task_whose_environment_gives_the_reward_is_solved_where_the_environment_says_so():
@@ -133,7 +141,7 @@ def test_a_task_whose_environment_gives_the_reward_is_solved_where_the_environme
 def test_a_task_that_is_solved_in_part_is_not_solved():
     before = [trajectory(0, task, value, validate=True) for task, value in [("a", 0.25), ("b", 1.0)]]
     after = [trajectory(9, task, value, validate=True) for task, value in [("a", 0.75), ("b", 0.75)]]
-    assert change(before + after) == Change(tasks=2, gained=0, lost=1)
+    assert compare_validations(before + after) == ValidationChange(tasks=2, gained=0, lost=1)
 
 
 def test_a_validation_that_was_made_again_counts_once_and_torn_lines_are_counted(run_dir):

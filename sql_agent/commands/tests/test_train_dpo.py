@@ -13,7 +13,7 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
-from agentgrpo.chat.conversations import legal, read_conversation
+from agentgrpo.chat.conversations import normalize_tool_call_ids, read_conversation
 from agentgrpo.printed_commands import program_command
 from dbbench_adapter.generator import generate_tasks
 from reward_model.datatypes import Preference
@@ -22,7 +22,7 @@ from reward_model.tests.conftest import assistant, counting_pairs, make_base
 from sql_agent.commands import greedy_grpo
 from sql_agent.commands.dpo import main
 from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
-from sql_agent.dpo.run import next_commands
+from sql_agent.dpo.run import commands_after_dpo
 from sql_agent.dpo.trainer import RECORD, PairDpoTrainer
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.settings.tuning import DpoConfig
@@ -201,13 +201,13 @@ def test_what_comes_next_measures_held_out_success_and_goes_on_with_grpo():
     )
     on_cpu = f"VLLM_CPU_KVCACHE_SPACE=1 {VLLM} serve out-merged {serve} --enforce-eager"
     measure = f"{AGENTGRPO} evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS"
-    assert next_commands(cfg, None, cpu=True, is_adapter=True) == [
+    assert commands_after_dpo(cfg, None, cpu=True, is_adapter=True) == [
         f"{AGENTGRPO} merge --adapter out --output out-merged",
         on_cpu.format(dtype="float32"),
         measure,
         f"{AGENTGRPO} train --model out-merged --train-file TASKS",
     ]
-    assert next_commands(cfg, None, cpu=False, is_adapter=False) == [
+    assert commands_after_dpo(cfg, None, cpu=False, is_adapter=False) == [
         f"{VLLM} serve out {serve.format(dtype='bfloat16')}",
         measure,
         f"{AGENTGRPO} train --model out --train-file TASKS",
@@ -263,7 +263,7 @@ def exchanged(count: int) -> list[Preference]:
         found = dbbench_demonstrations(generate_tasks(count, seed=5), environment).kept
     conversations = []
     for one in found:
-        messages = legal(read_conversation(one.messages, "messages", Counter()), "messages")
+        messages = normalize_tool_call_ids(read_conversation(one.messages, "messages", Counter()), "messages")
         while messages[-1].role != "assistant":
             messages.pop()
         start = next(i for i, message in enumerate(messages) if message.role == "assistant")

@@ -14,18 +14,18 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentgrpo.checks import UsageError
-from agentgrpo.forked import forked
+from agentgrpo.limited_fork import forked
 from agentgrpo.printed_commands import program_command
 from agentgrpo.run_folder import claim
 from reward_model.tests.conftest import make_base
 from sql_agent.commands.sft import main
-from sql_agent.dpo.run import next_commands as after_dpo
+from sql_agent.dpo.run import commands_after_dpo as after_dpo
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import SETTINGS, check_resumed, load_trainable
-from sql_agent.sft.run import RECORD, Run, SftConfig, next_commands, prepare
+from sql_agent.sft.run import RECORD, SftConfig, SftRun, commands_after_sft, prepare_sft
 from sql_agent.sft.trainer import CrossEntropy, train_epochs, trained_policy
 
 ROOT = Path(__file__).parents[3]
@@ -214,11 +214,11 @@ def test_a_flag_out_of_range_says_its_range(base, rows, tmp_path, capsys, flags,
 
 def started(
     base: Path, rows: Path, output: Path, *, pass_tokens: int = 2048, **settings: object
-) -> tuple[Run, LocalPolicy]:
+) -> tuple[SftRun, LocalPolicy]:
     """What `train` makes before its first update."""
     given = {"model_path": str(base), "dataset": str(rows), "output_dir": output, "max_length": 256, **settings}
     cfg = SftConfig.model_validate(given)
-    run = prepare(cfg, resume=False, say=lambda line: None)
+    run = prepare_sft(cfg, resume=False, say=lambda line: None)
     model = load_trainable(base, base, all_weights=run.start.trains_all_weights, device="cpu")
     return run, trained_policy(model, run.start, cfg, pass_tokens)
 
@@ -423,9 +423,9 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
 )
 def test_what_comes_next_fits_what_was_learnt(flags, commands):
     cfg = SftConfig(model_path="m", output_dir=Path("out"), **flags)
-    assert next_commands(cfg, None, is_adapter=True) == commands
+    assert commands_after_sft(cfg, None, is_adapter=True) == commands
     whole = [line.replace("out-merged", "out") for line in commands if " merge " not in line]
-    assert next_commands(cfg, None, is_adapter=False) == whole
+    assert commands_after_sft(cfg, None, is_adapter=False) == whole
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_what_comes_next_fits_what_was_learnt(flags, commands):
 def test_the_next_training_takes_the_settings_that_the_pages_name_for_the_models_size(monkeypatch, weights, flags):
     monkeypatch.chdir(ROOT)
     cfg = SftConfig(model_path="m", output_dir=Path("out"), database=Path("s.sqlite"), tasks=Path("q.json"))
-    last = next_commands(cfg, weights, is_adapter=False)[-1]
+    last = commands_after_sft(cfg, weights, is_adapter=False)[-1]
     assert last.endswith(f"train --model out --database s.sqlite --train-file q.json{flags}")
     pairs = DpoConfig(model_path="m", output_dir=Path("out"), dataset=Path("pairs.jsonl"))
     assert after_dpo(pairs, weights, cpu=True, is_adapter=False)[-1].endswith(

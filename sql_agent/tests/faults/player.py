@@ -20,13 +20,13 @@ from typing import Any
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.processes import Events, end_with_parent, own_run
 from sql_agent.lightning.agent import SqlLitAgent
-from sql_agent.lightning.children import log_file, spawn
+from sql_agent.lightning.child_processes import log_file, spawn
 from sql_agent.lightning.heartbeats import TRAINER_WORKER
 from sql_agent.oracle import MODEL
 from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source import run_context
-from sql_agent.startup.launch import fit
+from sql_agent.startup.launch import start_agl_trainer
 
 
 @dataclass
@@ -123,7 +123,7 @@ def main() -> None:
     cfg = load_config(None, settings)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     with own_run():
-        fit(cfg, Player(cfg, model_url, events), SqlLitAgent(cfg), debug=False)
+        start_agl_trainer(cfg, Player(cfg, model_url, events), SqlLitAgent(cfg), debug=False)
 
 
 if __name__ == "__main__":

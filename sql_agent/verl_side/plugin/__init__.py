@@ -35,7 +35,7 @@ after_import("vllm.logger", silence_tool_parsers)
 if _CPU:
     from sql_agent.verl_side.plugin import cpu_platform
 
-    cpu_platform.install()
+    cpu_platform.register_cpu_platform()
 
 
 def register_engines(_: ModuleType) -> None:

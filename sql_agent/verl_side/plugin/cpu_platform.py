@@ -121,7 +121,7 @@ class CpuPlatform(PlatformBase):
         return None
 
 
-def install() -> None:
+def register_cpu_platform() -> None:
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
 
 

@@ -42,7 +42,7 @@ def _check_before_serving(module: ModuleType) -> None:
         # (platforms/cpu.py, `check_and_update_config`).
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         await upstream(self, args)  # imports the modules that are checked
-        patches.require("server")
+        patches.require_patched("server")
 
     module.vLLMHttpServer.run_server = run_server
 

@@ -29,7 +29,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import detach_tree
 
 from agentgrpo.micro_batches import return_freed_memory
-from sql_agent.architectures import fault_of
+from sql_agent.architectures import check_architecture
 from sql_agent.block_mask import block_mask, flex_shared_attention
 from sql_agent.log_probs import LogProbs
 from sql_agent.packed_rows import PackedRows, pack_chains
@@ -67,7 +67,7 @@ class LogProbHead:
 class PackedEngine(FSDPEngineWithLMHead):
     def _build_module(self) -> torch.nn.Module:
         module: Any = super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
-        if problem := fault_of(module.config.to_dict(), "packed"):
+        if problem := check_architecture(module.config.to_dict(), "packed"):
             raise NotImplementedError(str(problem))
         head = module.get_output_embeddings()
         self._log_prob_head = LogProbHead(head)

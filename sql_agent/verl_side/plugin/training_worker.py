@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from sql_agent import upstream_patches as patches
-from sql_agent.verl_side.micro_batch_file import MicroBatches, write
+from sql_agent.verl_side.micro_batch_file import MicroBatches, write_progress
 
 logger = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class Reported(list):
 
     def __iter__(self) -> Iterator[Any]:
         for done, micro_batch in enumerate(super().__iter__()):
-            write(self._progress._replace(done=done))
+            write_progress(self._progress._replace(done=done))
             yield micro_batch
-        write(self._progress._replace(done=len(self)))
+        write_progress(self._progress._replace(done=len(self)))
 
 
 def _report(module: ModuleType) -> None:
@@ -149,7 +149,7 @@ def _seed(module: ModuleType) -> None:
     upstream = module.FSDPEngine.initialize
 
     def initialize(self: Any) -> None:
-        patches.require("trainer")
+        patches.require_patched("trainer")
         set_seed(self.engine_config.seed)
         upstream(self)
 

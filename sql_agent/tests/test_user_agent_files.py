@@ -6,10 +6,10 @@ import math
 import pytest
 from pydantic import BaseModel
 
-from agentgrpo.own_files import OwnFileError
-from sql_agent.own_agents.datatypes import AgentEnd
-from sql_agent.own_agents.play import plain
-from sql_agent.own_agents.tasks import AgentTasks
+from agentgrpo.user_files import UserFileError
+from sql_agent.user_agents.datatypes import AgentEnd
+from sql_agent.user_agents.play import to_json_value
+from sql_agent.user_agents.tasks import AgentTasks
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from sql_agent.own_agents.tasks import AgentTasks
     ],
 )
 def test_what_is_no_agent_is_refused_by_file_line_and_remedy(load, text, words):
-    with pytest.raises(OwnFileError, match=words):
+    with pytest.raises(UserFileError, match=words):
         load(text)
 
 
@@ -45,9 +45,9 @@ def test_an_output_is_kept_as_json():
     class Answer(BaseModel):
         value: int
 
-    assert plain(Answer(value=3)) == {"value": 3}
-    assert plain(AgentEnd("x")) == {"output": "x", "reward": None, "stop_reason": "answered", "error": None}
-    assert plain({"a": (1,)}) == {"a": [1]}
-    assert plain({1, 2}) == "{1, 2}"
-    assert plain(math.nan) == "nan"
-    assert plain("a" * 30_000) == "a" * 20_000 + "… (30,000 characters)"
+    assert to_json_value(Answer(value=3)) == {"value": 3}
+    assert to_json_value(AgentEnd("x")) == {"output": "x", "reward": None, "stop_reason": "answered", "error": None}
+    assert to_json_value({"a": (1,)}) == {"a": [1]}
+    assert to_json_value({1, 2}) == "{1, 2}"
+    assert to_json_value(math.nan) == "nan"
+    assert to_json_value("a" * 30_000) == "a" * 20_000 + "… (30,000 characters)"

@@ -36,12 +36,12 @@ from agents import (
 )
 from agents.result import RunResultBase
 
-from agentgrpo.own_files import OwnFileError, place
+from agentgrpo.user_files import UserFileError, place
 from sql_agent.environments.rows import as_messages
-from sql_agent.own_agents.datatypes import AgentEnd, Policy
-from sql_agent.own_agents.graphs import is_graph, run_graph
-from sql_agent.own_agents.loop import AgentLoop, in_thread
-from sql_agent.own_agents.policy_client import ASYNC_CLIENT, asking, install_default_client, unaddressed_client
+from sql_agent.user_agents.datatypes import AgentEnd, Policy
+from sql_agent.user_agents.graphs import is_graph, run_graph
+from sql_agent.user_agents.loop import AgentLoop, in_thread
+from sql_agent.user_agents.policy_client import ASYNC_CLIENT, asking, install_default_client, unaddressed_client
 
 TRIPWIRES = (
     InputGuardrailTripwireTriggered,
@@ -57,7 +57,7 @@ class ObjectAgent:
         thing: an `agents.Agent`, a compiled graph, or a function of the task's row. It returns one of the two, or one
         and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer.
     Raises:
-        OwnFileError: the function does not take one argument.
+        UserFileError: the function does not take one argument.
     """
 
     rewards_itself = False
@@ -76,10 +76,10 @@ class ObjectAgent:
 
     async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
         with asking(policy, unaddressed_client):
-            return await self._loop.run(lambda: ended(self._run(row, policy)))
+            return await self._loop.run(lambda: run_to_end(self._run(row, policy)))
 
     async def _run(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
-        made = await self._made(row) if self._is_function else self._thing
+        made = await self._build(row) if self._is_function else self._thing
         if isinstance(made, RunResultBase):
             return AgentEnd(made.final_output)
         agent, context = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -89,7 +89,7 @@ class ObjectAgent:
             return await run_agent(agent, _prompt(row), policy, context)
         return AgentEnd(made)
 
-    async def _made(self, row: dict[str, Any]) -> Any:
+    async def _build(self, row: dict[str, Any]) -> Any:
         # A plain function may block and run agents itself.
         function: Callable[[dict[str, Any]], Any] = self._thing
         made = function(row) if inspect.iscoroutinefunction(function) else await in_thread(lambda: function(row))
@@ -123,7 +123,7 @@ def _check_function(function: Any) -> None:
     try:
         signature.bind({})
     except TypeError:
-        raise OwnFileError(
+        raise UserFileError(
             f"{place(function)}: {getattr(function, '__name__', function)}{signature} cannot be "
             "called with a task's row alone; write `def NAME(task):` and return an agents.Agent, a compiled graph or "
             "the answer, or decorate a function of task and llm with @agentlightning.rollout"
@@ -143,7 +143,7 @@ async def run_agent(agent: Agent[Any], prompt: Any, policy: Policy, context: Any
     return AgentEnd(result.final_output)
 
 
-async def ended(run: Coroutine[Any, Any, AgentEnd]) -> AgentEnd:
+async def run_to_end(run: Coroutine[Any, Any, AgentEnd]) -> AgentEnd:
     # openai-agents raises what the policy did.
     try:
         return await run
@@ -175,7 +175,7 @@ class _Trainer:
 
 
 class LightningAgent:
-    """Raises OwnFileError: the agent has no rollout method, or wants something that a run does not have."""
+    """Raises UserFileError: the agent has no rollout method, or wants something that a run does not have."""
 
     rewards_itself = True
 
@@ -226,9 +226,11 @@ class LightningAgent:
 def _check(agent: Any) -> None:
     kind = type(agent)
     if kind.rollout is agl.LitAgent.rollout and kind.rollout_async is agl.LitAgent.rollout_async:
-        raise OwnFileError(f"{place(kind)}: {kind.__name__} has neither `rollout` nor `rollout_async`; add one of them")
+        raise UserFileError(
+            f"{place(kind)}: {kind.__name__} has neither `rollout` nor `rollout_async`; add one of them"
+        )
     if "prompt_template" in getattr(getattr(agent, "_sig", None), "parameters", ()):
-        raise OwnFileError(
+        raise UserFileError(
             f"{place(agent._rollout_func)}: it wants a prompt_template, which is agent-lightning's prompt "
             "optimisation; a run trains the policy, take `task` and `llm`"
         )

@@ -29,9 +29,9 @@ from sql_agent.model_address.signed_address import RolloutSampling, signed_prefi
 from sql_agent.model_address.weight_sync_pause import LONGEST_HOLD_S, HeldS, deadline
 from sql_agent.model_servers.ask import failure_text
 from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE
-from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
+from sql_agent.user_agents.datatypes import AgentEnd, Policy, UserAgent
 
 # Seconds that the LLM proxy may take to return the calls of a rollout.
 ENDED_S = 30.0
@@ -63,8 +63,8 @@ def policy_of(
     )
 
 
-async def play(
-    agent: OwnAgent,
+async def play_agent(
+    agent: UserAgent,
     task: RowTask,
     policy: Policy,
     limits: AgentConfig,
@@ -229,13 +229,13 @@ _endings: set[asyncio.Task[Any]] = set()
 
 def _plain_output(end: AgentEnd) -> tuple[Any, AgentEnd]:
     try:
-        return plain(end.output), end
+        return to_json_value(end.output), end
     except Exception as error:  # the user's own types may raise anything
         words = f"its output could not be written down: {type(error).__name__}: {error}"
         return None, dataclasses.replace(end, error="\n".join(filter(None, [end.error, words])))
 
 
-def plain(output: Any) -> Any:
+def to_json_value(output: Any) -> Any:
     # What is not JSON, or is too long, becomes a text.
     if isinstance(output, BaseModel):
         output = output.model_dump(mode="json")

@@ -8,25 +8,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from agentgrpo.own_files import OwnFileError, find, place
+from agentgrpo.user_files import UserFileError, load_object, place
 from dbbench_adapter.protocols import Message
-from sql_agent.environments.rows import RowTask, RowTaskset, read_rows, short
-from sql_agent.own_agents.datatypes import OwnAgent, Policy
+from sql_agent.environments.rows import RowTask, RowTaskset, read_placed_tasks, short
 from sql_agent.settings.groups import EnvironmentSettings
+from sql_agent.user_agents.datatypes import Policy, UserAgent
 
 
 class AgentTasks(RowTaskset):
     """Tasks of an agent that plays them itself (`play`), in a world that only it knows.
 
     Raises:
-        OwnFileError: see `load_agent`.
+        UserFileError: see `load_agent`.
     """
 
     name: ClassVar[str] = "agent"
     opening: ClassVar[bool] = True
     _without_file = "an agent of your own brings no tasks"
 
-    def __init__(self, agent: OwnAgent) -> None:
+    def __init__(self, agent: UserAgent) -> None:
         self.agent = agent
         self.judged = agent.rewards_itself  # pyright: ignore[reportAttributeAccessIssue]  depends on the agent
         self.tools = []
@@ -34,7 +34,7 @@ class AgentTasks(RowTaskset):
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
         if settings.agent is None:
-            raise OwnFileError("env.type=agent needs an agent; give one with --agent FILE.py:NAME")
+            raise UserFileError("env.type=agent needs an agent; give one with --agent FILE.py:NAME")
         return cls(load_agent(settings.agent))
 
     def messages(self, task: RowTask) -> list[Message]:
@@ -42,7 +42,7 @@ class AgentTasks(RowTaskset):
         return [{"role": "user", "content": task.id}]
 
     def read_tasks(self, file: Path) -> list[RowTask]:
-        placed = read_rows(file, "task")
+        placed = read_placed_tasks(file, "task")
         for each in placed:
             try:
                 self.agent.check_row(each.task.row)
@@ -54,43 +54,43 @@ class AgentTasks(RowTaskset):
         self.agent.close()
 
 
-def load_agent(name: str) -> OwnAgent:
-    """Raises OwnFileError: the agent cannot be imported, or is not an agent that can be played."""
+def load_agent(name: str) -> UserAgent:
+    """Raises UserFileError: the agent cannot be imported, or is not an agent that can be played."""
     from agents import Agent  # takes a second and a half
 
     from agentgrpo.agl_without_litellm import agl
-    from sql_agent.own_agents.graphs import check_graph, is_graph
-    from sql_agent.own_agents.objects import LightningAgent, ObjectAgent
+    from sql_agent.user_agents.graphs import check_graph, is_graph
+    from sql_agent.user_agents.objects import LightningAgent, ObjectAgent
 
     os.environ.setdefault("OPENAI_API_KEY", Policy.api_key)  # a client that is made without any key raises
-    thing, _ = find(name)
+    thing, _ = load_object(name)
     if isinstance(thing, type) and issubclass(thing, agl.LitAgent):
-        thing = _made(thing)
+        thing = _build(thing)
     if isinstance(thing, agl.LitAgent):
         return LightningAgent(thing)
     if is_graph(thing):
         check_graph(name, thing)
     if is_graph(thing) or isinstance(thing, Agent) or (callable(thing) and not isinstance(thing, type)):
         return ObjectAgent(thing)
-    raise OwnFileError(
-        f"{name} is {_said(thing)}; expected an agents.Agent, a compiled graph of LangGraph (also LangChain's "
+    raise UserFileError(
+        f"{name} is {_format_object(thing)}; expected an agents.Agent, a compiled graph of LangGraph (also LangChain's "
         "create_agent), a function of the task that returns one of these or the answer, or an agent of "
         "agent-lightning (@agentlightning.rollout, @agentlightning.llm_rollout, a LitAgent)"
     )
 
 
-def _said(thing: Any) -> str:
+def _format_object(thing: Any) -> str:
     langgraph = sys.modules.get("langgraph.graph.state")
     if langgraph is not None and isinstance(thing, langgraph.StateGraph):
         return "a StateGraph that is not compiled, name the result of its compile()"
     return short(thing, 60)
 
 
-def _made(kind: Any) -> Any:
+def _build(kind: Any) -> Any:
     try:
         return kind()
     except Exception as error:  # the user's code may raise anything
-        raise OwnFileError(
+        raise UserFileError(
             f"{place(kind)}: {kind.__name__}() raised {type(error).__name__}: {error}; make the object in the file and "
             "name that, as agent = MyAgent(...)"
         ) from None

@@ -37,7 +37,7 @@ class _GivenUp(BaseException):
     """Interrupts a call that nothing waits for any more; user code that catches `Exception` does not catch it."""
 
 
-class Worker:
+class UserThread:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="environment")

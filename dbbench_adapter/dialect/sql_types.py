@@ -1,6 +1,6 @@
 """MySQL's types as far as they decide how values compare and print.
 
-`signatures` says which function returns which kind, and `kind_finder` finds the kind of an expression.
+`signatures` says which function returns which kind, and `type_inference` finds the kind of an expression.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 from sqlglot import exp
 
-from dbbench_adapter.clock import Refused, left_out
+from dbbench_adapter.statement_clock import Refused, left_out
 
 _MAX_SCALE = 30
 
 
 @dataclass(frozen=True)
-class Kind:
+class SqlType:
     name: Literal["text", "int", "decimal", "double", "date", "datetime", "null"]
     scale: int = 0
     """Digits shown after the point, at most 30 as in MySQL; 0 for a double means all of its digits."""
@@ -44,17 +44,17 @@ class Kind:
         return self.name in ("int", "decimal")
 
 
-TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
-DATE, DATETIME = Kind("date"), Kind("datetime")
+TEXT, INT, DOUBLE = SqlType("text"), SqlType("int"), SqlType("double")
+DATE, DATETIME = SqlType("date"), SqlType("datetime")
 # The kind of the word NULL, which compares with everything.
-NULL = Kind("null")
+NULL = SqlType("null")
 
 
 class TableColumn(NamedTuple):
     table: str
     """In lower case, as the next."""
     name: str
-    kind: Kind | None
+    kind: SqlType | None
     declared: str
     """MySQL's type, such as `VARCHAR(5)`; empty where it is unknown."""
 
@@ -117,13 +117,13 @@ _SYNONYMS = {"REAL": "DOUBLE", "BOOL": "BOOLEAN"}
 _DECIMALS_NAMES = frozenset(["DECIMAL", "NUMERIC", "DEC"])
 
 
-def declared_kind(declared: str) -> Kind | None:
+def declared_type(declared: str) -> SqlType | None:
     """The kind of a column by its declared type, such as `DECIMAL(10,2)`; None for a type that is refused."""
     name, sizes, unsigned = column_type(declared)
     if unsigned or (name == "DATETIME" and any(sizes)):
         return None
     if name in _DECIMALS_NAMES:
-        return Kind("decimal", sizes[1] if len(sizes) > 1 else 0)
+        return SqlType("decimal", sizes[1] if len(sizes) > 1 else 0)
     return _KINDS.get(name)
 
 
@@ -140,7 +140,7 @@ def sqlite_type(declared: str) -> str:
         Refused: no column of this type holds on SQLite what it holds on MySQL.
     """
     name, sizes, _ = column_type(declared)
-    kind = declared_kind(declared)
+    kind = declared_type(declared)
     if kind is None:
         raise Refused(left_out(f"columns of type {declared.strip()}"))
     if kind.is_temporal:
@@ -165,7 +165,7 @@ def as_written(value: str | float) -> Decimal | None:
     return found if found.is_finite() and abs(found.adjusted()) < _MAX_WRITTEN_DIGITS else None
 
 
-def as_driver_shows(value: Any, kind: Kind | None) -> Any:
+def as_driver_shows(value: Any, kind: SqlType | None) -> Any:
     """What MySQL's driver returns: decimals with their scale, doubles as float, dates.
 
     Raises:
@@ -196,7 +196,7 @@ def digits_of(value: int | float, scale: int) -> Decimal:
     return exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _DECIMALS)
 
 
-def _as_moment(text: str, kind: Kind) -> datetime.date | str:
+def _as_moment(text: str, kind: SqlType) -> datetime.date | str:
     # A date or time as the driver's object; the text if it is none.
     try:
         return (datetime.date if kind == DATE else datetime.datetime).fromisoformat(text)
@@ -204,7 +204,7 @@ def _as_moment(text: str, kind: Kind) -> datetime.date | str:
         return text
 
 
-def plain(value: Any) -> str | int | float | None:
+def to_cell(value: Any) -> str | int | float | None:
     """A driver's value as a cell: decimals to int or float, dates to ISO text, bytes to text."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
@@ -215,7 +215,7 @@ def plain(value: Any) -> str | int | float | None:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
+def common_type(kinds: Sequence[SqlType | None]) -> SqlType | None:
     """The kind of a value that is one of several, as of IF and UNION; None if one of them is unknown."""
     if None in kinds:
         return None
@@ -232,31 +232,31 @@ def common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
     return DATETIME if names <= {"date", "datetime"} else TEXT
 
 
-def number_kind(text: str) -> Kind:
+def number_type(text: str) -> SqlType:
     if "e" in text.lower():
         return DOUBLE
-    return Kind("decimal", len(text.partition(".")[2])) if "." in text else INT
+    return SqlType("decimal", len(text.partition(".")[2])) if "." in text else INT
 
 
-def as_number(inner: Kind | None) -> Kind | None:
+def as_number(inner: SqlType | None) -> SqlType | None:
     """The kind of a value in a numeric context: a double of a text, a whole number of a date."""
     if inner is None or inner.is_number:
         return inner
     return INT if inner.is_temporal else DOUBLE
 
 
-def quotient(left: Kind, right: Kind) -> Kind:
+def quotient(left: SqlType, right: SqlType) -> SqlType:
     if not (left.is_exact and right.is_exact):
         return DOUBLE
-    return Kind("decimal", left.scale + _AVG_DIGITS)
+    return SqlType("decimal", left.scale + _AVG_DIGITS)
 
 
-def cast_kind(target: exp.DataType) -> Kind | None:
+def cast_type(target: exp.DataType) -> SqlType | None:
     if target.is_type(*exp.DataType.INTEGER_TYPES):
         return INT
     if target.this == exp.DType.DECIMAL:
         params = target.expressions
-        return Kind("decimal", int(params[1].name) if len(params) > 1 else 0)
+        return SqlType("decimal", int(params[1].name) if len(params) > 1 else 0)
     if target.is_type(*exp.DataType.REAL_TYPES):
         return DOUBLE
     if target.is_type(*exp.DataType.TEMPORAL_TYPES):

@@ -20,12 +20,12 @@ from sql_agent.environments.rows import RowTask
 from sql_agent.lightning.spans import read_turns
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
-from sql_agent.own_agents.datatypes import Policy
-from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
-from sql_agent.tests.conftest import forget_own_files, llm_proxy
+from sql_agent.tests.conftest import forget_user_files, llm_proxy
+from sql_agent.user_agents.datatypes import Policy
+from sql_agent.user_agents.play import play_agent
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def proxy_url(store_url):
 def script():
     SCRIPT.answer, SCRIPT.pause_s = (lambda messages: say("done")), 0.0
     SCRIPT.seen.clear()
-    forget_own_files()
+    forget_user_files()
     return SCRIPT
 
 
@@ -208,7 +208,7 @@ def counted(messages):
 
 async def test_a_handoff_is_two_conversations_of_one_rollout_and_every_turn_is_kept(load, policy, store):
     SCRIPT.answer = counted
-    record = await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(HANDOFF), task(prompt="how many?"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.output) == ("answered", "no_judge", "3")
     roles = ["system", "user", "assistant", "system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert ([m["role"] for m in record.messages], record.replies) == (roles, [2, 7, 9])
@@ -249,7 +249,7 @@ agent = Agent(name='boss', instructions='I ask.', input_guardrails=[polite],
         return say("it is hola") if messages[-1]["role"] == "tool" else call("translate", '{"input": "hello"}')
 
     SCRIPT.answer = answer
-    record = await play(agent, task(prompt="hello"), policy, LIMITS, others_reward=True)
+    record = await play_agent(agent, task(prompt="hello"), policy, LIMITS, others_reward=True)
     assert (record.output, record.num_turns, record.error) == ("it is hola", 4, None)
     assert stitch(await turns_of(store, policy, 4), max_response_tokens=9999, one_conversation=False).num_chains == 3
 
@@ -265,7 +265,7 @@ async def test_sixteen_at_once_do_not_mix(load, proxy_url, store):
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         prefix = signed_prefix(RolloutSampling(*ids, "policy-0", 0.7, 64), os.environ[RUN_TOKEN])
         address = f"{proxy_url}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1"
-        record = await play(
+        record = await play_agent(
             agent,
             task(prompt=f"I am {number}"),
             Policy(address, "policy-0", 0.7, 64, 10.0, None, rollout),
@@ -287,7 +287,7 @@ async def test_sixteen_at_once_do_not_mix(load, proxy_url, store):
 )
 async def test_what_the_policy_does_wrong_is_for_the_reward_and_no_loss(load, policy, answer, stop, error):
     SCRIPT.answer = answer
-    record = await play(
+    record = await play_agent(
         load(HANDOFF, "clerk"), task(prompt="go"), replace(policy, max_turns=3), LIMITS, others_reward=True
     )
     assert (record.stop_reason, record.score.reason, record.output) == (stop, "no_judge", None)
@@ -305,7 +305,7 @@ async def no_threes(context, agent, output):
 agent = Agent(name='one', output_guardrails=[no_threes])
 """)
     SCRIPT.answer = lambda messages: say("3")
-    record = await play(agent, task(prompt="go"), policy, LIMITS, others_reward=True)
+    record = await play_agent(agent, task(prompt="go"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.output) == ("answered", "no_judge", None)
     assert "OutputGuardrailTripwireTriggered" in record.error
 
@@ -324,7 +324,9 @@ async def with_context(task):
 
 """
     SCRIPT.answer = lambda messages: say(messages[0]["content"])
-    record = await play(load(text, "with_context"), task(prompt="go", word="blue"), policy, LIMITS, others_reward=True)
+    record = await play_agent(
+        load(text, "with_context"), task(prompt="go", word="blue"), policy, LIMITS, others_reward=True
+    )
     assert record.output == "The word is blue."
 
 
@@ -338,7 +340,7 @@ async def workflow(task):
     return {'said': [first.final_output, second.final_output]}
 """
     SCRIPT.answer = lambda messages: say(messages[-1]["content"] + "!")
-    record = await play(load(text, "workflow"), task(x="hi"), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(text, "workflow"), task(x="hi"), policy, LIMITS, others_reward=True)
     assert (record.output, record.num_turns) == ({"said": ["hi!", "hi!!"]}, 2)
 
 
@@ -350,13 +352,13 @@ def workflow(task):
     return Runner.run_sync(Agent(name='a'), task['x'])
 """
     SCRIPT.answer = lambda messages: say(messages[-1]["content"] + "!")
-    record = await play(load(text, "workflow"), task(x="hi"), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(text, "workflow"), task(x="hi"), policy, LIMITS, others_reward=True)
     assert (record.output, record.num_turns, record.error) == ("hi!", 1, None)
 
 
 async def test_every_turn_says_which_agent_asked(load, policy, store):
     SCRIPT.answer = counted
-    await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS, others_reward=True)
+    await play_agent(load(HANDOFF), task(prompt="how many?"), policy, LIMITS, others_reward=True)
     assert [turn.agent for turn in await turns_of(store, policy, 3)] == ["desk", "clerk", "clerk"]
 
 
@@ -376,7 +378,7 @@ def desk(state: MessagesState):
 agent = (StateGraph(MessagesState).add_node(desk).add_node('second', clerk)
     .add_edge(START, 'desk').add_edge('desk', 'second').compile())
 """)
-    record = await play(agent, task(prompt="how many?"), policy, LIMITS, others_reward=True)
+    record = await play_agent(agent, task(prompt="how many?"), policy, LIMITS, others_reward=True)
     assert (record.output, record.error) == ("done", None)
     assert [turn.agent for turn in await turns_of(store, policy, 2)] == ["desk", "clerk"]
 
@@ -411,7 +413,7 @@ class Lit(agl.LitAgent):
 """
     for name, row, reward in (("returns", {}, 1.0), ("emits", {"worth": 0.5}, 0.5), ("Lit", {}, 0.75)):
         again = await _fresh(policy)
-        record = await play(load(text, name), task(**row), again, LIMITS, others_reward=True)
+        record = await play_agent(load(text, name), task(**row), again, LIMITS, others_reward=True)
         assert (record.score.value, record.score.reason, record.num_turns) == (reward, "own_reward", 1), record.error
 
 
@@ -528,20 +530,20 @@ def exits(task, llm):
 )
 async def test_whatever_the_code_does_loses_its_rollout_under_a_name(load, policy, name, stop, reason, error):
     limits = LIMITS.model_copy(update={"rollout_timeout_s": 1.0})
-    record = await play(load(RAISES, name), task(), policy, limits, others_reward=False)
+    record = await play_agent(load(RAISES, name), task(), policy, limits, others_reward=False)
     assert (record.stop_reason, record.score.value, record.score.reason) == (stop, None, reason)
     assert error in (record.error or "")
 
 
 async def test_a_call_that_cannot_fit_the_context_is_out_of_limits_as_a_full_context_is(load, policy):
-    record = await play(load(RAISES, "asks_too_much"), task(), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(RAISES, "asks_too_much"), task(), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score) == ("max_tokens", Score(None, NO_JUDGE))
     assert "this call has 12,000," in record.error and "context has 131,072 tokens" in record.error
 
 
 async def test_a_thread_that_hung_is_broken_off(load, policy):
     before = set(threading.enumerate())
-    await play(
+    await play_agent(
         load(RAISES, "hangs"), task(), policy, LIMITS.model_copy(update={"rollout_timeout_s": 1.0}), others_reward=True
     )
     deadline = time.monotonic() + 5
@@ -554,7 +556,7 @@ async def test_a_thread_that_hung_is_broken_off(load, policy):
 
 async def test_an_agent_that_goes_on_though_the_model_server_failed_is_not_judged(load, policy):
     SCRIPT.answer = lambda messages: {"status": 500, "content": "the engine died"}
-    record = await play(load(RAISES, "goes_on_without_an_answer"), task(), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(RAISES, "goes_on_without_an_answer"), task(), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason) == ("model_unavailable", "model_unavailable")
     assert "the engine died" in record.error
 
@@ -583,7 +585,7 @@ async def test_a_failure_that_a_framework_turns_into_text_is_a_failure(load, pol
         return say("I give up") if messages[-1]["role"] == "tool" else call("help", '{"input": "x"}')
 
     SCRIPT.answer = answer
-    record = await play(load(HELPER), task(prompt="go"), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(HELPER), task(prompt="go"), policy, LIMITS, others_reward=True)
     assert (record.output, record.score.reason) == ("I give up", "model_unavailable")
 
 
@@ -593,10 +595,10 @@ async def test_a_tool_that_exits_ends_its_rollout_and_no_other(load, policy):
     agent = load(HELPER)
     exits, other = await _fresh(policy), await _fresh(policy)
     records = await asyncio.gather(
-        play(agent, task(prompt="exit"), exits, LIMITS, others_reward=True),
-        play(agent, task(prompt="stay"), other, LIMITS, others_reward=True),
+        play_agent(agent, task(prompt="exit"), exits, LIMITS, others_reward=True),
+        play_agent(agent, task(prompt="stay"), other, LIMITS, others_reward=True),
     )
-    later = await play(agent, task(prompt="stay"), await _fresh(policy), LIMITS, others_reward=True)
+    later = await play_agent(agent, task(prompt="stay"), await _fresh(policy), LIMITS, others_reward=True)
     assert [(r.score.reason, r.output) for r in (*records, later)] == [
         ("agent_error", None),
         ("no_judge", "here"),
@@ -608,10 +610,12 @@ async def test_a_tool_that_exits_ends_its_rollout_and_no_other(load, policy):
 async def test_what_cannot_be_sent_back_is_the_policys_fault_and_a_refused_first_call_is_nobodys(load, policy):
     bad = {"status": 400, "content": "arguments are no JSON object"}
     SCRIPT.answer = lambda messages: bad if messages[-1]["role"] == "tool" else call("count", '{"of": "x"}')
-    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.num_turns) == ("malformed", "no_judge", 1)
     SCRIPT.answer = lambda messages: bad
-    first = await play(load(HANDOFF, "clerk"), task(prompt="go"), await _fresh(policy), LIMITS, others_reward=True)
+    first = await play_agent(
+        load(HANDOFF, "clerk"), task(prompt="go"), await _fresh(policy), LIMITS, others_reward=True
+    )
     assert (first.score.reason, "arguments are no JSON object" in (first.error or "")) == ("no_reply", True)
 
 
@@ -642,7 +646,9 @@ def sends_half_a_character(task, llm):
     refusing = oracle.app(lambda messages: {"status": 400, "content": "no"})
     with oracle.serve(refusing) as other:
         ends = {
-            name: await play(load(text, name), task(other=other), await _fresh(policy), LIMITS, others_reward=True)
+            name: await play_agent(
+                load(text, name), task(other=other), await _fresh(policy), LIMITS, others_reward=True
+            )
             for name in ("asks_another", "writes_ascii", "sends_half_a_character")
         }
     assert {name: (end.stop_reason, end.score.reason) for name, end in ends.items()} == {
@@ -668,7 +674,7 @@ def goes_on(task, llm):
         except Exception:
             pass
 """
-    playing = asyncio.create_task(play(load(text, "goes_on"), task(), policy, LIMITS, others_reward=True))
+    playing = asyncio.create_task(play_agent(load(text, "goes_on"), task(), policy, LIMITS, others_reward=True))
     while not SCRIPT.seen:
         await asyncio.sleep(0.02)
     playing.cancel()
@@ -680,7 +686,7 @@ def goes_on(task, llm):
 
 
 async def test_a_rollout_that_blocks_the_loop_leaves_others_their_place(load, policy, monkeypatch):
-    from sql_agent.own_agents import loop
+    from sql_agent.user_agents import loop
 
     monkeypatch.setattr(loop, "STUCK_S", 0.5)
     text = """
@@ -700,17 +706,17 @@ async def agent(task, llm):
     agent, short_limits = load(text), LIMITS.model_copy(update={"rollout_timeout_s": 1.0})
     blocked, beside = await _fresh(policy), await _fresh(policy)
     records = asyncio.gather(
-        play(agent, task(blocks=True), blocked, short_limits, others_reward=False),
-        play(agent, task(blocks=False), beside, LIMITS, others_reward=False),
+        play_agent(agent, task(blocks=True), blocked, short_limits, others_reward=False),
+        play_agent(agent, task(blocks=False), beside, LIMITS, others_reward=False),
     )
     await asyncio.sleep(2.0)  # the loop is given up by now
-    later = await play(agent, task(blocks=False), await _fresh(policy), short_limits, others_reward=False)
+    later = await play_agent(agent, task(blocks=False), await _fresh(policy), short_limits, others_reward=False)
     assert [r.score.reason for r in (*await records, later)] == ["rollout_deadline", "own_reward", "own_reward"]
 
 
 async def test_a_context_that_the_policy_filled_is_its_own_doing(load, policy):
     full = {"status": 400, "content": "This model's maximum context length is 96 tokens"}
     SCRIPT.answer = lambda messages: full if messages[-1]["role"] == "tool" else call("count", '{"of": "x"}')
-    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS, others_reward=True)
+    record = await play_agent(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.num_turns) == ("max_tokens", "no_judge", 1)
     assert "maximum context length" in record.error

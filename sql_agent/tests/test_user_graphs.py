@@ -9,15 +9,15 @@ import openai
 import pytest
 from agents import UserError
 
-from agentgrpo.own_files import OwnFileError
+from agentgrpo.user_files import UserFileError
 from sql_agent import oracle
 from sql_agent.environments.rows import RowTask
-from sql_agent.own_agents.datatypes import Policy
-from sql_agent.own_agents.evaluation import SERVER, policy_served
-from sql_agent.own_agents.play import play, policy_of
-from sql_agent.own_agents.policy_client import unaddressed_client
 from sql_agent.settings.groups import AgentConfig
-from sql_agent.tests.conftest import forget_own_files
+from sql_agent.tests.conftest import forget_user_files
+from sql_agent.user_agents.datatypes import Policy
+from sql_agent.user_agents.evaluation import SERVER, policy_served
+from sql_agent.user_agents.play import play_agent, policy_of
+from sql_agent.user_agents.policy_client import unaddressed_client
 
 pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")
 
@@ -45,7 +45,7 @@ def address():
 def script():
     SCRIPT.answer = lambda messages: say("done")
     SCRIPT.seen.clear()
-    forget_own_files()
+    forget_user_files()
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def run(address):
         rollout = SimpleNamespace(rollout_id=secrets.token_hex(8), attempt=attempt, mode="test")
         limits = LIMITS.model_copy(update={"max_turns": max_turns})
         policy = policy_of(address, SERVER, limits, rollout, seed=None)
-        return await play(agent, RowTask("one", "task", row), policy, limits, others_reward=True)
+        return await play_agent(agent, RowTask("one", "task", row), policy, limits, others_reward=True)
 
     return run
 
@@ -378,7 +378,7 @@ async def test_how_a_graph_ends(load, run, name, answer, end, error):
     ],
 )
 def test_a_graph_that_cannot_be_played_is_refused_with_a_remedy(load, text, words):
-    with pytest.raises(OwnFileError, match=words):
+    with pytest.raises(UserFileError, match=words):
         load(text)
 
 
@@ -392,6 +392,6 @@ def test_a_graph_of_another_provider_s_model_is_refused_before_a_run(tmp_path):
         "from langchain.agents import create_agent\nfrom langchain_core.language_models import FakeListChatModel\n"
         "agent = create_agent(FakeListChatModel(responses=['x']), tools=[])\n"
     )
-    code = f"from sql_agent.own_agents.tasks import load_agent\nload_agent('{tmp_path}/mine.py:agent')"
+    code = f"from sql_agent.user_agents.tasks import load_agent\nload_agent('{tmp_path}/mine.py:agent')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "OwnFileError" in result.stderr and "the graph asks a FakeListChatModel" in result.stderr
+    assert "UserFileError" in result.stderr and "the graph asks a FakeListChatModel" in result.stderr

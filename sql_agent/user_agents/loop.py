@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from sql_agent.environments.worker import Worker
+from sql_agent.environments.user_thread import UserThread
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ async def in_thread(function: Callable[[], T]) -> T:
     """`function` runs in a thread of its own with the caller's context variables. Cancelling the call interrupts it at
     its next line of Python.
     """
-    worker, context = Worker(), contextvars.copy_context()
+    worker, context = UserThread(), contextvars.copy_context()
     try:
         return await asyncio.wrap_future(worker.submit(lambda: context.run(function)))
     except asyncio.CancelledError:

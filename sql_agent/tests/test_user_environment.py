@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgrpo.own_files import OwnFileError
+from agentgrpo.user_files import UserFileError
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.datatypes import OWN_REWARD, Reward, RolloutRecord
@@ -16,7 +16,7 @@ from sql_agent.play.served import run_rollout
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.settings.load import load_config
-from sql_agent.tests.conftest import forget_own_files
+from sql_agent.tests.conftest import forget_user_files
 
 GAME = '''
 import sqlite3, sys, time
@@ -339,7 +339,7 @@ async def test_the_example_of_the_page_plays(own):
     replies = [oracle.calls(oracle.call("look", {})), oracle.calls(oracle.call("submit", {"count": 3}))]
     environment, tasks = own(f"{block}\ndef read_shelf():\n    return 'a pear'\n", "Count", rows)
     assert (await play(environment, tasks[0], *replies)).score == Score(1.0, "solved")
-    forget_own_files()
+    forget_user_files()
     environment, tasks = own(f"{block}\ndef read_shelf():\n    pass\n", "Count", rows)
     assert (await play(environment, tasks[0], *replies)).score == Score(None, "shelf_away")
 
@@ -394,7 +394,7 @@ async def test_a_class_may_know_the_solution_of_a_row(own):
 
 def test_strict_tools_forbid_arguments_that_a_tool_does_not_have(own):
     (loose,) = own(ORDERS, "Orders", ORDER_ROWS)[0].tools
-    forget_own_files()
+    forget_user_files()
     (strict,) = own(ORDERS.replace("max_turns = 4", "strict_tools = True"), "Orders", ORDER_ROWS)[0].tools
     assert strict["function"]["parameters"] == {**loose["function"]["parameters"], "additionalProperties": False}
 
@@ -475,7 +475,7 @@ def test_a_column_that_a_row_lacks_is_none_as_in_a_dataset(own):
                  r"mine.py:4: .*Orders.load_split has to be a classmethod", id="load_split"),
 ])  # fmt: skip
 def test_a_file_that_does_not_fit_is_named_with_its_line_and_the_remedy(own, text, name, words):
-    with pytest.raises(OwnFileError, match=words):
+    with pytest.raises(UserFileError, match=words):
         own(text, name)
 
 
@@ -499,7 +499,7 @@ def test_rows_that_do_not_fit_are_named(own, rows, words):
     ("json:", "write FILE.py:NAME or module:NAME"),
 ])  # fmt: skip
 def test_a_name_that_leads_nowhere_is_refused(name, words):
-    with pytest.raises(OwnFileError, match=words):
+    with pytest.raises(UserFileError, match=words):
         make_environment(load_config(None, [f"env.type={json.dumps(name)}"]).environment)
 
 
@@ -518,7 +518,7 @@ def test_an_installed_package_names_its_environments_as_entry_points(own, tmp_pa
 
 def test_an_object_that_cannot_be_made_is_found_before_the_run(own):
     environment, _ = own(GAME.replace("self.episodes = 0", "raise OSError('no docker')", 1))
-    with pytest.raises(OwnFileError, match=r"(?s)mine.py:4: Game\(\) cannot be made.*line 8.*OSError: no docker"):
+    with pytest.raises(UserFileError, match=r"(?s)mine.py:4: Game\(\) cannot be made.*line 8.*OSError: no docker"):
         environment.check_episodes()
 
 
@@ -529,7 +529,7 @@ def test_a_file_that_changes_while_a_run_goes_on_does_not_change_the_run(own):
 
     texts = [GAME.replace("def hint", "def help_me"), GAME.replace("def hint", "def help_me"), GAME]
     assert tools() == tools() == ["guess", "hint"]
-    forget_own_files()  # as in the next command
+    forget_user_files()  # as in the next command
     assert tools() == ["guess", "help_me"]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 _LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def matmul_onednn(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of two matrices, without a gradient."""
     if _LINEAR is None or a.dtype != torch.float32 or a.device.type != "cpu" or not (a.numel() and b.numel()):
         return a @ b

@@ -22,24 +22,24 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from agentgrpo.chat.calls import call, numbered_id
-from agentgrpo.own_files import OwnFileError, place
+from agentgrpo.user_files import UserFileError, place
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
 from sql_agent.datatypes import OWN_REWARD
 from sql_agent.environments.base import Environment, EpisodeLostError, Split, Taskset
-from sql_agent.environments.named import named, tool_methods, tool_schemas
 from sql_agent.environments.rows import (
     PlacedTask,
     RowTask,
     RowTaskset,
     as_messages,
     placed_tasks,
-    read_rows,
+    read_placed_tasks,
     short,
     text_of,
 )
 from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
-from sql_agent.environments.worker import DeadlineError, RaisedError, Worker
+from sql_agent.environments.user_class import named, tool_methods, tool_schemas
+from sql_agent.environments.user_thread import DeadlineError, RaisedError, UserThread
 from sql_agent.names import ENVIRONMENTS
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
@@ -52,11 +52,11 @@ MAX_TURNS = 10
 _reported: set[str] = set()
 
 
-def open_own(settings: EnvironmentSettings) -> Taskset:
+def open_user(settings: EnvironmentSettings) -> Taskset:
     """Make what `settings.type` names.
 
     Raises:
-        OwnFileError: it cannot be imported, or is not an environment.
+        UserFileError: it cannot be imported, or is not an environment.
     """
     thing, _ = named(settings.type)
     if isinstance(thing, type) and issubclass(thing, Taskset):
@@ -65,21 +65,23 @@ def open_own(settings: EnvironmentSettings) -> Taskset:
         if settings.type not in ENVIRONMENTS and not issubclass(thing, Environment):
             missing |= {name for name in Environment.__abstractmethods__ if not hasattr(thing, name)}
             lacks = f"; it lacks {', '.join(sorted(missing))}" if missing else ""
-            raise OwnFileError(
+            raise UserFileError(
                 f"{place(thing)}: class {thing.__name__} says what can be asked (Taskset) and not where it is played; "
                 f"derive it from {interface}{lacks}"
             )
         if missing:
-            raise OwnFileError(
+            raise UserFileError(
                 f"{place(thing)}: class {thing.__name__} lacks {', '.join(sorted(missing))} of {interface}"
             )
         return thing.from_settings(settings)
     if isinstance(thing, dict):
-        raise OwnFileError(f"{settings.type} is a dict of environments; name one of them, a run has one environment")
+        raise UserFileError(f"{settings.type} is a dict of environments; name one of them, a run has one environment")
     if not callable(thing):
-        raise OwnFileError(f"{settings.type} is {short(thing, 60)}, expected a class, or a function that makes objects")
+        raise UserFileError(
+            f"{settings.type} is {short(thing, 60)}, expected a class, or a function that makes objects"
+        )
     name = settings.type if settings.type in ENVIRONMENTS else None
-    return OwnEnvironment(thing, timeout_s=settings.call_timeout_s, name=name)
+    return UserEnvironment(thing, timeout_s=settings.call_timeout_s, name=name)
 
 
 class Instance:
@@ -90,7 +92,7 @@ class Instance:
     """
 
     def __init__(self, factory: Callable[[], Any], timeout_s: float) -> None:
-        self._worker, self._timeout_s, self.given_up = Worker(), timeout_s, False
+        self._worker, self._timeout_s, self.given_up = UserThread(), timeout_s, False
         weakref.finalize(self, self._worker.stop)  # in case an episode was not closed
         try:
             self.object = self.run("construction", factory)
@@ -129,7 +131,7 @@ class Instance:
         self._worker.stop()
 
 
-class OwnEnvironment(RowTaskset, Environment):
+class UserEnvironment(RowTaskset, Environment):
     """Plays a class in TRL's form.
 
     Args:
@@ -137,7 +139,7 @@ class OwnEnvironment(RowTaskset, Environment):
         timeout_s: limit of each call of the user's code, in seconds.
         name: the registered name; None: tasks are named by the class.
     Raises:
-        OwnFileError: the class has no `reset`, or a public method that cannot be a tool.
+        UserFileError: the class has no `reset`, or a public method that cannot be a tool.
     """
 
     name: ClassVar[str] = "own"
@@ -145,8 +147,8 @@ class OwnEnvironment(RowTaskset, Environment):
 
     def __init__(self, factory: Callable[[], Any], *, timeout_s: float = 30.0, name: str | None = None) -> None:
         self._factory, self._timeout_s = factory, timeout_s
-        self.kind = factory if isinstance(factory, type) else _made_kind(factory, timeout_s)
-        self.name = name or OwnEnvironment.name  # pyright: ignore[reportAttributeAccessIssue]  depends on the class
+        self.kind = factory if isinstance(factory, type) else _build_and_type(factory, timeout_s)
+        self.name = name or UserEnvironment.name  # pyright: ignore[reportAttributeAccessIssue]  depends on the class
         self._tasks_kind = name or self.kind.__name__
         self._without_file = f"environment {self.kind.__name__} makes no tasks"
         self.tools = tool_schemas(self.kind)
@@ -161,21 +163,21 @@ class OwnEnvironment(RowTaskset, Environment):
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        raise TypeError("made by `open_own`, which knows the class")
+        raise TypeError("made by `open_user`, which knows the class")
 
     def messages(self, task: RowTask) -> list[Message]:
         """Raises ValueError: the task has no valid prompt."""
         return self._prompt(PlacedTask(task, f"task {task.id!r}"))
 
-    def open(self, task: RowTask, limits: AgentConfig) -> OwnEpisode:
+    def open(self, task: RowTask, limits: AgentConfig) -> UserEpisode:
         instance = self._instance()
         try:
-            return OwnEpisode(self, instance, copy.deepcopy(task.row))
+            return UserEpisode(self, instance, copy.deepcopy(task.row))
         except BaseException:  # Ctrl-C too leaves no thread of the user's code behind
             instance.stop()
             raise
 
-    def judge(self, episode: OwnEpisode) -> Score:
+    def judge(self, episode: UserEpisode) -> Score:
         """The verdict of `judge`, or the number of `get_reward` with the reason `OWN_REWARD`.
 
         None has the reason `no_reward`, the class's own reason, or `NO_JUDGE` if the class has neither method.
@@ -197,7 +199,7 @@ class OwnEnvironment(RowTaskset, Environment):
         try:
             Instance(self._factory, self._timeout_s).stop()
         except EpisodeLostError as lost:
-            raise OwnFileError(f"{place(self.kind)}: {self.kind.__name__}() cannot be made\n{lost}") from None
+            raise UserFileError(f"{place(self.kind)}: {self.kind.__name__}() cannot be made\n{lost}") from None
 
     def read_split(self, data: DataConfig, seed: int) -> Split:
         """The rows that the class's `load_split` gives, or else those of the files."""
@@ -205,7 +207,7 @@ class OwnEnvironment(RowTaskset, Environment):
 
     def read_tasks(self, file: Path) -> list[RowTask]:
         """Read every row, and check that it has a prompt and that `reset` takes its columns."""
-        return self._checked(read_rows(file, self._tasks_kind))
+        return self._checked(read_placed_tasks(file, self._tasks_kind))
 
     def reference_replies(self, task: RowTask) -> list[Message]:
         """The replies that the class's `reference` gives, or else those of the row's column `reference`.
@@ -253,11 +255,11 @@ class OwnEnvironment(RowTaskset, Environment):
         except ValueError:
             raise  # the environment's own words
         except Exception as error:  # the user's own code
-            raise OwnFileError(f"{place(load)}: load_split raised {type(error).__name__}: {error}") from error
+            raise UserFileError(f"{place(load)}: load_split raised {type(error).__name__}: {error}") from error
         if halves is None:
             return None
         if not isinstance(halves, tuple) or len(halves) != 2 or not all(isinstance(half, list) for half in halves):
-            raise OwnFileError(
+            raise UserFileError(
                 f"{place(load)}: load_split returned {short(halves, 60)}, expected two lists of rows, to train on and "
                 "held out, or None"
             )
@@ -277,7 +279,7 @@ class OwnEnvironment(RowTaskset, Environment):
         prompt, row = getattr(self.kind, "prompt", None), placed.task.row
         own = inspect.ismethod(prompt) and prompt.__func__ is not ToolEnvironment.prompt.__func__  # pyright: ignore
         if not own and row.get("prompt") is None:
-            raise OwnFileError(
+            raise UserFileError(
                 f"{placed.place}: no `prompt`; it has {', '.join(row) or 'nothing'}. Add the column, a text or "
                 'messages ("" where `reset` returns the whole prompt), or a classmethod `prompt(cls, row)` to '
                 f"{self.kind.__name__} ({place(self.kind)})"
@@ -287,27 +289,27 @@ class OwnEnvironment(RowTaskset, Environment):
         except Exception as error:  # the user's own code
             told = str(error) if isinstance(error, ValueError) else f"raised {type(error).__name__}: {error}"
             at = f" ({place(prompt)})" if own else ""
-            raise OwnFileError(f"{placed.place}: its prompt{at} {told}") from None
+            raise UserFileError(f"{placed.place}: its prompt{at} {told}") from None
 
     def _check_reset(self, placed: PlacedTask) -> None:
         reset = self.kind.reset
         try:
             inspect.signature(reset).bind(None, **placed.task.row)
         except TypeError as error:
-            raise OwnFileError(
+            raise UserFileError(
                 f"{place(reset)}: reset does not take the columns of {placed.place} ({', '.join(placed.task.row)}): "
                 f"{error}; it is called as reset(**row), so end its arguments with **row"
             ) from None
 
 
-class OwnEpisode(CallingEpisode):
+class UserEpisode(CallingEpisode):
     """Plays an episode with one of the class's objects.
 
     Raises:
         EpisodeLostError: `reset` raised, hung, or returned something other than a text or None.
     """
 
-    def __init__(self, environment: OwnEnvironment, instance: Instance, row: dict[str, Any]) -> None:
+    def __init__(self, environment: UserEnvironment, instance: Instance, row: dict[str, Any]) -> None:
         self._environment, self._instance, self._closed = environment, instance, False
         self._reply: str | None = None
         self.observation: str = instance.run("reset", functools.partial(_reset, instance.object, row))
@@ -368,12 +370,12 @@ class OwnEpisode(CallingEpisode):
         return str({"error": reason})
 
 
-def _made_kind(factory: Callable[[], Any], timeout_s: float) -> type:
+def _build_and_type(factory: Callable[[], Any], timeout_s: float) -> type:
     # one object has to be made to know the class
     try:
         instance = Instance(factory, timeout_s)
     except EpisodeLostError as lost:
-        raise OwnFileError(f"{place(factory)}: it makes no environment\n{lost}") from None
+        raise UserFileError(f"{place(factory)}: it makes no environment\n{lost}") from None
     instance.stop()
     return type(instance.object)
 

@@ -22,12 +22,12 @@ from sql_agent.environments.rows import RowTask
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute
 from sql_agent.oracle import serve
-from sql_agent.own_agents.datatypes import OwnAgent
-from sql_agent.own_agents.play import play, policy_of
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.rewards import NO_JUDGE, summed_reward
 from sql_agent.settings.groups import AgentConfig
+from sql_agent.user_agents.datatypes import UserAgent
+from sql_agent.user_agents.play import play_agent, policy_of
 
 SERVER = "policy-0"
 
@@ -57,7 +57,7 @@ def policy_served(base_url: str, model: str, api_key: str, timeout_s: float) -> 
 async def evaluate_rollout(
     task: RowTask,
     *,
-    agent: OwnAgent,
+    agent: UserAgent,
     address: str,
     limits: AgentConfig,
     functions: RewardFunctions,
@@ -77,7 +77,7 @@ async def evaluate_rollout(
         rollout_id=attempt.rollout_id, input=task.row, start_time=started, mode="test", attempt=attempt
     )
     policy = policy_of(address, SERVER, limits, rollout, seed=None)
-    record = await play(agent, task, policy, limits, others_reward=bool(functions))
+    record = await play_agent(agent, task, policy, limits, others_reward=bool(functions))
     judged = record.score.value is not None or record.score.reason == NO_JUDGE
     if not functions or not judged:  # a function is not asked about a lost rollout, as in a run
         return record

@@ -10,28 +10,28 @@ from collections.abc import Iterable
 
 from sqlglot import exp
 
-from dbbench_adapter.clock import check
-from dbbench_adapter.dialect.kinds import (
+from dbbench_adapter.dialect.signatures import called
+from dbbench_adapter.dialect.sql_types import (
     DOUBLE,
     INT,
     NULL,
     TEXT,
     Columns,
-    Kind,
+    SqlType,
     TableColumn,
     as_number,
-    cast_kind,
-    common_kind,
-    number_kind,
+    cast_type,
+    common_type,
+    number_type,
     quotient,
 )
-from dbbench_adapter.dialect.signatures import called
+from dbbench_adapter.statement_clock import check_deadline
 
 _MAX_ALIAS_DEPTH = 20
 _NESTED = (exp.CTE, exp.Subquery)
 
 
-class KindFinder:
+class TypeInference:
     def __init__(self, nodes: Iterable[exp.Expr], columns: Columns, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
         """Whether it is a change under MySQL's strict mode, which ends at a text that is no number, and at a zero
@@ -52,14 +52,14 @@ class KindFinder:
             elif isinstance(node, exp.Table):
                 self._tables.setdefault(node.alias_or_name.lower(), set()).add(node.name.lower())
         used = set[str]().union(*self._tables.values())
-        self._by_name: dict[str, set[Kind | None]] = {}
+        self._by_name: dict[str, set[SqlType | None]] = {}
         for column in columns:
             if column.table in used:
                 self._by_name.setdefault(column.name, set()).add(column.kind)
-        self._known: dict[tuple[str, int], Kind | None] = {}
+        self._known: dict[tuple[str, int], SqlType | None] = {}
         self._depth = 0
 
-    def kind(self, node: exp.Expr | None) -> Kind | None:
+    def kind(self, node: exp.Expr | None) -> SqlType | None:
         if node is None or self._depth > _MAX_ALIAS_DEPTH:
             return None
         self._depth += 1
@@ -85,10 +85,10 @@ class KindFinder:
         keys = [(table, node.name.lower()) for table in named or ()]
         return {self._by_table[key].declared for key in keys if key in self._by_table}
 
-    def _find(self, node: exp.Expr) -> Kind | None:
+    def _find(self, node: exp.Expr) -> SqlType | None:
         match node:
             case exp.Literal():
-                return TEXT if node.is_string else number_kind(node.name)
+                return TEXT if node.is_string else number_type(node.name)
             case exp.Null():
                 return NULL
             case exp.Column():
@@ -104,20 +104,20 @@ class KindFinder:
             case exp.Predicate() | exp.Not() | exp.Connector() | exp.Boolean() | exp.Escape():
                 return INT
             case exp.Cast():
-                return cast_kind(node.to)
+                return cast_type(node.to)
             case exp.Coalesce() | exp.If() | exp.Case():
-                return common_kind([self.kind(branch) for branch in branches(node)])
+                return common_type([self.kind(branch) for branch in branches(node)])
             case exp.Distinct():
                 return self.kind(node.expressions[0]) if len(node.expressions) == 1 else None
         found = called(node)
         return found[0].kind(self, found[1]) if found else None
 
-    def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
+    def kinds_of(self, query: exp.Expr) -> tuple[SqlType | None, ...]:
         """The kinds of a query's columns; () if a star leaves them open."""
         if isinstance(query, exp.SetOperation):
             sides = self.kinds_of(query.left.unnest()), self.kinds_of(query.right.unnest())
             same = len(sides[0]) == len(sides[1])
-            return tuple(common_kind(pair) for pair in zip(*sides, strict=True)) if same else ()
+            return tuple(common_type(pair) for pair in zip(*sides, strict=True)) if same else ()
         if type(query) is not exp.Select:
             return ()
         if not query.is_star:
@@ -126,7 +126,7 @@ class KindFinder:
         if any(join.args.get("using") or join.method for join in joins):
             return ()  # a column that both sides share is shown once
         sources = [clause.this for clause in (query.args.get("from_"), *joins) if clause is not None]
-        shown = list[Kind | None]()
+        shown = list[SqlType | None]()
         for item in query.selects:
             named = item.table.lower() if isinstance(item, exp.Column) else ""
             if not item.is_star:
@@ -138,7 +138,7 @@ class KindFinder:
                     shown += of_source
         return tuple(shown)
 
-    def _shown_by(self, source: exp.Expr) -> tuple[Kind | None, ...]:
+    def _shown_by(self, source: exp.Expr) -> tuple[SqlType | None, ...]:
         if isinstance(source, exp.Subquery):
             return self.kinds_of(source.this.unnest())
         if (inner := self._ctes.pop(source.name.lower(), None)) is not None:  # once, as it may name itself
@@ -147,7 +147,7 @@ class KindFinder:
             return found
         return tuple(column.kind for column in self.columns_of(source.name))
 
-    def _column(self, node: exp.Column) -> Kind | None:
+    def _column(self, node: exp.Column) -> SqlType | None:
         name, table = node.name.lower(), node.table.lower()
         if table and (tables := self._tables.get(table)):
             found = {self._by_table[key].kind for key in ((one, name) for one in tables) if key in self._by_table}
@@ -156,7 +156,7 @@ class KindFinder:
         own = node.parent_select if self._hides_aliases(node, name) else None
         key = name, id(own)
         if key not in self._known:  # kept: a chain of sub-queries asks for a name exponentially often
-            check()
+            check_deadline()
             self._known[key] = None
             kinds = set(self._by_name.get(name, ()))
             for value in self._aliases.get(name, ()):
@@ -178,7 +178,7 @@ class KindFinder:
         tables = {table for table, _ in self._by_table}
         return all(name in tables or name in self._ctes for names in self._tables.values() for name in names)
 
-    def _arithmetic(self, node: exp.Binary) -> Kind | None:
+    def _arithmetic(self, node: exp.Binary) -> SqlType | None:
         left, right = as_number(self.kind(node.left)), as_number(self.kind(node.right))
         if left is None or right is None or any(kind.name == "double" and kind.scale for kind in (left, right)):
             return None  # MariaDB rounds what is computed from a rounded double
@@ -188,7 +188,9 @@ class KindFinder:
             return DOUBLE
         if left == right == INT:
             return INT
-        return Kind("decimal", left.scale + right.scale if isinstance(node, exp.Mul) else max(left.scale, right.scale))
+        return SqlType(
+            "decimal", left.scale + right.scale if isinstance(node, exp.Mul) else max(left.scale, right.scale)
+        )
 
 
 def branches(value: exp.Expr) -> list[exp.Expr]:

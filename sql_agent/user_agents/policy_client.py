@@ -35,7 +35,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai._base_client import AsyncAPIClient, SyncAPIClient
 
 from sql_agent.model_address.signed_address import AGENT_HEADER
-from sql_agent.own_agents.datatypes import Policy
+from sql_agent.user_agents.datatypes import Policy
 
 
 class AgentNames(TracingProcessor):

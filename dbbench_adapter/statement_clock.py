@@ -72,12 +72,12 @@ def count_made(chars: int) -> None:
 
 
 def kept(refusal: Refused) -> Refused:
-    """Keep the error for `refused`, since SQLite does not pass on its text; it is returned to be raised."""
+    """Keep the error for `statement_refusal`, since SQLite does not pass on its text; it is returned to be raised."""
     _CLOCK.refused = str(refusal)
     return refusal
 
 
-def refused() -> str | None:
+def statement_refusal() -> str | None:
     return _CLOCK.refused
 
 
@@ -97,7 +97,7 @@ def stalled() -> bool:
     return time.monotonic() > _CLOCK.last and not expired()
 
 
-def check() -> None:
+def check_deadline() -> None:
     if expired():
         raise StatementTimeout("the statement's time is up")
 

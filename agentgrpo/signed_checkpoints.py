@@ -114,7 +114,7 @@ def _signature(record: Mapping[str, Any]) -> str:
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path, name: str) -> Record | str:
+def read_record(folder: Path, name: str) -> Record | str:
     try:
         record = parse_json((folder / name).read_text())
         {path: (about["bytes"], about["sha256"]) for path, about in record.get("files", {}).items()}
@@ -133,11 +133,11 @@ def why_not_loadable(folder: Path, name: str, *, run_dir: Path) -> str | None:
     Raises:
         NotOursError: the checkpoint has a record, but this user did not write it.
     """
-    record = read(folder, name)
+    record = read_record(folder, name)
     if isinstance(record, str):
         return record
     check_ours(folder, name, record, run_dir=run_dir)
-    return fault_of(folder, record)
+    return check_record_files(folder, record)
 
 
 def check_ours(folder: Path, name: str, record: Record, *, run_dir: Path) -> None:
@@ -185,7 +185,7 @@ def accept_command(run_dir: Path | str) -> str:
     return agentgrpo_command("accept", run_dir)
 
 
-def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None:
+def check_record_files(folder: Path, record: Record, *, hashes: bool = True) -> str | None:
     """
     Args:
         hashes: False compares sizes only, without reading the files.

@@ -11,19 +11,19 @@ import re
 
 from sqlglot import exp
 
-from dbbench_adapter.clock import Refused
-from dbbench_adapter.dialect.comparisons import as_text, put
+from dbbench_adapter.dialect.comparisons import cast_to_text, put
 from dbbench_adapter.dialect.functions.storing import stored_as
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES
-from dbbench_adapter.dialect.kind_finder import KindFinder, branches
-from dbbench_adapter.dialect.kinds import DOUBLE, INT, NULL, TEXT_BYTES, Kind, TableColumn
-from dbbench_adapter.dialect.syntax import StatementError, call, read_through, unparenthesised, unsupported
+from dbbench_adapter.dialect.sql_types import DOUBLE, INT, NULL, TEXT_BYTES, SqlType, TableColumn
+from dbbench_adapter.dialect.syntax import StatementError, anonymous_call, read_through, unparenthesised, unsupported
+from dbbench_adapter.dialect.type_inference import TypeInference, branches
+from dbbench_adapter.statement_clock import Refused
 
 # A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles.
 _PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)\.\d+|-?[1-9]\d{18,}")
 
 
-def store(tree: exp.Expr, finder: KindFinder) -> None:
+def store(tree: exp.Expr, finder: TypeInference) -> None:
     """Turn the values that an UPDATE or INSERT stores into those that the columns hold, in place.
 
     Raises:
@@ -87,17 +87,19 @@ def _constant(value: exp.Expr) -> str | int | float | None:
     return f"-{value.name}" if negative and found else value.name
 
 
-def _columns(table: exp.Expr, finder: KindFinder) -> dict[str, TableColumn | None]:
+def _columns(table: exp.Expr, finder: TypeInference) -> dict[str, TableColumn | None]:
     return {column.name: column for column in finder.columns_of(table.name)}
 
 
-def _store_assigned(items: list[exp.Expr], columns: dict[str, TableColumn | None], finder: KindFinder) -> None:
+def _store_assigned(items: list[exp.Expr], columns: dict[str, TableColumn | None], finder: TypeInference) -> None:
     for item in items:
         if isinstance(item, exp.EQ) and isinstance(item.this, exp.Column):
             item.set("expression", _stored_in(columns.get(item.this.name.lower()), item.expression, finder))
 
 
-def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColumn | None], finder: KindFinder) -> None:
+def _store_selected(
+    tree: exp.Insert, query: exp.Query, columns: list[TableColumn | None], finder: TypeInference
+) -> None:
     # Read the query through `WITH stored_rows (...)`, so that it still orders and groups by numbers.
     kinds = finder.kinds_of(query)
     if (not kinds or None in kinds) and finder.knows_tables() and finder.knows_columns(query):
@@ -118,7 +120,7 @@ def _store_selected(tree: exp.Insert, query: exp.Query, columns: list[TableColum
         tree.set("expression", read_through(query, "stored_rows", names, values))
 
 
-def _selected(query: exp.Query, finder: KindFinder) -> list[exp.Expr | None]:
+def _selected(query: exp.Query, finder: TypeInference) -> list[exp.Expr | None]:
     """The expressions that a query selects; those behind a star only where it stands for one table's columns."""
     if not query.is_star:
         return [item.unalias() for item in query.selects]
@@ -137,7 +139,7 @@ def _end_with_where(query: exp.Query) -> None:
         query.set("where", exp.Where(this=exp.true()))
 
 
-def _stored_in(column: TableColumn | None, value: exp.Expr, finder: KindFinder) -> exp.Expr:
+def _stored_in(column: TableColumn | None, value: exp.Expr, finder: TypeInference) -> exp.Expr:
     kind = finder.kind(value)
     if isinstance(value, exp.Null | exp.Star | exp.Placeholder | exp.Var) or _is_like(column, value, finder):
         return value
@@ -149,7 +151,7 @@ def _stored_in(column: TableColumn | None, value: exp.Expr, finder: KindFinder) 
     return _held(column, value, kind, value)
 
 
-def _held(column: TableColumn | None, value: exp.Expr, kind: Kind | None, origin: exp.Expr | None) -> exp.Expr:
+def _held(column: TableColumn | None, value: exp.Expr, kind: SqlType | None, origin: exp.Expr | None) -> exp.Expr:
     """
     Args:
         kind: the kind of the value.
@@ -162,32 +164,32 @@ def _held(column: TableColumn | None, value: exp.Expr, kind: Kind | None, origin
         _refuse_hidden_digits(origin, into)
     if into.is_number:
         if kind.is_temporal:
-            value = call("temporal_number", value)
+            value = anonymous_call("temporal_number", value)
         elif kind.name == "decimal" and not isinstance(value, exp.Literal):
-            value = call("decimal_text", value)
+            value = anonymous_call("decimal_text", value)
     elif into.is_temporal and kind.is_number and not isinstance(value, exp.Literal):
         raise unsupported("a computed number stored as a date")
     elif kind.is_number and kind != INT and (origin is not None or isinstance(value, exp.Column)):
-        value = as_text(value, kind if kind.name == "decimal" else DOUBLE)
+        value = cast_to_text(value, kind if kind.name == "decimal" else DOUBLE)
     if _fits(column, value, kind, origin):
         return value
-    return call("stored_as", exp.Literal.string(column.declared), exp.Literal.string(column.name), value)
+    return anonymous_call("stored_as", exp.Literal.string(column.declared), exp.Literal.string(column.name), value)
 
 
-def _refuse_hidden_digits(origin: exp.Expr, into: Kind) -> None:
+def _refuse_hidden_digits(origin: exp.Expr, into: SqlType) -> None:
     if into.name != "decimal" and origin.find(exp.Div, exp.Avg):
         raise unsupported("a quotient or AVG that is stored; ROUND it")
     if not into.is_number and (branches(origin.unnest()) or origin.find(exp.Case, exp.If, exp.Coalesce)):
         raise unsupported("a decimal of several digits stored as a text")
 
 
-def _is_like(column: TableColumn | None, value: exp.Expr | None, finder: KindFinder) -> bool:
+def _is_like(column: TableColumn | None, value: exp.Expr | None, finder: TypeInference) -> bool:
     if column is None or not isinstance(value, exp.Column) or finder.is_computed(value):
         return False
     return finder.declared(value) == {column.declared}
 
 
-def _fits(column: TableColumn, value: exp.Expr, kind: Kind, origin: exp.Expr | None) -> bool:
+def _fits(column: TableColumn, value: exp.Expr, kind: SqlType, origin: exp.Expr | None) -> bool:
     """Whether a column surely holds the value as it is."""
     if isinstance(value, exp.Literal):
         given = _constant(value)

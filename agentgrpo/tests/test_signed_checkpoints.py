@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.printed_commands import agentgrpo_command
-from agentgrpo.signed import NotOursError, check_ours, file_sha256, key_file, read, seal, user_key, why_not_loadable
+from agentgrpo.signed_checkpoints import (
+    NotOursError,
+    check_ours,
+    file_sha256,
+    key_file,
+    read_record,
+    seal,
+    user_key,
+    why_not_loadable,
+)
 from sql_agent.commands.accept import main as accept_run
 
 RECORD = "manifest.json"
@@ -175,7 +184,7 @@ def test_what_another_user_wrote_is_refused_though_it_is_signed(checkpoint, plac
 
 def test_where_a_file_system_gives_everything_to_one_user_the_signature_decides(checkpoint, monkeypatch):
     """As a share that is mounted for another user: what we write there is not ours by its owner either."""
-    monkeypatch.setattr("agentgrpo.signed.os.geteuid", lambda: 54321)
+    monkeypatch.setattr("agentgrpo.signed_checkpoints.os.geteuid", lambda: 54321)
     assert look(checkpoint) is None
     forged(checkpoint, lambda record: record.pop("signature"))
     with pytest.raises(NotOursError, match="is not signed"):
@@ -264,7 +273,7 @@ def test_what_is_torn_is_not_signed(checkpoint, tmp_path, capsys):
     assert accept_run([str(tmp_path / "run")]) == 1
     assert capsys.readouterr().out == f"{checkpoint}: data.pt has 3 bytes, expected 5\n"
     with pytest.raises(NotOursError):
-        check_ours(checkpoint, RECORD, read(checkpoint, RECORD), run_dir=tmp_path / "run")
+        check_ours(checkpoint, RECORD, read_record(checkpoint, RECORD), run_dir=tmp_path / "run")
 
 
 def test_what_everybody_may_write_is_not_signed(checkpoint, tmp_path, capsys):

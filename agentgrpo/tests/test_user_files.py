@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FIND = """
 import sys
-from agentgrpo.own_files import find
-there, source = find(sys.argv[1])
+from agentgrpo.user_files import load_object
+there, source = load_object(sys.argv[1])
 print(*there, source.file)
 """
 

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from agentgrpo.forked import LimitError, forked
+from agentgrpo.limited_fork import LimitError, forked
 
 
 def test_the_result_comes_back_from_another_process_which_leaves_nothing():

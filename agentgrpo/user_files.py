@@ -24,27 +24,27 @@ from typing import Any
 from agentgrpo.printed_commands import install_command
 
 
-class OwnFileError(ValueError):
+class UserFileError(ValueError):
     """A user's own file does not fit; the message names the place and what to do there."""
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     file: Path
     sha256: str
     """The file's hash when it was imported; "" for a module without a file."""
 
 
-def find(name: str) -> tuple[Any, Source]:
-    """Raises OwnFileError: there is no such file, module or name, or importing it raises."""
+def load_object(name: str) -> tuple[Any, SourceFile]:
+    """Raises UserFileError: there is no such file, module or name, or importing it raises."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute.isidentifier():
-        raise OwnFileError(f"{name!r} names no object; write FILE.py:NAME or module:NAME")
+        raise UserFileError(f"{name!r} names no object; write FILE.py:NAME or module:NAME")
     is_file = where.endswith(".py") or os.sep in where
     module, source = _of_file(Path(where).expanduser().resolve()) if is_file else _of_module(where)
     if not hasattr(module, attribute):
         there = ", ".join(_defined(module)) or "nothing"
-        raise OwnFileError(f"{where} has no {attribute!r}; it defines {there}")
+        raise UserFileError(f"{where} has no {attribute!r}; it defines {there}")
     return getattr(module, attribute), source
 
 
@@ -59,11 +59,11 @@ def place(thing: Any) -> str:
 
 
 @functools.cache
-def _of_file(file: Path) -> tuple[ModuleType, Source]:
+def _of_file(file: Path) -> tuple[ModuleType, SourceFile]:
     try:
         text = file.read_bytes()
     except OSError as error:
-        raise OwnFileError(
+        raise UserFileError(
             f"{file} cannot be read ({error.strerror}); give FILE.py:NAME, a path from {Path.cwd()}"
         ) from None
     sha256 = hashlib.sha256(text).hexdigest()
@@ -85,7 +85,7 @@ def _of_file(file: Path) -> tuple[ModuleType, Source]:
     except BaseException as error:  # the user's code may call sys.exit(); Ctrl-C is raised again
         del sys.modules[name]
         raise _import_failed(error, file) from error
-    return module, Source(file, sha256)
+    return module, SourceFile(file, sha256)
 
 
 def _refuse_training(tree: ast.Module, file: Path) -> None:
@@ -93,23 +93,23 @@ def _refuse_training(tree: ast.Module, file: Path) -> None:
     for statement in tree.body:
         call = getattr(statement, "value", None)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train":
-            raise OwnFileError(
+            raise UserFileError(
                 f"{file}:{statement.lineno}: {ast.unparse(call)[:60]} starts a training as soon as the file is "
                 'imported; put it, and the trainer, under if __name__ == "__main__"'
             )
 
 
-def _of_module(name: str) -> tuple[ModuleType, Source]:
+def _of_module(name: str) -> tuple[ModuleType, SourceFile]:
     _findable(Path.cwd())  # a script's own folder is there instead
     try:
         module = importlib.import_module(name)
     except BaseException as error:  # the user's code, as above
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             remedy = _what_hides(error.name) or "install its package, give FILE.py:NAME, or start in its folder"
-            raise OwnFileError(f"there is no module {error.name!r}; {remedy}") from None
+            raise UserFileError(f"there is no module {error.name!r}; {remedy}") from None
         raise _import_failed(error, name) from error
     file = Path(inspect.getsourcefile(module) or name)
-    return module, Source(file, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
+    return module, SourceFile(file, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
 
 
 def _findable(folder: Path) -> None:
@@ -129,11 +129,11 @@ def _what_hides(module: str) -> str | None:
 def _import_failed(error: BaseException, source: Path | str) -> Exception:
     if isinstance(error, KeyboardInterrupt):
         raise error
-    if isinstance(error, OwnFileError):
+    if isinstance(error, UserFileError):
         return error
     if isinstance(error, SyntaxError):
         code = f": {error.text.strip()}" if error.text else ""
-        return OwnFileError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}{code}")
+        return UserFileError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}{code}")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _machinery(frame.filename)]
     inside = [frame for frame in frames if frame.filename == str(source)] or frames
     at = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(source)
@@ -145,7 +145,7 @@ def _import_failed(error: BaseException, source: Path | str) -> Exception:
             "it is imported when the command starts, so what starts a training of its own belongs under if __name__ == "
             '"__main__"'
         )
-    return OwnFileError(f"{at}: importing it raised {type(error).__name__}: {error}; {remedy}")
+    return UserFileError(f"{at}: importing it raised {type(error).__name__}: {error}; {remedy}")
 
 
 def _machinery(filename: str) -> bool:

@@ -37,7 +37,7 @@ class AgentEnd:
     """What the policy did, if it ended the rollout without an answer."""
 
 
-class OwnAgent(Protocol):
+class UserAgent(Protocol):
     rewards_itself: bool
 
     def check_row(self, row: dict[str, Any]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from agents import UserError
 
-from agentgrpo.own_files import OwnFileError
-from sql_agent.own_agents.datatypes import AgentEnd, Policy
-from sql_agent.own_agents.policy_client import asking, every_client
+from agentgrpo.user_files import UserFileError
+from sql_agent.user_agents.datatypes import AgentEnd, Policy
+from sql_agent.user_agents.policy_client import asking, every_client
 
 
 def is_graph(thing: Any) -> bool:
@@ -29,19 +29,19 @@ def check_graph(name: str, graph: Any) -> None:
     Args:
         name: where the user named it.
     Raises:
-        OwnFileError: it takes no messages, or its models are no clients of the openai package.
+        UserFileError: it takes no messages, or its models are no clients of the openai package.
     """
     keys = graph.builder.schemas[graph.builder.input_schema]  # its JSON schema refuses `typing.TypedDict` on 3.11
     if "messages" not in keys:
-        raise OwnFileError(
+        raise UserFileError(
             f"{name} is a graph whose input is {', '.join(keys) or 'no dictionary'}; expected `messages`, which a "
             "task's prompt becomes. Give a function of the task that runs the graph and returns the answer"
         )
-    from sql_agent.own_agents.graph_calls import is_client, other_model
+    from sql_agent.user_agents.graph_calls import is_client, other_model
 
     models = _chat_models()
     if models and not any(is_client(type(model).__name__) for model in models):
-        raise OwnFileError(f"{name}: {other_model(type(models[0]).__name__)}")
+        raise UserFileError(f"{name}: {other_model(type(models[0]).__name__)}")
 
 
 def _chat_models() -> list[Any]:
@@ -63,7 +63,7 @@ async def run_graph(graph: Any, prompt: Any, policy: Policy, context: Any = None
     from langgraph.errors import GraphRecursionError
     from langsmith import tracing_context
 
-    from sql_agent.own_agents.graph_calls import GraphCalls
+    from sql_agent.user_agents.graph_calls import GraphCalls
 
     calls = GraphCalls(policy.max_turns)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

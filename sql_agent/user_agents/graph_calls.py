@@ -42,7 +42,7 @@ class GraphCalls(BaseCallbackHandler):
         self._asked[run_id] = kwargs.get("invocation_params") or {}
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self.misfit = misfit(self._asked.pop(run_id, {}), response.generations[0][0].message)
+        self.misfit = check_reply(self._asked.pop(run_id, {}), response.generations[0][0].message)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         asked = self._asked.pop(run_id, {})
@@ -50,7 +50,7 @@ class GraphCalls(BaseCallbackHandler):
             self.misfit = "its reply does not have the form that was asked for"
 
 
-def misfit(asked: dict[str, Any], reply: Any) -> str | None:
+def check_reply(asked: dict[str, Any], reply: Any) -> str | None:
     """Why a reply is not one that its request allows, in words; None if it is.
 
     Args:

@@ -1,7 +1,7 @@
 """Finds the class of a user's own environment, and the tools of a class in TRL's form.
 
-Every message names file, line and remedy. Leaves out the import of the file (`agentgrpo.own_files`) and the use of the
-class (`own`).
+Every message names file, line and remedy. Leaves out the import of the file (`agentgrpo.user_files`) and the use of the
+class (`user`).
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from agentgrpo.own_files import OwnFileError, Source, find, place
+from agentgrpo.user_files import SourceFile, UserFileError, load_object, place
 from sql_agent.names import ENVIRONMENTS, installed
 
 # Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16).
 NO_TOOLS = frozenset({"reset", "get_reward"})
 
 
-def named(name: str) -> tuple[Any, Source]:
+def named(name: str) -> tuple[Any, SourceFile]:
     """What a registered name, `FILE.py:NAME`, `module:NAME` or an entry point names, and its source.
 
     Raises:
-        OwnFileError: there is no such file, module or name, or importing it raises.
+        UserFileError: there is no such file, module or name, or importing it raises.
     """
-    return find(ENVIRONMENTS.get(name) or (name if ":" in name else installed(name) or name))
+    return load_object(ENVIRONMENTS.get(name) or (name if ":" in name else installed(name) or name))
 
 
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
     """The tools of a class by name: its public functions, as TRL lists them.
 
     Raises:
-        OwnFileError: the class has no `reset`.
+        UserFileError: the class has no `reset`.
     """
     functions = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
     if "reset" not in functions:
-        raise OwnFileError(
+        raise UserFileError(
             f"{place(kind)}: class {kind.__name__} has no method `reset`, which starts an episode; add "
             "`def reset(self, **row)`, or derive it from sql_agent.environments.tools.ToolEnvironment"
         )
@@ -54,7 +54,7 @@ def _schema(method: Callable[..., Any]) -> dict[str, Any]:
         tool = get_json_schema(method)
     except (DocstringParsingException, TypeHintParsingException, NameError) as error:
         words = str(error).rstrip(".!")
-        raise OwnFileError(
+        raise UserFileError(
             f"{place(method)}: {method.__qualname__} cannot be offered as a tool: {words}. Every public method is one: "
             "give it type hints and a docstring with a line for each argument under `Args:`, or a name that begins "
             "with `_`"
@@ -69,7 +69,7 @@ def tool_schemas(kind: type) -> list[dict[str, Any]]:
     A class that declares `strict_tools` also forbids arguments that a tool does not have.
 
     Raises:
-        OwnFileError: a tool has no docstring, or an argument no type hint or no description.
+        UserFileError: a tool has no docstring, or an argument no type hint or no description.
     """
     schemas = [_schema(method) for method in tool_methods(kind).values()]
     return [_strict(schema) for schema in schemas] if getattr(kind, "strict_tools", False) else schemas

@@ -9,7 +9,7 @@ from agentgrpo.checks import Finding, Problem, UsageError
 from agentgrpo.hub import model_folder
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.architectures import Trainer, fault_of
+from sql_agent.architectures import Trainer, check_architecture
 from sql_agent.environments.base import make_taskset
 from sql_agent.local.model_files import base_folder
 from sql_agent.model_check import check_model_dir, check_tensor_parallel, read_json, template_of_run
@@ -30,7 +30,7 @@ def check_model(model: Path, protocol: ProtocolName) -> Finding:
     return Finding(f"{path}" if problems else sound, problems)
 
 
-def check_shared(model: Path, tensor_parallel: int) -> Finding:
+def check_sharding(model: Path, tensor_parallel: int) -> Finding:
     return Finding(f"{tensor_parallel}", tuple(check_tensor_parallel(model, tensor_parallel)))
 
 
@@ -40,7 +40,7 @@ def check_model_type(model: Path | str, trainer: Trainer, row_tokens: int) -> Fi
         config = read_json(base_folder(model_folder(model, fetch=False)) / "config.json")
     except (ValueError, KeyError):
         return None
-    problem = fault_of(config, trainer, row_tokens)
+    problem = check_architecture(config, trainer, row_tokens)
     return Finding(str(config.get("model_type")), (problem,) if problem else ())
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentgrpo.chat.calls import mended_calls
+from agentgrpo.chat.calls import repair_tool_calls
 from agentgrpo.chat.conversations import (
     CONVERSATIONS,
     TOOL_COLUMNS,
     RowError,
     is_context,
-    legal,
+    normalize_tool_call_ids,
     read_conversation,
     read_message,
     read_text,
@@ -48,7 +48,7 @@ class RawPair:
 
 
 @dataclass(frozen=True)
-class Form:
+class PairForm:
     needs: str
     """The fields that identify the form, for help and error messages."""
     fits: Callable[[Row], bool]
@@ -80,7 +80,7 @@ class Converter:
         """Raises RowError: the row is not a pair; `changes` and `forms` stay as they were."""
         changes: Counter[str] = Counter()
         row = without_json_texts(known_columns(raw, _KNOWN, self.columns), changes)
-        name = self.form or form_of(row, raw)
+        name = self.form or pair_form(row, raw)
         form = FORMS[name]
         try:
             if self.form is None and not self.columns:
@@ -100,7 +100,7 @@ class Converter:
         return preference
 
 
-def form_of(row: Row, raw: Row | None = None) -> str:
+def pair_form(row: Row, raw: Row | None = None) -> str:
     """
     Args:
         row: under the known names; `raw` is under the user's own.
@@ -113,14 +113,14 @@ def form_of(row: Row, raw: Row | None = None) -> str:
     raise no_form(row if raw is None else raw, _NEEDED, ("system",))
 
 
-def _check_unread(raw: Row, row: Row, form: Form) -> None:
+def _check_unread(raw: Row, row: Row, form: PairForm) -> None:
     read = form.fields | _OTHER_READ | ({form.system} if form.system else set())
     known = read | {"messages", *_CONTINUATIONS}
     check_unread(raw, [name for name in row if name in form.fields], known, ("prompt", "system", "tools"))
 
 
 def _preference(
-    raw: Row, row: Row, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool
+    raw: Row, row: Row, form: PairForm, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool
 ) -> Preference:
     mark = take_mark(raw, "")[1]
     if mark is not None and not mark[1]:
@@ -135,7 +135,7 @@ def _preference(
         if (fault := rendered_part(prompt=pair.prompt or (), chosen=pair.chosen, rejected=pair.rejected)) is not None:
             raise RowError(*fault)
         for messages in (pair.prompt or [], pair.chosen, pair.rejected):
-            messages[:] = mended_calls(messages, tools, changes)
+            messages[:] = repair_tool_calls(messages, tools, changes)
     prompt, whole = _joined(pair, changes)
     if drop_tools:
         changes["tools' schemas dropped"] += tools is not None
@@ -145,7 +145,7 @@ def _preference(
                 raise RowError(name, "ends with a tool call, of which nothing would be left; leave out --drop-tools")
         if touched:
             prompt, whole = None, {name: without_tools(side, changes) for name, side in whole.items()}
-    whole = {name: legal(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
+    whole = {name: normalize_tool_call_ids(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
     for name, side in whole.items():
         _check_end(side, name)
     if _without_last_blanks(whole["chosen"]) == _without_last_blanks(whole["rejected"]):
@@ -441,24 +441,26 @@ def _has(*names: str) -> Callable[[Row], bool]:
 _HISTORY = frozenset({"instruction", "input", "history"})
 _CONTINUATIONS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
 _OTHER_READ = frozenset({*TOOL_COLUMNS, "metadata"})
-FORMS: dict[str, Form] = {
-    "sharegpt": Form("conversations, chosen, rejected", _has("conversations"), _sharegpt, SIDES | {"conversations"}),
-    "agent": Form(
+FORMS: dict[str, PairForm] = {
+    "sharegpt": PairForm(
+        "conversations, chosen, rejected", _has("conversations"), _sharegpt, SIDES | {"conversations"}
+    ),
+    "agent": PairForm(
         "messages and rejected_messages or chosen_messages",
         lambda row: row.get("messages") is not None and any(row.get(name) is not None for name in _CONTINUATIONS),
         _agent,
         _CONTINUATIONS | {"messages"},
     ),
-    "instruction": Form("instruction, chosen, rejected", _has("instruction"), _instruction, SIDES | _HISTORY),
-    "hh": Form(
+    "instruction": PairForm("instruction, chosen, rejected", _has("instruction"), _instruction, SIDES | _HISTORY),
+    "hh": PairForm(
         "chosen and rejected as transcripts, \\n\\nHuman: ... \\n\\nAssistant: ...",
         lambda row: _has()(row) and (_is_transcript(row.get("prompt")) or _is_transcript(row["chosen"])),
         _hh,
         SIDES | {"prompt"},
         system=None,
     ),
-    "explicit": Form("prompt, chosen, rejected", _has("prompt"), _explicit, SIDES | {"prompt"}),
-    "implicit": Form("chosen and rejected as conversations or texts that begin alike", _has(), _implicit, SIDES),
+    "explicit": PairForm("prompt, chosen, rejected", _has("prompt"), _explicit, SIDES | {"prompt"}),
+    "implicit": PairForm("chosen and rejected as conversations or texts that begin alike", _has(), _implicit, SIDES),
 }
 _KNOWN = frozenset().union(*(form.fields for form in FORMS.values()), _OTHER_READ, {"system"})
 _NEEDED = (("prompt", *sorted(SIDES)), ("chosen", "rejected"), ("messages", "rejected_messages"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentgrpo.nearest import did_you_mean, nearest
+from agentgrpo.spelling import did_you_mean, nearest
 
 
 @pytest.mark.parametrize(
