@@ -36,13 +36,13 @@ def left_out_parts() -> dict[str, dict[str, object]]:
     parts: dict[str, dict[str, object]] = {
         "dialect/allowed_sql": {translate + name: _nothing for name in checks},
         "dialect/queries: collation": {rewrites + "collate_computed": _nothing},
-        "dialect/kinds": {
+        "dialect/sql_types": {
             "dialect.type_inference.TypeInference.kind": _nothing,
             "dialect.type_inference.TypeInference.kinds_of": lambda *_: (),
         },
         "dialect/comparisons": {rewrites + "compare": _nothing, rewrites + "take_arguments": _nothing},
         "dialect/rewrites": {translate + "rewritten": lambda tree, *_: tree},
-        "dialect/stored": {rewrites + "store": _nothing},
+        "dialect/stored_values": {rewrites + "store": _nothing},
         "dialect/queries: groups": {rewrites + "order_groups": _nothing},
         "engines/sqlite/catalogue": {
             "engines.sqlite.backend.catalogue_answer": _nothing,

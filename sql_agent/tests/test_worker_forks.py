@@ -23,7 +23,7 @@ DRIVER = """
 import colorsys, sys
 from pathlib import Path
 from sql_agent.verl_side import worker_forks
-if work := worker_forks.begin(Path(sys.argv[1])):
+if work := worker_forks.start_fork_server(Path(sys.argv[1])):
     work()
     sys.exit()
 print("up", flush=True)
@@ -198,7 +198,7 @@ worker_forks.import_ray()
 import ray
 from ray._private import node
 folder = Path(sys.argv[1])
-if work := worker_forks.begin(folder / "forks"):
+if work := worker_forks.start_fork_server(folder / "forks"):
     work()
     sys.exit()
 worker_forks.fork_workers(node)
