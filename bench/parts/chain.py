@@ -1,8 +1,8 @@
 """Plays a run without verl in its own process: `python -m bench.parts.chain`.
 
 It replaces the command and verl's driver: `launch.start_agl_trainer` forks the runners (and keeps the store, if no
-other is named), and the rollout manager asks for rollouts, through the LLM proxy if the settings say so. It reads one line of JSON,
-which `bench.parts.overhead` and `bench.parts.long_run` write, and answers with lines of JSON.
+other is named), and the rollout manager asks for rollouts, through the LLM proxy if the settings say so. It
+reads one line of JSON, which `bench.parts.overhead` and `bench.parts.long_run` write, and answers with lines of JSON.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from agentgrpo.run_folder import METRICS, claim
+from agentgrpo.run_folder import METRICS
 from reward_model.reward_modeling import main
 from reward_model.scorer import RECORD, Scorer
 from reward_model.tests.conftest import assistant, user
@@ -27,38 +26,6 @@ def command(base: Path, pairs: Path, output: Path, *flags: str) -> list[str]:
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--held_out_fraction", "1"], "--held-out-fraction is 1.0, expected 0 or more and less than 1"),
-        (["--max_length", "5"], "pairs.jsonl are longer than --max-length 5; the shortest has "),
-        (
-            ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "3"],
-            "21 pairs are fewer than one batch of 24 (--per-device-train-batch-size x --gradient-accumulation-steps x",
-        ),
-        (["--dataset_name", "gone.jsonl"], "gone.jsonl does not exist; agentgrpo reward convert makes such"),
-        (["--eval_dataset_name", "gone.jsonl"], "gone.jsonl does not exist"),
-        (
-            ["--model_name_or_path", "gone"],
-            "gone is no folder, and no model of that name is whole in the Hugging Face cache",
-        ),
-        (["--chat_template_path", "gone.jinja"], "--chat-template-path gone.jinja does not exist; name a Jinja file"),
-        (["--resume_from_checkpoint", "gone"], "--resume-from-checkpoint gone is no checkpoint of this command"),
-        (["--config", "gone.yaml"], "--config gone.yaml cannot be read: No such file or directory; name a YAML"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_the_weights_are_read(base, pairs, tmp_path, capsys, flags, words):
-    assert main(command(base, pairs, tmp_path / "out", *flags)) == 1
-    assert words in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_a_run_is_writing_to_is_refused_before_anything_else_is_looked_at(base, tmp_path, capsys):
-    with claim(tmp_path / "out"):
-        assert main(command(base, tmp_path / "gone.jsonl", tmp_path / "out")) == 1
-    assert "another run is writing to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -98,15 +65,6 @@ def test_a_file_of_settings_that_cannot_be_is_refused(base, pairs, tmp_path, cap
     (tmp_path / "run.yaml").write_text(text)
     assert main(command(base, pairs, tmp_path / "out", "--config", str(tmp_path / "run.yaml"))) == 1
     assert words in capsys.readouterr().err
-
-
-def test_a_loss_that_is_no_number_stops_the_run(base, pairs, tmp_path, capsys):
-    broken = shutil.copytree(base, tmp_path / "broken")
-    weights = load_file(broken / "model.safetensors")
-    weights["model.norm.weight"].fill_(float("nan"))
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    assert main(command(broken, pairs, tmp_path / "out", *SHORT)) == 1
-    assert "the loss is nan at step 1; lower --learning-rate (now 0.0001)" in capsys.readouterr().err
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -156,59 +114,11 @@ def test_help_shows_how_to_start(capsys):
 
 # Whole processes ------------------------------------------------------------------------------------------------------
 
-RUN = ("--max_steps", "6", "--save_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1")
-KILLED_WHILE_IT_SAVES = """
-import os, signal, sys
-from transformers import Trainer
-from reward_model.reward_modeling import main
-
-save = Trainer._save_optimizer_and_scheduler
-
-def save_and_die(self, folder):
-    save(self, folder)
-    if self.state.global_step == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Trainer._save_optimizer_and_scheduler = save_and_die
-main(sys.argv[1:])
-"""
-
 
 def run(*argv: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [str(part) for part in argv]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
-
-
-def comparable(output: Path) -> list[dict]:
-    return [{key: row[key] for key in row if key != "at" and not key.startswith("time/")} for row in metrics(output)]
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one_by_the_same_command(base, pairs, tmp_path):
-    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    script = (sys.executable, "reward_model/reward_modeling.py")
-    assert run(*script, *command(base, pairs, unbroken, *RUN)).returncode == 0
-
-    again = command(base, pairs, killed, *RUN)
-    assert run(sys.executable, "-c", KILLED_WHILE_IT_SAVES, *again).returncode == -9
-    assert (killed / "checkpoint-4" / "optimizer.pt").is_file()
-    assert not (killed / "checkpoint-4" / RECORD).exists()
-
-    resumed = run(*script, *again)
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"{killed / 'checkpoint-4'} is skipped: reward_model.json is missing, so it was not" in resumed.stdout
-    assert f"going on from {killed / 'checkpoint-2'}" in resumed.stdout
-    assert sorted(path.parent.name for path in killed.glob(f"checkpoint-*/{RECORD}")) == [
-        "checkpoint-2",
-        "checkpoint-4",
-        "checkpoint-6",
-    ]
-    assert comparable(killed) == comparable(unbroken)
-    for folder in ("checkpoint-4", "."):
-        ours, theirs = (load_file(each / folder / "adapter_model.safetensors") for each in (killed, unbroken))
-        assert ours.keys() == theirs.keys()
-        assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
 
 
 @pytest.mark.slow

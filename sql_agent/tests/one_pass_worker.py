@@ -1,10 +1,10 @@
 """verl's own actor worker on a CPU, without Ray: an update after verl's pass for old log-probs, and one without it.
 
-    python -m sql_agent.tests.one_pass_worker MODEL PORT SETTING...
+    python -m sql_agent.tests.one_pass_worker MODEL PORT '["SETTING", ...]'...
 
-Answers a line of JSON per way, "two passes" and then "one pass": the metrics of an update over three groups of which
-one rollout is lost, with a sampler that agrees to 1e-6 and once more with one that does not; and whether the weights
-are those of the first way, in every bit.
+Answers two lines of JSON for each list of settings, "two passes" and then "one pass": the metrics of an update over
+three groups of which one rollout is lost, with a sampler that agrees to 1e-6 and once more with one that does not; and
+whether the weights are those of the first way, in every bit.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ SETTINGS = [
 
 
 def main() -> None:
-    model, port, *given = sys.argv[1:]
+    model, port, *lists = sys.argv[1:]
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    first = None
-    for one_pass in (False, True):
-        answer, weights = play(model, given, one_pass=one_pass)
-        first = first or weights
-        same = all(bool((weights[name] == first[name]).all()) for name in weights)
-        print(json.dumps(answer | {"same_weights": same}))
+    for given in map(json.loads, lists):
+        first = None
+        for one_pass in (False, True):
+            answer, weights = play(model, given, one_pass=one_pass)
+            first = first or weights
+            same = all(bool((weights[name] == first[name]).all()) for name in weights)
+            print(json.dumps(answer | {"same_weights": same}))
     sys.stdout.flush()
     os._exit(0)  # torch.distributed leaves threads behind
 

@@ -65,30 +65,28 @@ def test_a_policy_with_dropout_keeps_the_pass_of_its_own(shape, overrides, one, 
 LEVEL, LIMIT = (f"verl.algorithm.rollout_correction.{name}" for name in ("rollout_is", "rollout_is_threshold"))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(("float32", []), id="float32"),
-        pytest.param(("bfloat16", []), id="bfloat16"),
-        pytest.param(("float32", [f"{LEVEL}=token", f"{LIMIT}=1.1"]), id="importance_weights_of_tokens"),
-        pytest.param(("float32", [f"{LEVEL}=sequence"]), id="importance_weights_of_rollouts"),
-        pytest.param(("float32", [f"{LEVEL}=token", f"{LIMIT}=null"]), id="no_limit_and_so_no_weights"),
-    ],
-)
-def ways(request, random_policy_folder):
-    """What an update with two passes and one with one answer."""
-    precision, correction = request.param
-    given = [f"engine.precision={precision}", "loss.aggregation=seq-mean-token-mean", *correction]
-    settings = [f"model={random_policy_folder}", *SETTINGS, *given]
+GIVEN = {
+    "float32": ["engine.precision=float32"],
+    "bfloat16": ["engine.precision=bfloat16"],
+    "importance_weights_of_tokens": ["engine.precision=float32", f"{LEVEL}=token", f"{LIMIT}=1.1"],
+    "importance_weights_of_rollouts": ["engine.precision=float32", f"{LEVEL}=sequence"],
+    "no_limit_and_so_no_weights": ["engine.precision=float32", f"{LEVEL}=token", f"{LIMIT}=null"],
+}
+
+
+@pytest.fixture(scope="module")
+def answers(random_policy_folder):
+    """What an update with two passes and one with one answer, for each list of settings; one process makes them all."""
+    lists = [["loss.aggregation=seq-mean-token-mean", *given] for given in GIVEN.values()]
+    cfg = load_config(None, [f"model={random_policy_folder}", *SETTINGS, *lists[0]])
+    command = [sys.executable, "-m", "sql_agent.tests.one_pass_worker", str(random_policy_folder), str(free_port())]
     done = subprocess.run(
-        [sys.executable, "-m", "sql_agent.tests.one_pass_worker", str(random_policy_folder), str(free_port()), *given],
-        env=os.environ | worker_environment(load_config(None, settings), cpu=True),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+        [*command, *map(json.dumps, lists)],
+        env=os.environ | worker_environment(cfg, cpu=True), capture_output=True, text=True, timeout=580,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(GIVEN, zip(lines[::2], lines[1::2], strict=True), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -117,18 +115,15 @@ def told(metrics):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_update_is_the_same_in_every_bit_and_so_is_what_a_step_logs(ways):
-    two, one = ways
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("given", GIVEN)
+def test_the_update_is_the_same_in_every_bit_and_so_is_what_a_step_logs(given, answers):
+    two, one = answers[given]
     assert one["same_weights"]
     assert told(one["metrics"]) == told(two["metrics"])
     assert one["metrics"]["policy/kl_k1"] == 0.0 and one["metrics"]["engine/alarm"] == 0.0
     assert one["metrics"]["policy/entropy"] > 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_sampler_with_older_weights_raises_the_alarm_as_before(ways):
-    two, one = (told(way["old_weights_in_the_sampler"]) for way in ways)
-    assert one == two
-    assert one["engine/alarm"] == 1.0 and one["engine/kl_k3"] > 0.0
+    # a sampler with older weights raises the alarm as before
+    wrong_two, wrong_one = (told(way["old_weights_in_the_sampler"]) for way in (two, one))
+    assert wrong_one == wrong_two
+    assert wrong_one["engine/alarm"] == 1.0 and wrong_one["engine/kl_k3"] > 0.0

@@ -260,11 +260,22 @@ def in_verl(cfg, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow  # imports verl
-def test_a_training_worker_has_every_change_once_it_is_imported():
+def test_verls_processes_have_every_change_once_they_have_imported():
+    """A training worker's, a model server's limits on headers and connections, and vLLM's logger, which is imported
+    after the plugin and prints no traceback of a malformed call."""
     from sql_agent.settings.train import TrainConfig
 
     result = in_verl(
         TrainConfig(),
+        "import logging, sys",
+        "print('vllm.logger' in sys.modules)",
+        "import vllm.logger",
+        "parser = vllm.logger.init_logger('vllm.tool_parsers.hermes_tool_parser')",
+        "print(parser.isEnabledFor(logging.ERROR))",
+        "from uvicorn import Config",
+        "config = Config(lambda: None)",
+        "config.load()",
+        "print(config.http_protocol_class.__name__)",
         "from verl.workers import engine_workers",
         "from verl.workers.engine.fsdp import transformer_impl",
         "patches.require('trainer')",
@@ -272,24 +283,13 @@ def test_a_training_worker_has_every_change_once_it_is_imported():
         "print(AttentionInterface._global_mapping['sdpa'].__module__)",
         "print(transformer_impl.FSDPEngine.initialize.__module__)",
     )
-    assert result.stdout.split()[-2:] == [
+    assert result.stdout.split()[-5:] == [
+        "False",
+        "False",
+        "GuardedHttpProtocol",
         "sql_agent.shared_prefix",
         "sql_agent.verl_side.plugin.training_worker",
     ], result.stderr[-2000:]
-
-
-@pytest.mark.slow  # imports verl
-def test_a_model_server_limits_headers_and_connections():
-    from sql_agent.settings.train import TrainConfig
-
-    result = in_verl(
-        TrainConfig(),
-        "from uvicorn import Config",
-        "config = Config(lambda: None)",
-        "config.load()",
-        "print(config.http_protocol_class.__name__)",
-    )
-    assert result.stdout.split()[-1:] == ["GuardedHttpProtocol"], result.stderr[-2000:]
 
 
 @pytest.mark.slow  # imports verl
@@ -312,13 +312,3 @@ def test_a_server_without_exact_prompts_does_not_start():
     assert "served False" in result.stdout  # the run's own setting counts, not what a user has for `vllm serve`
     target = "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.render_chat_request"
     assert f"did not change {target} in this process" in result.stderr
-
-
-@pytest.mark.slow  # imports vLLM
-def test_malformed_calls_print_no_traceback_when_vllm_is_imported_after_the_plugin():
-    code = (
-        "import logging, sql_agent.verl_side.plugin, vllm.logger\n"
-        "print(vllm.logger.init_logger('vllm.tool_parsers.hermes_tool_parser').isEnabledFor(logging.ERROR))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.split()[-1] == "False"

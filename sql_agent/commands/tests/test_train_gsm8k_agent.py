@@ -14,7 +14,6 @@ import torch
 
 from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands.gsm8k import main
-from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
 from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +79,7 @@ def command(model: object, data: object, folder: Path, *more: object) -> list[st
 
 
 @pytest.fixture
-def run(capsys, one_thread):  # noqa: F811
+def run(capsys, one_thread):
     """Runs the command in this process; returns what it prints."""
 
     def run(arguments: list[str]) -> str:
@@ -143,30 +142,6 @@ def wait_until(happened, process: subprocess.Popen) -> None:
     while not happened():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--samples_per_prompt", "1"], "--group-size: expected greater than or equal to 2, got '1'"),
-        (["--gradient_accumulation_steps", "0"], "--gradient-accumulation-steps: expected greater than or equal to 1"),
-        (["--temperature", "0"], "--temperature: expected greater than 0"),
-        (["--max_samples", "none"], "--num-tasks: expected a valid integer"),
-    ],
-)
-def test_a_flag_out_of_range_says_its_range(arguments, words, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["--model_path", "x", "--dataset", "generated", "--output_dir", str(tmp_path / "run"), *arguments])
-    assert words in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_that_is_not_there_is_said_first(tmp_path):
-    with pytest.raises(
-        SystemExit,
-        match=r"nowhere is no folder, and no model of that name .*; a model on the hub has an id of two parts",
-    ):
-        main(["--model_path", "nowhere", "--dataset", "generated", "--output_dir", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize("dataset", ["gone.jsonl", "gsm8k:gone.jsonl"])

@@ -18,7 +18,6 @@ from agentgrpo.printed_commands import agentgrpo_command
 from sql_agent.commands import local as train_local_grpo
 from sql_agent.commands import sft
 from sql_agent.commands.local import main, next_command
-from sql_agent.commands.tests.test_train_sft import one_thread  # noqa: F401  a fixture
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.tasks import entered
 from sql_agent.settings.groups import EnvironmentSettings
@@ -60,31 +59,6 @@ def refusal(*arguments: object) -> str:
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     return str(ended.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP, which only the main job"),
-        (["--env", "dbbnch"], "unknown environment 'dbbnch'; known: "),
-        (
-            ["--env", "gsm8k", "--database", "a.sqlite"],
-            "--database belongs to --env text2sql, this run's is gsm8k; leave it out",
-        ),
-        (["--env", "gsm8k", "--judge", "bird"], "--judge belongs to --env dbbench or text2sql, this one is gsm8k"),
-        (["--database", "a.sqlite", "--protocol", "text"], "--protocol belongs to --env dbbench, this one is text2sql"),
-        (["--reward", "mine"], "--reward: unknown reward preset 'mine'; known: "),
-        (
-            ["--reward", "judge"],
-            "--reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric",
-        ),
-        (["--top-p", "0.9"], "--top-p is 0.9: the sampler would leave out the less likely tokens"),
-        (["--call_timeout_s", "0"], "--call-timeout-s: expected greater than 0"),
-    ],
-)
-def test_flags_that_cannot_be_meant_are_refused(arguments, words, tmp_path, capsys):
-    refusal("--model_path", "x", "--run_dir", tmp_path / "run", *arguments)
-    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_does_not_fit_is_said_before_the_weights_are_read(random_policy_folder, shop, monkeypatch):  # noqa: F811
@@ -156,7 +130,7 @@ QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture
-def run(capsys, one_thread):  # noqa: F811
+def run(capsys, one_thread):
     """Runs a command in this process; returns what it prints."""
 
     def run(command: str, *arguments: object) -> str:

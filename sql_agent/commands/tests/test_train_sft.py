@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from agentgrpo.checks import UsageError
 from agentgrpo.limited_fork import forked
 from agentgrpo.printed_commands import program_command
-from agentgrpo.run_folder import claim
 from reward_model.tests.conftest import make_base
 from sql_agent.commands.sft import main
+from sql_agent.commands.tests.conftest import command, metrics
 from sql_agent.dpo.run import commands_after_dpo as after_dpo
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.names import TINY_POLICY
@@ -33,83 +33,13 @@ AGENTGRPO = program_command("agentgrpo")
 """The interpreter, as printed commands name it."""
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    """An untrained model of one layer and 20,000 weights."""
-    return make_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory) -> Path:
-    """16 conversations of two replies: count on from a number."""
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    with path.open("w") as out:
-        for n in range(16):
-            said = [("user", f"What comes after {n}?"), ("assistant", f"{n + 1}"), ("user", "And then?")]
-            messages = [{"role": role, "content": text} for role, text in (*said, ("assistant", f"{n + 2}"))]
-            out.write(json.dumps({"messages": messages}) + "\n")
-    return path
-
-
-def command(base: Path, data: object, output: Path, *flags: object) -> list[str]:
-    always = ("--model_path", base, "--dataset", data, "--output_dir", output, "--max_length", 256, "--device", "cpu")
-    return [str(part) for part in (*always, *flags)]
-
-
-@pytest.fixture
-def one_thread():
-    """The order of a sum depends on the threads; the killed process has one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def metrics(output: Path) -> list[dict]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
 # Refusals -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--model_path", "gone/model"], "gone/model is no folder, and no model of that name is whole in the Hugging"),
-        (["--dataset", "gone.jsonl"], "gone.jsonl: no such file; give dbbench, text2sql, gsm8k, or a JSONL"),
-        (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
-        (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl does not exist; name a file that is there"),
-        (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
-        (["--max-prompt-tokens", "64"], "--max-prompt-tokens belongs to --dataset gsm8k or --dataset dbbench or --env"),
-        (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
-        (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
-        (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
-        (["--resume"], "out holds no run to go on with; start it without --resume"),
-        (["--output_dir", "README.md"], "--run-dir README.md is a file, expected a folder; name another"),
-        (["--output_dir", "FULL"], "FULL is not empty; go on with its run by --resume, or name another --run-dir"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, rows, tmp_path, capsys, flags, words):
-    (tmp_path / "FULL").mkdir()
-    (tmp_path / "FULL" / "notes").touch()
-    flags = [flag.replace("FULL", str(tmp_path / "FULL")) for flag in flags]
-    if "cuda" in flags and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert main(command(base, rows, tmp_path / "out", *flags)) == 1
-    assert words in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_environment_that_makes_its_own_tasks_is_a_dataset_where_there_are_no_rows(base, tmp_path, capsys):
     flags = ["--model_path", str(base), "--output_dir", str(tmp_path / "out"), "--max_length", "256"]
     assert main([*flags, "--env", "gsm8k"]) == 1
     assert "--env gsm8k without rows of your own is --dataset gsm8k; give that" in capsys.readouterr().err
-
-
-def test_a_folder_that_a_run_is_writing_to_is_refused_before_anything_else_is_looked_at(rows, tmp_path, capsys):
-    with claim(tmp_path / "out"):
-        assert main(command(tmp_path / "gone", rows, tmp_path / "out")) == 1
-    assert "another run is writing to" in capsys.readouterr().err
 
 
 def test_a_run_that_an_earlier_version_began_is_not_begun_anew_over_its_checkpoints(base, rows, tmp_path, capsys):
@@ -193,20 +123,6 @@ def test_a_bad_row_is_named_before_the_weights_are_read(base, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     assert main(command(weightless, tmp_path / "rows.jsonl", tmp_path / "out")) == 1
     assert "rows.jsonl, line 1, messages: no assistant message to imitate" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--lora_dropout", "1"], "--lora-dropout: expected less than 1, got '1'"),
-        (["--learning_rate", "0"], "--learning-rate: expected greater than 0, got '0'"),
-        (["--num_epochs", "0"], "--num-epochs: expected greater than or equal to 1, got '0'"),
-    ],
-)
-def test_a_flag_out_of_range_says_its_range(base, rows, tmp_path, capsys, flags, words):
-    with pytest.raises(SystemExit):
-        main(command(base, rows, tmp_path / "out", *flags))
-    assert words in capsys.readouterr().err
 
 
 # The loss -------------------------------------------------------------------------------------------------------------
@@ -449,85 +365,13 @@ def test_the_next_training_takes_the_settings_that_the_pages_name_for_the_models
     )
 
 
-@pytest.mark.slow
-def test_without_lora_all_weights_are_trained_and_the_model_is_whole(base, rows, tmp_path, capsys):
-    output = tmp_path / "out"
-    assert main(command(base, rows, output, "--lora_r", 0, "--num_epochs", 1, "--learning_rate", 1e-2)) == 0
-    trained, total = re.search(r"([\d,]+) of ([\d,]+) weights are trained", capsys.readouterr().out).groups()
-    assert trained == total
-    before, after = (load_file(folder / "model.safetensors") for folder in (base, output))
-    assert [key for key in before if torch.equal(before[key], after[key])] == []
-    assert (output / "config.json").is_file() and not (output / "adapter_config.json").exists()
-
-
-@pytest.mark.slow
-def test_an_adapter_is_trained_on_and_keeps_its_shape_and_its_base(base, rows, tmp_path, capsys):
-    first, second = tmp_path / "first", tmp_path / "second"
-    short = ("--num_epochs", 1, "--learning_rate", 1e-2)
-    assert main(command(base, rows, first, *short, "--lora_r", 2)) == 0
-    assert main(command(first, rows, second, *short)) == 0
-    configs = [json.loads((folder / "adapter_config.json").read_text()) for folder in (first, second)]
-    assert [(c["r"], c["base_model_name_or_path"]) for c in configs] == 2 * [(2, str(base.resolve()))]
-    before, after = (load_file(folder / "adapter_model.safetensors") for folder in (first, second))
-    assert before.keys() == after.keys()
-    assert [key for key in before if torch.equal(before[key], after[key])] == []
-    losses = [metrics(folder)[0]["sft/loss"] for folder in (first, second)]
-    assert losses[1] < losses[0] - 0.01  # it goes on where the first run ended
-    capsys.readouterr()
-    assert main(command(first, rows, tmp_path / "third", "--lora_r", 4)) == 1
-    assert "--lora-rank is given, and" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_token_that_ends_a_reply_becomes_the_one_that_stops_sampling(base, rows, tmp_path, capsys):
-    other = shutil.copytree(base, tmp_path / "base")
-    config = json.loads((other / "tokenizer_config.json").read_text())
-    (other / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
-    assert main(command(other, rows, tmp_path / "out", "--max_samples", 2, "--num_epochs", 1)) == 0
-    words = "replies end with <|im_end|>, which becomes the tokenizer's eos_token (it was <|endoftext|>)"
-    assert words in capsys.readouterr().out
-    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_stops_the_run_and_leaves_no_model(base, rows, tmp_path, capsys):
-    broken = shutil.copytree(base, tmp_path / "broken")
-    weights = load_file(broken / "model.safetensors")
-    weights["model.norm.weight"].fill_(float("nan"))
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    assert main(command(broken, rows, tmp_path / "out")) == 1
-    assert "the loss is nan at step 1; lower --learning-rate (now 0.0002)" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "adapter_config.json").exists()
-
-
 # Whole processes ------------------------------------------------------------------------------------------------------
-
-RUN = ("--num_epochs", 3, "--batch_size", 8, "--save_steps", 2, "--learning_rate", "1e-3")  # 6 steps
-KILLED_WHILE_IT_SAVES = """
-import os, signal, sys
-from agentgrpo import signed
-from sql_agent.commands.sft import main
-
-seal = signed.seal
-
-def seal_or_die(folder, name, facts):
-    if facts["step"] == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    seal(folder, name, facts)
-
-signed.seal = seal_or_die
-main(sys.argv[1:])
-"""
 
 
 def run(*argv: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     line = [sys.executable, *(str(part) for part in argv)]
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
-
-
-def comparable(output: Path) -> list[dict]:
-    return [{key: row[key] for key in row if key != "at" and not key.startswith("time/")} for row in metrics(output)]
 
 
 @pytest.mark.parametrize(
@@ -565,88 +409,9 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with():
     assert "precision" in SETTINGS
 
 
-@pytest.mark.slow
-def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, rows, tmp_path, capsys, one_thread):
-    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    assert main(command(base, rows, unbroken, *RUN)) == 0
-    again = command(base, rows, killed, *RUN)
-    assert run("-c", KILLED_WHILE_IT_SAVES, *again).returncode == -9
-    assert (killed / "checkpoints" / "step_000004.part" / "training.pt").is_file()
-    assert not (killed / "adapter_config.json").exists()
-    capsys.readouterr()
-
-    assert main([*again, "--resume", "--seed", "1"]) == 1
-    assert "step_000002 belongs to another run (seed: was 0, is 1); name another --run-dir" in capsys.readouterr().err
-    assert main([*again, "--resume"]) == 0
-    assert f"going on from {killed / 'checkpoints' / 'step_000002'}" in capsys.readouterr().out
-    assert [row["train_step"] for row in metrics(killed)] == [1, 2, 3, 4, 5, 6]
-    assert comparable(killed) == comparable(unbroken)
-    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (killed, unbroken))
-    assert ours.keys() == theirs.keys()
-    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
-
-    (killed / RECORD).unlink()  # as if it had been killed just before its last file
-    assert main([*again, "--resume"]) == 0
-    assert torch.equal(load_file(killed / "adapter_model.safetensors")[next(iter(ours))], ours[next(iter(ours))])
-
-
-@pytest.mark.parametrize(
-    ("save_s", "left"),
-    [
-        (300.0, "there is no checkpoint yet, so the same command with --resume begins anew"),
-        (0.0, "the same command with --resume goes on from OUT/checkpoints/step_000002"),
-    ],
-)
-def test_an_interrupted_run_says_what_it_has_and_ends_as_the_unbroken_one(
-    base, rows, tmp_path, capsys, monkeypatch, one_thread, save_s, left
-):
-    """A run of 18 updates, whose checkpoints came after every 100, was told to go on from the last."""
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    flags = ("--num_epochs", 2, "--learning_rate", 1e-2)
-    assert main(command(base, rows, unbroken, *flags)) == 0
-    update = CrossEntropy.update
-
-    def interrupted(self, *args):
-        if self.steps == 2:
-            raise KeyboardInterrupt
-        return update(self, *args)
-
-    capsys.readouterr()
-    with monkeypatch.context() as patch:
-        patch.setattr(CrossEntropy, "update", interrupted)
-        patch.setattr("agentgrpo.checkpoints.SAVE_S", save_s)
-        assert main(command(base, rows, broken, *flags)) == 130
-    assert f"interrupted; {left.replace('OUT', str(broken))}\n" in capsys.readouterr().err
-    assert main(command(base, rows, broken, *flags, "--resume")) == 0
-    assert comparable(broken) == comparable(unbroken)
-    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (broken, unbroken))
-    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
-
-
-@pytest.mark.slow
-def test_a_run_of_all_weights_goes_on_from_a_checkpoint_as_if_it_had_not_ended(
-    base, rows, tmp_path, capsys, one_thread
-):
-    unbroken, ended = tmp_path / "unbroken", tmp_path / "ended"
-    assert main(command(base, rows, unbroken, *RUN, "--lora_r", 0)) == 0
-    shutil.copytree(unbroken, ended)
-    for name in (RECORD, "model.safetensors"):
-        (ended / name).unlink()
-    (ended / "checkpoints" / "step_000006" / "training.pt").write_bytes(b"")
-    capsys.readouterr()
-    assert main(command(base, rows, ended, *RUN, "--lora_r", 0, "--resume")) == 0
-    said = capsys.readouterr().out
-    assert "step_000006 is skipped: training.pt has 0 bytes, expected" in said
-    assert f"going on from {ended / 'checkpoints' / 'step_000004'}" in said
-    assert comparable(ended) == comparable(unbroken)
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (ended, unbroken))
-    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--dataset", "dbbench", "--env", "mine.py:Shop"], "give --dataset or --env, not both"),
         (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP"),
         (["--env", "shop"], "unknown environment 'shop'"),
         (["--env", "mine.py:Shop", "--database", "a.sqlite"], "--database belongs to --env text2sql"),
