@@ -12,6 +12,7 @@ from dbbench_adapter.dialect.functions import FUNCTIONS
 from dbbench_adapter.dialect.signatures import NODES, SIGNATURES
 from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines.sqlite.sandbox import _CALLABLE
+from dbbench_adapter.statement_clock import LEFT_OUT
 from dbbench_adapter.tests.function_calls import (
     AGGREGATES,
     CALLS,
@@ -28,6 +29,19 @@ SHARE = 12
 def test_every_function_has_its_kind_in_the_table():
     assert {*FUNCTIONS, *OWN_AGGREGATES, *_CALLABLE} - {"iif", "distinct_key", "typeof"} <= set(SIGNATURES)
     assert {name for name, _ in NODES.values()} <= set(SIGNATURES)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("LEFT('hello', 2.5)", "SUBSTRING('hello', 2.5)", "REPEAT('a', 5 / 2)", "LPAD('a', 2.5, 'b')", "SPACE(2.5)"),
+        *("TRUNCATE(4.35, 2)", "TRUNCATE(0.29, 2)", "MOD(0.3, 0.1)"),
+    ],
+)
+def test_lengths_and_rests_that_doubles_do_not_settle_are_refused(sqlite, call):
+    """SQLite rounded the half of a length down, cut 4.35 to 4.34, and left a rest of 0.1 where 0.3 is thrice that."""
+    with sqlite.open([], typed=True) as database:
+        assert database.run(f"SELECT {call}").error.endswith(LEFT_OUT)
 
 
 @pytest.fixture(scope="module", params=["typed", "untyped"])

@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections.abc import Callable
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal
 from functools import partial
 from typing import Any
 
@@ -92,12 +92,16 @@ def _exact(value: Any) -> Decimal:
 
 
 def _truncate(value: Any, digits: Any) -> float:
+    """Raises Refused: a double falls short of the decimal, as 4.35 * 100 does of 435."""
     found, places = to_number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     if isinstance(found, int):
         size = abs(found) // 10 ** max(-places, 0) * 10 ** max(-places, 0)
         return size if found >= 0 else -size
     factor = 10.0**places
-    return math.trunc(found * factor) / factor
+    cut = math.trunc(found * factor) / factor
+    if cut != float(Decimal(repr(found)).quantize(Decimal(1).scaleb(-places), ROUND_DOWN, _DECIMALS)):
+        raise Refused(left_out("TRUNCATE of such a number"))
+    return cut
 
 
 def _round(value: Any, digits: Any = 0) -> int | float:
@@ -160,11 +164,17 @@ def _extreme(wanted: int, *values: Any) -> Any:
 
 
 def _mod(left: Any, right: Any) -> int | float | None:
+    """Raises Refused: of decimals as doubles another rest is left, as of 0.3 and 0.1."""
     first, second = to_number(left), to_number(right)
     if not second:
         return None
-    both = isinstance(first, int) and isinstance(second, int)
-    return int(math.copysign(abs(first) % abs(second), first)) if both else math.fmod(first, second)
+    if isinstance(first, int) and isinstance(second, int):
+        return int(math.copysign(abs(first) % abs(second), first))
+    rest = math.fmod(first, second)
+    exact = _DECIMALS.remainder(Decimal(repr(first)), Decimal(repr(second)))
+    if not math.isclose(rest, exact, abs_tol=1e-9 * abs(second)):
+        raise Refused(left_out("MOD of such numbers"))
+    return rest
 
 
 def _rand() -> float:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from dbbench_adapter.statement_clock import StatementTimeout, check_deadline, expired
+from dbbench_adapter.statement_clock import Refused, StatementTimeout, check_deadline, expired, left_out
 
 # The largest value; MySQL's TEXT holds 65,535 bytes.
 MAX_VALUE_BYTES = 262_144
@@ -119,8 +119,12 @@ def to_number(value: Any) -> float:
 
 
 def whole(value: Any) -> int:
+    """Raises Refused: a fraction, which MySQL rounds or cuts by its type."""
     found = to_number(value)
-    return round(max(min(found, 2**63 - 1), -(2**63))) if found == found else 0
+    size = max(min(found, 2**63 - 1), -(2**63)) if found == found else 0
+    if size % 1:
+        raise Refused(left_out("a fraction as a length, a place or a number of digits"))
+    return int(size)
 
 
 def to_text(value: Any) -> str:
