@@ -316,10 +316,10 @@ def test_an_interrupted_run_says_what_it_has_and_ends_as_the_unbroken_one(
 
 KILLED_WHILE_IT_SAVES = """
 import os, signal, sys
-from agentgrpo import signed
+from agentgrpo import signed_checkpoints
 from {module} import main
 
-seal, sealed = signed.seal, []
+seal, sealed = signed_checkpoints.seal, []
 
 def seal_or_die(*given):
     sealed.append(given)
@@ -327,7 +327,7 @@ def seal_or_die(*given):
         os.kill(os.getpid(), signal.SIGKILL)
     seal(*given)
 
-signed.seal = seal_or_die
+signed_checkpoints.seal = seal_or_die
 main(sys.argv[1:])
 """
 
