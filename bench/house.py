@@ -102,13 +102,15 @@ def measure(checkout: Path) -> dict[str, str]:
     functions = sum(isinstance(node, FUNCTIONS) for module in modules for node in ast.walk(module.tree))
     code = sum(map(code_lines, modules))
     tests = sum(text.count("\n") for path, text in sources.items() if "tests/" in path)
+    given_config = signatures_naming("TrainConfig", modules, returned=False)
+    with_any = signatures_naming("Any", modules, returned=True)
     words = sum(len((checkout / path).read_text().split()) for path in tracked(checkout, "*.md"))
     return {
-        "signatures that take the whole TrainConfig": f"{len(signatures_naming('TrainConfig', modules, returned=False))}",
+        "signatures that take the whole TrainConfig": f"{len(given_config)}",
         "files that `agentgrpo report` imports": report_imports(checkout),
         "public class names defined in several modules": f"{len(names_in_several(modules, (ast.ClassDef,)))}",
         "public function names defined in several modules": f"{len(names_in_several(modules, FUNCTIONS))}",
-        "signatures with Any, per 100": f"{100 * len(signatures_naming('Any', modules, returned=True)) / functions:.1f}",
+        "signatures with Any, per 100": f"{100 * len(with_any) / functions:.1f}",
         "raises, handlers, checks: share of the code": f"{sum(map(guard_lines, modules)) / code:.1%}",
         "code lines": f"{code:,}",
         "files": f"{len(modules):,}",
