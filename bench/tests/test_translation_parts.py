@@ -13,6 +13,6 @@ def test_a_part_of_the_translation_is_worth_what_changes_without_it(tmp_path, ca
     changed = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
     assert {row[1].strip(" `"): row[3:5] for row in changed if row[4].strip() != "0"} == {
         "engines/sqlite/catalogue": [" 0 ", " 1 "],
-        "dialect/kinds": [" 1 ", " 2 "],  # what has no known type is refused
+        "dialect/sql_types": [" 1 ", " 2 "],  # what has no known type is refused
         "dialect/functions/dates": [" 0 ", " 1 "],
     }

@@ -265,7 +265,7 @@ def seeds(*, full: bool):
 def after_a_while(read, wanted):
     """What is read, once it is as wanted; the last that was, where it never is: what a call that heeds no KILL still
     uses is removed once it has ended."""
-    for _ in range(900):
+    for _ in range(3000):
         if (found := read()) == wanted:
             break
         time.sleep(0.1)

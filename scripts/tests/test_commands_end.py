@@ -190,7 +190,7 @@ SFT = ("--model_path", "models/tiny-sql", "--dataset", "dbbench")
         ),
         *(
             pytest.param("agentgrpo report", at, ("runs/none",), marks=pytest.mark.slow)
-            for at in ("pydantic_core", "yaml", "sql_agent.settings.train")
+            for at in ("pydantic_core", "yaml", "sql_agent.datatypes")
         ),
         pytest.param("sql_agent.evaluate", "httpx", (), marks=pytest.mark.slow),
         pytest.param("reward_model.evaluate", "torch", ("--model", "x", "--data", "x"), marks=pytest.mark.slow),

@@ -241,7 +241,7 @@ def test_the_cells_of_the_page_train_and_measure(tmp_path, monkeypatch, capsys):
     shorter = '"agent.max_tokens": 96, "rollout.max_resamples": 0, "data.train_batch_size": 4'
     before, after, cells = *PAGE.replace('"data.train_batch_size": 4', shorter).split("measured = "), {}
     exec(before, cells)
-    assert cells["run"].config.agent.max_tokens == 96
+    assert cells["run"].settings["agent"]["max_tokens"] == 96
     tuned, run = cells["tuned"], cells["run"]
     assert (tuned.model, (tuned.model / "config.json").is_file()) == (Path("runs/tuned"), True)
     assert [row["train_step"] for row in run.metrics] == [0, 1]

@@ -278,7 +278,7 @@ def test_verls_processes_have_every_change_once_they_have_imported():
         "print(config.http_protocol_class.__name__)",
         "from verl.workers import engine_workers",
         "from verl.workers.engine.fsdp import transformer_impl",
-        "patches.require('trainer')",
+        "patches.require_patched('trainer')",
         "from transformers import AttentionInterface",
         "print(AttentionInterface._global_mapping['sdpa'].__module__)",
         "print(transformer_impl.FSDPEngine.initialize.__module__)",

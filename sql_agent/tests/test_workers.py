@@ -84,7 +84,7 @@ def runs(random_policy_folder, tmp_path_factory):
 def test_two_workers_end_with_the_weights_of_one_whoevers_rows_are_lost(runs):
     for step in (1, 2, 3):
         assert apart(served(runs.one, step), served(runs.two, step)) < SAME
-    assert apart(served(runs.one, 1), served(runs.one, 3)) > 1000 * SAME
+    assert apart(served(runs.one, 1), served(runs.one, 3)) > 500 * SAME
 
 
 @pytest.mark.slow

@@ -92,8 +92,9 @@ def further_apart(one: dict, other: dict, limit: float) -> int:
 def test_two_workers_train_the_weights_of_one(one, two, small_policy):
     for step in (1, 2):
         assert metrics(two)[step]["reward/unjudged_frac"] == 0.0
-        assert apart(weights(one, step), weights(two, step)) < 10 * SAME
-        # AdamW makes a step of each gradient, however small, and so of its last digits: two of 918,400 weights here
+        assert apart(weights(one, step), weights(two, step)) < 50 * SAME
+        # AdamW makes a step of each gradient, however small, and so of its last digits:
+        # four of 918,400 weights here, by 3e-6 to 3e-5
         assert further_apart(weights(one, step), weights(two, step), SAME) <= 10
     assert apart(weights(one, 1), weights(one, 2)) > 100 * SAME
 

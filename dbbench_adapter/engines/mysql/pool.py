@@ -35,7 +35,7 @@ from dbbench_adapter.engines.mysql.names import NEUTRAL_NAME, PREFIX
 CONNECT_TIMEOUT_S = 10.0
 ADMIN_TIMEOUT_S = 30.0
 LOCK_WAIT_S = 2
-_REMOVE_ATTEMPTS = 30
+_REMOVE_ATTEMPTS = 150
 # The statement is killed this long after its own limit, at which the server should have ended it.
 KILL_AFTER_S = 0.25
 # We stop waiting for the server this long after a statement's limit.
