@@ -39,7 +39,7 @@ from sql_agent.startup.memory_check import Gpu, check_run_memory, gpus_here
 from sql_agent.startup.preflight import gpus_of
 from sql_agent.verl_side.config import worker_environment
 
-# A policy that solves nothing would have groups without spread, so nothing is played again, and entropy is trained.
+# A policy that solves nothing would have zero-variance groups, so nothing is played again, and entropy is trained.
 SETTINGS = (
     "data.generate=32",
     "data.train_batch_size=4",

@@ -2,7 +2,7 @@
 
     python -m bench.plot_main_job RUN_DIR ... --output doc/train_result_test.png
 
-It reads each run's metrics.jsonl: held-out success per validation, and the share of groups without spread per step.
+It reads each run's metrics.jsonl: held-out success per validation, and the share of zero-variance groups per step.
 """
 
 from agentgrpo.commands import execute, starting
@@ -23,8 +23,8 @@ from sql_agent.report.reading import read_metrics
 # The title of a panel with the metric that it shows and the factor to percent.
 PANELS = {
     "held-out success, greedy": ("val/rollout/success", 100.0),
-    "groups trained on without spread": ("group/zero_std_frac", 100.0),
-    "groups played without spread": ("group/set_aside_frac", 100.0),
+    "zero-variance groups trained on": ("group/zero_std_frac", 100.0),
+    "zero-variance groups played": ("group/set_aside_frac", 100.0),
 }
 
 

@@ -154,7 +154,7 @@ def test_a_run_of_one_step_has_a_table_and_a_run_with_one_validation_one_column(
     head, first, *others = page.texts("#once tr")
     assert (head, first) == (
         "measured at one step\t\tvalue\tstep",
-        "Groups without spread\ttrained on, all wrong\t0.5\t1",
+        "Zero-variance groups\ttrained on, all wrong\t0.5\t1",
     )
     assert "\tweight sync\t0.5\t1" in others
     page.show(runs / "once/report.html")

@@ -218,7 +218,7 @@ def test_the_readmes_agent_trains_a_step_as_it_stands_there(clone):
     with started(line, clone, log) as process:
         process.communicate(timeout=1500)
     assert (swapped, process.returncode) == (1, 0), log.read_text()[-5000:]
-    assert re.search(r"step 1/1  reward 0\.000  no spread 100%", log.read_text())
+    assert re.search(r"step 1/1  reward 0\.000  zero variance 100%", log.read_text())
 
 
 def say(command: Command, since: float, shown: str) -> None:

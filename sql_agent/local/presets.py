@@ -111,7 +111,7 @@ class Preset:
             "rollout/malformed_calls": sum(record.malformed_calls for record in records),
             "rollout/refused_statements": sum(record.refused_statements for record in records),
             "reward/unjudged": progress.unjudged,
-            "group/with_spread": sum(any(rollout.advantage is not None for rollout in group) for group in groups),
+            "group/trained": sum(any(rollout.advantage is not None for rollout in group) for group in groups),
             "group/skipped": progress.skipped,
         }
 
@@ -128,8 +128,8 @@ class Preset:
         episodes = [(rollout.reward, rollout.success) for group in groups for rollout in group]
         return (
             f"epoch {line['epoch']}/{self.cfg.num_epochs}  batch {line['batch']}/{self.batches_per_epoch}  "
-            f"{describe_outcome(Rate(**line['rollout/success']), episodes)}  {describe_loss(line, 'no spread')}  "
-            f"groups with spread {line['group/with_spread']}  skipped so far {skipped}  not judged so far {unjudged}"
+            f"{describe_outcome(Rate(**line['rollout/success']), episodes)}  {describe_loss(line, 'zero variance')}  "
+            f"trained groups {line['group/trained']}  skipped so far {skipped}  not judged so far {unjudged}"
         )
 
     def evaluate(self, measure: Measure, batches: int) -> tuple[dict[str, Any], str]:
@@ -184,7 +184,7 @@ class GreedyGrpo(Preset):
         rewards = ["?" if e.reward is None else f"{e.reward:+.1f}" for e in groups[1]]
         return (
             f"task {progress.batches}/{self.num_batches}  greedy accuracy {progress.accuracy}  "
-            f"rewards {' '.join(rewards)}  {describe_loss(line, 'no spread')}  "
+            f"rewards {' '.join(rewards)}  {describe_loss(line, 'zero variance')}  "
             f"skipped groups {sum(progress.skipped.values())}"
         )
 

@@ -69,7 +69,7 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("Scores", series(rows, {name: f"score/{name}" for name in ("max", "mean", "min")}), y="score"),
         *_parts(rows),
         Figure(
-            "Groups without spread",
+            "Zero-variance groups",
             series(rows, {
                 "trained on, all right": "group/all_right_frac",
                 "trained on, all wrong": "group/all_wrong_frac",

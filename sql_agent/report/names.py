@@ -16,6 +16,7 @@ RENAMED = {
     "reward/unjudged": "unjudged",
     "success": "rollout",
     "success/skill": "skill",
+    "group/with_spread": "group/trained",
     "rollout/success": "rollout",
     "time/play_s": "time/rollout_s",
     "time/evaluate_s": "time/validation_s",

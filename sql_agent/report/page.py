@@ -16,14 +16,14 @@ from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
 from sql_agent.report.questions import Answers, messages, question, side_by_side, validations
 from sql_agent.report.reading import (
-    NO_SPREAD_PAGE,
+    ZERO_VARIANCE_PAGE,
     Loss,
     Row,
     Run,
     nothing_learnt_in,
     solved,
     when,
-    without_spread,
+    zero_variance,
 )
 
 T = TypeVar("T")
@@ -135,11 +135,11 @@ def environment_of(run: Run) -> str:
 def headline(run: Run) -> list[str]:
     """Whether anything was learnt comes first, then what was measured."""
     trained = [row for row in run.metrics if row["train_step"] > 0]
-    unlearnt = sum(map(without_spread, trained))
+    unlearnt = sum(map(zero_variance, trained))
     if unlearnt and unlearnt == len(trained):
         steps = "its one train step" if unlearnt == 1 else f"all {unlearnt} train steps"
         first = f"Nothing was learnt: in {steps} no group had rewards that differ."
-        return [first, *_measured(run), f"{NO_SPREAD_PAGE}."]
+        return [first, *_measured(run), f"{ZERO_VARIANCE_PAGE}."]
     return _measured(run) + ([f"{nothing_learnt_in(unlearnt, len(trained)).capitalize()}."] if unlearnt else [])
 
 

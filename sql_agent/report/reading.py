@@ -17,7 +17,7 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import success_of
 from sql_agent.report.names import named_as_train
 
-NO_SPREAD_PAGE = "doc/troubleshooting.md says what to change, under `Success does not rise`"
+ZERO_VARIANCE_PAGE = "doc/troubleshooting.md says what to change, under `Success does not rise`"
 
 Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]
@@ -306,13 +306,14 @@ def compare_validations(trajectories: Sequence[Row]) -> ValidationChange | None:
 
 
 def nothing_learnt_in(count: int, steps: int) -> str:
-    return f"in {count} of {steps} train steps no group had spread, so nothing was learnt from them; {NO_SPREAD_PAGE}"
+    found = f"in {count} of {steps} train steps every group had zero variance, so nothing was learnt from them"
+    return f"{found}; {ZERO_VARIANCE_PAGE}"
 
 
-def without_spread(metrics: dict[str, float]) -> bool:
+def zero_variance(metrics: dict[str, float]) -> bool:
     # No advantage is other than 0 where no group has two rewards that differ.
-    if "group/with_spread" in metrics:  # of the local trainers
-        return not metrics["group/with_spread"]
+    if "group/trained" in metrics:  # of the local trainers
+        return not metrics["group/trained"]
     if metrics.get("critic/advantages/max") or metrics.get("critic/advantages/min"):
         return False  # an estimator may credit equal rewards
     equal, lone = (metrics.get(f"group/{name}_frac", 0.0) for name in ("zero_std", "lone"))

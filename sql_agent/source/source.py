@@ -55,7 +55,7 @@ class Source:
         ending_s: the longest that a rollout may take, its reward included; a group is not replaced later than that
             before the deadline of its step.
         max_broken_fraction: see `PrefixStop`.
-        tasks: those to train on, of which groups without spread are replaced; () replaces none.
+        tasks: those to train on, of which zero-variance groups are replaced; () replaces none.
         keep: receives every rollout of a batch once it is credited, and the batch's `step` and `validate`.
         report: receives how far a batch is: `{"event": "rollouts", "step", "validate", "done", "of", "lost",
             "resampled"}`.
@@ -190,7 +190,7 @@ class Source:
 
 
 class _ProgressReport:
-    """Tells the command how many rollouts of a batch are done, lost, and in place of groups without spread."""
+    """Tells the command how many rollouts of a batch are done, lost, and in place of zero-variance groups."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None], **batch: Any) -> None:
         self._send, self._batch, self._sent, self._at = send, {"event": "rollouts", **batch}, (-1, -1, -1, -1), 0.0

@@ -17,7 +17,7 @@ import psutil
 from agentgrpo.durations import format_time
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import earlier_steps
-from sql_agent.report.reading import NO_SPREAD_PAGE, nothing_learnt_in, without_spread
+from sql_agent.report.reading import ZERO_VARIANCE_PAGE, nothing_learnt_in, zero_variance
 from sql_agent.rewards import MASKED
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.metrics import WINDOW
@@ -40,7 +40,7 @@ class Console:
         self.cfg, self.started = cfg, psutil.Process().create_time()
         self._run_id, self._printed_at = run_id, time.monotonic()
         rows = earlier_steps(cfg.run_dir / "metrics.jsonl") if done else []
-        self._without_spread = sum(map(without_spread, rows))
+        self._zero_variance = sum(map(zero_variance, rows))
         batch = cfg.data.train_batch_size
         sizes = {"rollouts": batch * cfg.rollout.group_size, "updates": batch // (cfg.optim.mini_batch_size or batch)}
         self._progress = Progress(cfg.trainer, rows, done, time.monotonic, **sizes)
@@ -64,8 +64,8 @@ class Console:
                 self._step(event["step"], event["metrics"])
             case "finished":
                 self._say("done")
-                if self._without_spread:
-                    self._print(f"{'':11}{nothing_learnt_in(self._without_spread, self.cfg.trainer.steps)}")
+                if self._zero_variance:
+                    self._print(f"{'':11}{nothing_learnt_in(self._zero_variance, self.cfg.trainer.steps)}")
                 report = agentgrpo_command("report", self.cfg.run_dir)
                 self._print(f"rollouts: {self.cfg.run_dir}/trajectories; all of it on one page:\nnext: {report}")
             case "failed":
@@ -82,9 +82,9 @@ class Console:
         self._say(line)
         if "time/step_s" not in metrics and step < self.cfg.trainer.steps:  # the validation before training
             self._print(f"{'':11}{self._progress.ahead()}")
-        if without_spread(metrics):
-            self._without_spread += 1
-            if self._without_spread == 1:
+        if zero_variance(metrics):
+            self._zero_variance += 1
+            if self._zero_variance == 1:
                 self._print(f"{'':11}{NOTHING_LEARNT}")
         alarmed = {name for name in ALARMS if metrics.get(name, name in self._alarmed)}
         for name in alarmed - self._alarmed:
@@ -127,7 +127,7 @@ LINE = [
     ("reward/mean", "reward {:.3f}"),
     ("rollout/success", "success {:.1%}"),
     ("reward_model/score_mean", "score {:.2f}"),
-    ("group/zero_std_frac", "no spread {:.0%}"),
+    ("group/zero_std_frac", "zero variance {:.0%}"),
     ("policy/kl_k1", "KL {:.1e}"),
     ("policy/entropy", "entropy {:.3f}"),
     ("policy/clip_frac", "clip {:.3f}"),
@@ -135,8 +135,8 @@ LINE = [
     ("val/rollout/success", "held-out success {:.1%}"),
 ]
 NOTHING_LEARNT = (
-    "nothing was learnt from the rewards of this step: no group had spread, which means that all rewards of a group "
-    f"are equal and no rollout is better than another; {NO_SPREAD_PAGE}"
+    "nothing was learnt from the rewards of this step: every group had zero variance, which means that all its "
+    f"rewards are equal and no rollout is better than another; {ZERO_VARIANCE_PAGE}"
 )
 
 

@@ -105,7 +105,7 @@ class Batch:
     of: int = 0
     lost: int = 0
     resampled: int = 0
-    """Rollouts in place of groups without spread, which are among `of`."""
+    """Rollouts in place of zero-variance groups, which are among `of`."""
 
 
 class Progress:
@@ -221,7 +221,7 @@ class Progress:
 
 
 def _played(batch: Batch) -> str:
-    resampled = [f"{batch.resampled} of them in place of groups without spread"] if batch.resampled else []
+    resampled = [f"{batch.resampled} of them in place of zero-variance groups"] if batch.resampled else []
     said = ", ".join([*resampled, *([f"{batch.lost} lost"] if batch.lost else [])])
     return f"{batch.done} of {_many(batch.of, 'rollout')}{f' ({said})' if said else ''}"
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agentgrpo.machine import ROOT
-from sql_agent.report.reading import without_spread
+from sql_agent.report.reading import zero_variance
 from sql_agent.settings.load import load_config
 from sql_agent.startup import console
 from sql_agent.startup.console import Console, step_line
@@ -47,16 +47,16 @@ def groups(zero_std, lone=0.0):
         (groups(0.75), False),
         (groups(0.0, lone=1.0), False),  # rewards are missing, not equal; the line names the reasons
         ({"val/reward/mean": 0.0}, False),
-        ({"group/with_spread": 0}, True),  # as the local trainers count
-        ({"group/with_spread": 2}, False),
+        ({"group/trained": 0}, True),  # as the local trainers count
+        ({"group/trained": 2}, False),
         # an estimator without a baseline credits equal rewards
         (groups(1.0) | {"critic/advantages/max": 1.0, "critic/advantages/min": 0.0}, False),
         (groups(1.0) | {"critic/advantages/max": 0.0, "critic/advantages/min": -1.0}, False),
         (groups(1.0) | {"critic/advantages/max": 0.0, "critic/advantages/min": 0.0}, True),
     ],
 )
-def test_a_step_without_spread_has_no_group_with_two_rewards_that_differ(metrics, nothing):
-    assert without_spread(metrics) == nothing
+def test_a_zero_variance_step_has_no_group_with_two_rewards_that_differ(metrics, nothing):
+    assert zero_variance(metrics) == nothing
 
 
 def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end(tmp_path, capsys):
@@ -68,13 +68,13 @@ def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end
     assert [line.partition("] ")[2][:10] or line for line in said[:-2]] == [
         "step 1/3  ",
         "step 2/3  ",
-        "nothing was learnt from the rewards of this step: no group had spread, which means that all rewards of a "
-        "group are equal and no rollout is better than another; doc/troubleshooting.md says what to change, under "
+        "nothing was learnt from the rewards of this step: every group had zero variance, which means that all its "
+        "rewards are equal and no rollout is better than another; doc/troubleshooting.md says what to change, under "
         "`Success does not rise`",
         "step 3/3  ",
         "done",
-        "in 2 of 3 train steps no group had spread, so nothing was learnt from them; doc/troubleshooting.md says what "
-        "to change, under `Success does not rise`",
+        "in 2 of 3 train steps every group had zero variance, so nothing was learnt from them; doc/troubleshooting.md "
+        "says what to change, under `Success does not rise`",
     ]
     assert "## Success does not rise" in (ROOT / "doc/troubleshooting.md").read_text()
 

@@ -33,7 +33,7 @@ TASKS = [{"id": f"t{i}"} for i in range(10)]
         pytest.param([0.5, 0.25], [0.5, 0.25], None, id="verdicts_that_differ_are_spread_though_none_is_a_success"),
         pytest.param([0.0, None, 0.0], [0, None, 0], "all_wrong", id="a_lost_rollout_is_no_zero"),
         pytest.param([1.0, None, 1.0], [1, 0, 1], "all_right", id="nor_a_difference"),
-        pytest.param([None, 1.0], [None, 1], None, id="a_group_that_was_lost_is_not_without_spread"),
+        pytest.param([None, 1.0], [None, 1], None, id="a_group_that_was_lost_is_not_zero_variance"),
         pytest.param([None, None], [None, None], None, id="nor_one_that_was_lost_whole"),
     ],
 )
@@ -46,13 +46,13 @@ def test_a_group_has_no_spread_where_all_known_rewards_are_equal(rewards, verdic
 @pytest.mark.parametrize(
     ("rewards", "replacements", "settled", "expected"),
     [
-        pytest.param([1.0, 1.0], TASKS[:1], True, True, id="without_spread"),
+        pytest.param([1.0, 1.0], TASKS[:1], True, True, id="zero_variance"),
         pytest.param([1.0, 0.0], TASKS[:1], True, False, id="spread"),
         pytest.param([1.0, 1.0], [], True, False, id="no_task_is_left"),
         pytest.param([1.0, 1.0], TASKS[:1], False, False, id="one_is_still_played"),
     ],
 )
-def test_a_settled_group_without_spread_is_redrawn_while_a_task_is_left(rewards, replacements, settled, expected):
+def test_a_settled_zero_variance_group_is_redrawn_while_a_task_is_left(rewards, replacements, settled, expected):
     group = [make_result("g", make_outcome(reward, verdict=reward)) for reward in rewards]
     group[-1].settled = settled
     assert needs_resampling(PendingGroup(0, replacements, [group]), GroupRelative()) is expected

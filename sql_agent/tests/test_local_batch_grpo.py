@@ -134,11 +134,10 @@ def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, mon
     ]  # fmt: skip
     assert lines[0]["held_out"] == {"n": 3, "judged": 3, "correct": 2}
     assert lines[1]["rollout/success"] == {"n": 4, "judged": 4, "correct": 2}
-    assert (lines[1]["reward/mean"], lines[1]["group/with_spread"], lines[1]["policy/loss"]) == (0.5, 2, 0.25)
+    assert (lines[1]["reward/mean"], lines[1]["group/trained"], lines[1]["policy/loss"]) == (0.5, 2, 0.25)
     said_of_batch, _, left = said[1].rpartition("  ")
     assert said_of_batch == (
-        "epoch 1/2  batch 1/3  correct 2 of 4  loss +0.2500  groups with spread 2  skipped so far 0  "
-        "not judged so far 0"
+        "epoch 1/2  batch 1/3  correct 2 of 4  loss +0.2500  trained groups 2  skipped so far 0  not judged so far 0"
     )
     assert re.fullmatch(r"\d+ s left", left)
     kept = [json.loads(line) for line in folder.trajectories.read_text().splitlines()]
@@ -157,7 +156,7 @@ def test_what_teaches_nothing_or_cannot_be_judged_is_counted_and_shown(tmp_path,
     assert progress.skipped == {"unjudged": 3, "all_wrong": 2}
     assert progress.unjudged == {"no_reply": 6}
     assert world.learnt == []
-    assert "no spread, no update  groups with spread 0  skipped so far 5 (all_wrong 2, unjudged 3)" in said[2]
+    assert "zero variance, no update  trained groups 0  skipped so far 5 (all_wrong 2, unjudged 3)" in said[2]
     assert said[2].endswith("not judged so far 6 (no_reply 6)")
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [line["reward/mean"] for line in lines] == [0.0, 0.0, None]
@@ -247,7 +246,7 @@ def test_a_seed_that_a_reward_function_sets_does_not_decide_what_is_sampled_next
 
 def test_what_a_batch_earned_leaves_out_tasks_that_replaced_others(tmp_path, monkeypatch):
     world = World()
-    values = iter([0.0, 0.0, 1.0, 0.0] + [1.0, 0.0] * 50)  # the first group has no spread, and is replaced
+    values = iter([0.0, 0.0, 1.0, 0.0] + [1.0, 0.0] * 50)  # the first group has zero variance, and is replaced
     monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(next(values), "match", task.id) for task in tasks])
     folder, _, _ = run(tmp_path, monkeypatch, world, max_resamples=1, num_epochs=1)
     line = json.loads(folder.metrics.read_text().splitlines()[0])

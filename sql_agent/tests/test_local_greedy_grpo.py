@@ -54,7 +54,7 @@ def test_rewards(value, stop, reward):
         ([None, None], None),
     ],
 )
-def test_a_group_without_spread_says_why(values, reason):
+def test_a_zero_variance_group_says_why(values, reason):
     assert zero_variance([make_result("g", make_outcome(value, verdict=value)) for value in values]) == reason
 
 
@@ -84,7 +84,7 @@ def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
     assert len(folder.metrics.read_text().splitlines()) == 6
 
 
-def test_a_reward_of_ones_own_replaces_the_four_values_and_a_group_without_spread(tmp_path, monkeypatch):
+def test_a_reward_of_ones_own_replaces_the_four_values_and_a_zero_variance_group(tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text(
         "from itertools import count\nplace = count()\n\n\ndef f(record):\n    return float(next(place) > 5)\n"
     )

@@ -57,11 +57,11 @@ def test_rollouts_say_how_many_are_done_and_lost_and_when_they_end_at_their_own_
     )
 
 
-def test_rollouts_in_place_of_groups_without_spread_are_told_from_those_that_a_step_begins_with():
+def test_rollouts_in_place_of_zero_variance_groups_are_told_from_those_that_a_step_begins_with():
     run = progress()
     run.take_rollouts(rollouts(1, 4, of=44, lost=1, resampled=12))
     assert run.now() == (
-        "step 1/10: 4 of 44 rollouts (12 of them in place of groups without spread, 1 lost); left: not measured yet"
+        "step 1/10: 4 of 44 rollouts (12 of them in place of zero-variance groups, 1 lost); left: not measured yet"
     )
 
 

@@ -238,7 +238,7 @@ def half_right(task, others):
     return answer
 
 
-def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
+def test_a_zero_variance_group_gives_way_to_another_task(play, tmp_path):
     first, replacement = KNOWN
     batch, metrics = play(
         [first], "rollout.max_resamples=2", replacements=[replacement], script=half_right(replacement, [first])

@@ -70,7 +70,7 @@ def shown(groups):
     return [[(r.task_id, r.reward, r.advantage and round(r.advantage, 4)) for r in group] for group in groups]
 
 
-async def test_a_group_without_spread_gives_way_to_another_task_and_the_others_are_credited():
+async def test_a_zero_variance_group_gives_way_to_another_task_and_the_others_are_credited():
     script = Script(same=[1.0, 1.0], mixed=[1.0, 0.0], other=[0.0, 1.0])
     slots, kept = [slot(0, "same"), slot(1, "mixed")], []
     asked = source(script, tasks=["same", "mixed", "other"], kept=kept, max_resamples=1)

@@ -2,7 +2,7 @@
 
 verl's config names the class (`actor_rollout_ref.rollout.agent.agent_loop_manager_class`); `generate_sequences` returns
 one row per prompt row (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). A rollout that could not be
-judged comes back as a masked row. A training group without spread is filtered, and the group of another task takes its
+judged comes back as a masked row. A zero-variance group of training is filtered, and another task's group takes its
 rows. The decisions are those of `sql_agent.source.source`, the playing is `sql_agent.lightning.transport`.
 
 With `trainer.max_off_policy_steps` k, k more batches are open than verl has asked for. The first step draws their tasks

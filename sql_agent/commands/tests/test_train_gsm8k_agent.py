@@ -118,7 +118,7 @@ def test_it_learns_what_is_rewarded_and_a_killed_run_ends_as_the_unbroken_one(gu
     wanted += ["--total_epochs", 2, "--learning_rate", "5e-3", "--save_every", 2, "--max_rounds", 2, "--beta", 0]
     wanted += ["--eval_samples", 4, "--temperature", 0.5]  # so small a policy leaves some chance to every token
     shown = run(command(guessing_policy, problems, whole, *wanted))
-    assert shown.count("groups with spread") == 8 and "held-out after 2 epochs: 100.0% of 4" in shown
+    assert shown.count("trained groups") == 8 and "held-out after 2 epochs: 100.0% of 4" in shown
     metrics = lines(whole / "metrics.jsonl")
     rewards = [row["reward/mean"] for row in metrics if "batch" in row]
     assert rewards[0] < 0.2 and rewards[-1] > 0.5  # measured: 1 of 18, then 11 of 18

@@ -164,7 +164,7 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
     assert "tasks: 4 to train on, 3 held out; left out: too long 1\n" in said
     assert "held-out after 0 epochs: success of 3 is unknown  reward +" in said
     assert "not judged: get_reward_error 1, reset_error 1\n" in said
-    assert "groups with spread 2  skipped so far 2 (unjudged 2)  " in said
+    assert "trained groups 2  skipped so far 2 (unjudged 2)  " in said
     assert "not judged so far 4 (get_reward_error 2, reset_error 2)\n" in said
     before, batch, after = lines(out / "metrics.jsonl")
     assert batch["rollout/success"] == {"n": 8, "judged": 0, "correct": 0}
@@ -201,7 +201,7 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     held_out = [row["held_out"] for row in metrics if "held_out" in row]
     assert len(held_out) == 3 and all(row["judged"] == row["n"] for row in held_out)
     batches = [row for row in metrics if "batch" in row]
-    assert sum(row["group/with_spread"] for row in batches) > 0 and batches[-1]["train/steps"] > 0
+    assert sum(row["group/trained"] for row in batches) > 0 and batches[-1]["train/steps"] > 0
     assert any(row["rollout/success"]["correct"] for row in batches)
     adapter = load_file(out / "epoch_2" / "adapter_model.safetensors")
     assert any(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_B" in name)
