@@ -158,7 +158,9 @@ def main() -> None:
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
     give_token(shared=False, own_store="store_pid" not in order)
     try:
-        start_agl_trainer(chain.cfg, chain, SqlLitAgent(chain.cfg), debug=False)
+        start_agl_trainer(
+            chain.cfg.rollout, chain.cfg.store, chain.cfg.run_dir / "logs", chain, SqlLitAgent(chain.cfg), debug=False
+        )
     finally:
         end_run(run_id)
 

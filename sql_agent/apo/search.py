@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentgrpo.agl_without_litellm import agl  # first, or agent-lightning would be imported with LiteLLM
@@ -33,7 +34,7 @@ from sql_agent.model_servers.ask import failure_text
 from sql_agent.model_servers.chat_client import ChatClient
 from sql_agent.report.reading import ValidationChange
 from sql_agent.settings.groups import MAX_RETRIES
-from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.main_job import ApoConfig, RolloutConfig
 from sql_agent.source.datatypes import Rollout
 from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.source.stops import TooManyLostError, check_lost
@@ -60,17 +61,23 @@ class SearchTasks:
 class InstructionsSearch(APO[Json]):
     """
     Args:
-        cfg: the resolved config, with `algorithm=apo`.
         environment: its instructions are those that the search begins with.
         say: called with each line of progress.
     """
 
     def __init__(
-        self, cfg: TrainConfig, environment: Taskset, tasks: SearchTasks, run_id: str, say: Callable[[str], None]
+        self,
+        apo: ApoConfig,
+        rollout: RolloutConfig,
+        run_dir: Path,
+        seed: int,
+        environment: Taskset,
+        tasks: SearchTasks,
+        run_id: str,
+        say: Callable[[str], None],
     ) -> None:
         self.key = os.environ.get(OPTIMISER_KEY) or ""
         self.requests = 0
-        apo = cfg.apo
         client = AsyncOpenAI(
             base_url=apo.base_url,
             api_key=self.key or "-",
@@ -88,12 +95,13 @@ class InstructionsSearch(APO[Json]):
             beam_width=apo.beam_width,
             branch_factor=apo.branch_factor,
             beam_rounds=apo.beam_rounds,
-            rollout_batch_timeout=cfg.rollout.step_timeout_s,
+            rollout_batch_timeout=rollout.step_timeout_s,
         )
-        self.cfg, self.environment, self.tasks, self.run_id, self.say = cfg, environment, tasks, run_id, say
+        self.apo, self.rollout, self.run_dir, self.random_seed = apo, rollout, run_dir, seed
+        self.environment, self.tasks, self.run_id, self.say = environment, tasks, run_id, say
         self.seed = VersionedPromptTemplate("v0", template(environment.instructions.strip()))
         self.set_initial_resources({INSTRUCTIONS: self.seed.prompt_template})
-        self.candidates = Candidates(cfg.run_dir / "candidates.json", self.seed.prompt_template.template)
+        self.candidates = Candidates(run_dir / "candidates.json", self.seed.prompt_template.template)
         self.finished = False
         self._purpose: Purpose | None = None
         self._results: list[Rollout] = []
@@ -104,7 +112,7 @@ class InstructionsSearch(APO[Json]):
         beat = asyncio.create_task(heartbeat(store, self.run_id))
         try:
             await self._cancel_unfinished()  # of an earlier run that was killed
-            await first_of(self._search(), until_no_runner_is_left(self.cfg.run_dir))
+            await first_of(self._search(), until_no_runner_is_left(self.run_dir))
             self.finished = True
         finally:
             beat.cancel()
@@ -115,7 +123,7 @@ class InstructionsSearch(APO[Json]):
                 await store.close()
 
     async def _search(self) -> None:
-        random.seed(self.cfg.seed)  # upstream draws tasks and the forms of its requests from it
+        random.seed(self.random_seed)  # upstream draws tasks and the forms of its requests from it
         before = await self._measure(self.seed)
         self.say(f"held-out success before  {success_rate_of(before)}")
         await super().run(train_dataset=self.tasks.gradient, val_dataset=self.tasks.selection)
@@ -138,7 +146,7 @@ class InstructionsSearch(APO[Json]):
         change = ValidationChange(len(pairs), sum(b and not a for a, b in pairs), sum(a and not b for a, b in pairs))
         self.say(f"held-out success after   {success_rate_of(after)}")
         self.say(f"change                   {change}")
-        self.say(f"best instructions        {self.cfg.run_dir / 'prompt.txt'} ({best.version})")
+        self.say(f"best instructions        {self.run_dir / 'prompt.txt'} ({best.version})")
 
     async def _measure(self, prompt: VersionedPromptTemplate) -> list[Rollout]:
         self._purpose = "held-out"
@@ -166,7 +174,7 @@ class InstructionsSearch(APO[Json]):
         purpose: Purpose = self._purpose or ("gradient" if mode == "train" else "selection")
         self.candidates.add_result(prompt.version, prompt.prompt_template.template, purpose, self._results)
         try:
-            check_lost(self._results, min(self.cfg.rollout.max_lost_fraction, 0.99))
+            check_lost(self._results, min(self.rollout.max_lost_fraction, 0.99))
         except TooManyLostError as lost:
             raise TrainingFailedError(str(lost)) from None
         self.say(self._line(prompt, purpose, score, time.monotonic() - started))
@@ -233,8 +241,8 @@ class InstructionsSearch(APO[Json]):
             return "empty", "the model wrote nothing"
         if text in self.candidates:  # also where the critique was empty: upstream returns the parent then
             return "known", "the search had these instructions before"
-        if len(text) > self.cfg.apo.max_chars:
-            return "too_long", f"it has {len(text)} characters, more than apo.max_chars={self.cfg.apo.max_chars}"
+        if len(text) > self.apo.max_chars:
+            return "too_long", f"it has {len(text)} characters, more than apo.max_chars={self.apo.max_chars}"
         try:
             self.environment.with_instructions(text)
         except InstructionsError as fault:
@@ -247,7 +255,7 @@ class InstructionsSearch(APO[Json]):
         self.say(f"an edit of {parent} is lost: {error}")
         if self._failures == MOST_FAILURES:
             raise TrainingFailedError(
-                f"the model at {self.cfg.apo.base_url} failed for {MOST_FAILURES} edits in a row, the last time with "
+                f"the model at {self.apo.base_url} failed for {MOST_FAILURES} edits in a row, the last time with "
                 f"{error}; its key is read from {OPTIMISER_KEY}. If its context is too short, lower "
                 "apo.gradient_batch_size; if it is too slow, raise apo.timeout_s"
             )
@@ -257,7 +265,7 @@ class InstructionsSearch(APO[Json]):
         self._save_best()  # what a killed run leaves
 
     def _save_best(self) -> None:
-        with written(self.cfg.run_dir / "prompt.txt") as part:
+        with written(self.run_dir / "prompt.txt") as part:
             part.write_text(self.get_best_prompt().template + "\n", "utf-8")
 
     async def _cancel_unfinished(self) -> None:

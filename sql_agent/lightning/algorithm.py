@@ -28,7 +28,6 @@ from agentgrpo.processes import tell
 from sql_agent.lightning.child_processes import STARTED, log_file, spawn
 from sql_agent.lightning.heartbeats import HEARTBEAT_S, TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
-from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,8 @@ class VerlGrpo(agl.Algorithm):
     """Run verl 0.9.1's own trainer with rollouts from agent-lightning's store.
 
     Args:
-        cfg: the resolved config, as saved in the run directory.
+        startup_timeout_s: the longest until the model servers are there.
+        proxy: arguments of the LLM proxy beside its store and its address; None: there is none.
         order: the input of `sql_agent.verl_side.driver`: verl's config, environment, run id.
         driver: its process, from `start_driver`; it already imports verl and waits for its order.
         show: called with every event of the run (`phase`, `rollouts`, `step`, `finished`, `failed`), each second with
@@ -51,13 +51,16 @@ class VerlGrpo(agl.Algorithm):
 
     def __init__(
         self,
-        cfg: TrainConfig,
+        run_dir: Path,
+        startup_timeout_s: float,
+        proxy: list[str] | None,
         order: dict[str, Any],
         driver: subprocess.Popen[str],
         show: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__()
-        self.cfg, self.order, self.driver, self.show = cfg, order, driver, show
+        self.run_dir, self.startup_timeout_s, self.proxy_arguments = run_dir, startup_timeout_s, proxy
+        self.order, self.driver, self.show = order, driver, show
         self.finished = False
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
@@ -66,14 +69,12 @@ class VerlGrpo(agl.Algorithm):
         beat = asyncio.create_task(heartbeat(store, self.order["run_id"]))
         await self._cancel_leftovers(store)
         proxy = None
-        if self.cfg.llm_proxy:
-            context = self.cfg.data.prompt_tokens + self.cfg.data.max_response_tokens
-            arguments = ["--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s)]
-            arguments += ["--context-tokens", str(context), "--host", self.order["network"]["host"]]
-            proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg.run_dir, "proxy"))
+        if self.proxy_arguments is not None:
+            arguments = ["--store", store_url, "--host", self.order["network"]["host"], *self.proxy_arguments]
+            proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.run_dir, "proxy"))
         try:
             tell(self.driver, self.order | {"store_url": store_url})
-            await first_of(self._follow(proxy), until_no_runner_is_left(self.cfg.run_dir), self._tick())
+            await first_of(self._follow(proxy), until_no_runner_is_left(self.run_dir), self._tick())
         finally:
             beat.cancel()
             await asyncio.gather(_end(proxy, close_stdin=True), _end(self.driver))
@@ -82,7 +83,7 @@ class VerlGrpo(agl.Algorithm):
                 await store.close()
 
     async def _follow(self, proxy: subprocess.Popen[str] | None) -> None:
-        log, limit = log_file(self.cfg.run_dir, "driver"), self.cfg.trainer.startup_timeout_s
+        log, limit = log_file(self.run_dir, "driver"), self.startup_timeout_s
         deadline: float | None = time.monotonic() + limit
         error = ""
         while True:
@@ -135,9 +136,7 @@ class VerlGrpo(agl.Algorithm):
         tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
         line = await _read_line(proxy, PROXY_START_S)
         if not line:
-            raise TrainingFailedError(
-                f"the LLM proxy ended before it served; see {log_file(self.cfg.run_dir, 'proxy')}"
-            )
+            raise TrainingFailedError(f"the LLM proxy ended before it served; see {log_file(self.run_dir, 'proxy')}")
         return json.loads(line)["url"]
 
     async def _cancel_leftovers(self, store: Any) -> None:

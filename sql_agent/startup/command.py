@@ -31,9 +31,10 @@ from sql_agent.startup.preflight import (
     find_model,
     gpus_of,
     planned_on_cpu,
+    protocol_of,
+    trainable_model_here,
     use_cpu,
     with_address,
-    with_model_here,
     with_ray,
 )
 from sql_agent.startup.resume import after_a_stop, go_on_from, hash_user_files
@@ -82,8 +83,10 @@ def begin(cfg: TrainConfig, *, dry_run: bool, debug: bool) -> None:
 
 def plan_training(cfg: TrainConfig, environment: Taskset, _role: Role, _debug: bool) -> None:
     cpu = planned_on_cpu(cfg.engine, cfg.cluster)
-    cfg = with_model_here(cfg, environment, cpu=cpu)
-    files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
+    asked, protocol = cfg.model or TINY_POLICY, protocol_of(cfg.agent, environment)
+    model = trainable_model_here(asked, protocol, cfg.engine, cfg.data, cpu=cpu)
+    cfg = cfg.model_copy(update={"model": model})
+    files = Files(model, Path("train.parquet"), Path("val.parquet"))
     chosen, tasks = planned(cfg, environment, cpu=cpu)
     weights = count_weights(files.model)
     optim, rate = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import earlier_steps
 from sql_agent.report.reading import ZERO_VARIANCE_PAGE, nothing_learnt_in, zero_variance
 from sql_agent.rewards import MASKED
-from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.source.metrics import WINDOW
 from sql_agent.startup.progress import Progress
 from sql_agent.verl_side.micro_batch_file import read_progress
@@ -34,16 +35,17 @@ class Console:
     Args:
         run_id: the run whose training worker reports micro-batches.
         done: steps that a resumed run has behind it.
+        rollouts, updates: of a train step.
     """
 
-    def __init__(self, cfg: TrainConfig, run_id: str, done: int) -> None:
-        self.cfg, self.started = cfg, psutil.Process().create_time()
+    def __init__(
+        self, run_dir: Path, trainer: TrainerConfig, run_id: str, done: int, *, rollouts: int, updates: int
+    ) -> None:
+        self.run_dir, self.steps, self.started = run_dir, trainer.steps, psutil.Process().create_time()
         self._run_id, self._printed_at = run_id, time.monotonic()
-        rows = earlier_steps(cfg.run_dir / "metrics.jsonl") if done else []
+        rows = earlier_steps(run_dir / "metrics.jsonl") if done else []
         self._zero_variance = sum(map(zero_variance, rows))
-        batch = cfg.data.train_batch_size
-        sizes = {"rollouts": batch * cfg.rollout.group_size, "updates": batch // (cfg.optim.mini_batch_size or batch)}
-        self._progress = Progress(cfg.trainer, rows, done, time.monotonic, **sizes)
+        self._progress = Progress(trainer, rows, done, time.monotonic, rollouts=rollouts, updates=updates)
         self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._alarmed: set[str] = set()
 
@@ -65,9 +67,9 @@ class Console:
             case "finished":
                 self._say("done")
                 if self._zero_variance:
-                    self._print(f"{'':11}{nothing_learnt_in(self._zero_variance, self.cfg.trainer.steps)}")
-                report = agentgrpo_command("report", self.cfg.run_dir)
-                self._print(f"rollouts: {self.cfg.run_dir}/trajectories; all of it on one page:\nnext: {report}")
+                    self._print(f"{'':11}{nothing_learnt_in(self._zero_variance, self.steps)}")
+                report = agentgrpo_command("report", self.run_dir)
+                self._print(f"rollouts: {self.run_dir}/trajectories; all of it on one page:\nnext: {report}")
             case "failed":
                 progress.end()
                 self._say(f"failed: {event['error']}")
@@ -76,11 +78,11 @@ class Console:
 
     def _step(self, step: int, metrics: dict[str, float]) -> None:
         self._progress.record_step(step, metrics)
-        line = step_line(step, self.cfg.trainer.steps, metrics)
+        line = step_line(step, self.steps, metrics)
         if (left_s := self._progress.run_left_s) and "time/step_s" in metrics:
             line += f"  {format_time(left_s)} left"
         self._say(line)
-        if "time/step_s" not in metrics and step < self.cfg.trainer.steps:  # the validation before training
+        if "time/step_s" not in metrics and step < self.steps:  # the validation before training
             self._print(f"{'':11}{self._progress.ahead()}")
         if zero_variance(metrics):
             self._zero_variance += 1

@@ -19,9 +19,10 @@ from agentgrpo.model_kinds import count_weights
 from agentgrpo.run_folder import begin, start_of
 from sql_agent.cluster.network import LOOPBACK, Network
 from sql_agent.environments.base import Taskset
+from sql_agent.settings.main_job import RolloutConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.evaluate_flags import evaluate_flags
-from sql_agent.startup.plan import check_run_disk, choose_tasks, with_learning_rate, with_prompts
+from sql_agent.startup.plan import check_run_disk, choose_tasks, disk_need, with_learning_rate, with_prompts
 from sql_agent.startup.preflight import gpus_of, protocol_of, require_model
 from sql_agent.startup.resume import archive_files, hash_user_files, refuse_other_tasks
 from sql_agent.trained_on import write_trained_on
@@ -56,7 +57,8 @@ def run_role(
         with uncollected():
             from sql_agent.lightning.agent import SqlLitAgent
 
-        start_agl_trainer(cfg, algorithm, SqlLitAgent(cfg), network, debug=debug)
+        logs = cfg.run_dir / "logs"
+        start_agl_trainer(cfg.rollout, cfg.store, logs, algorithm, SqlLitAgent(cfg), network, debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
@@ -73,7 +75,8 @@ def checked(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> TrainConfig
     weights = count_weights(cfg.model)
     optim, line = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)
     print(line)
-    check_run_disk(cfg, weights)
+    if weights is not None:
+        check_run_disk(cfg.run_dir, disk_need(cfg, weights))
     return cfg.model_copy(update={"optim": optim})
 
 
@@ -111,7 +114,12 @@ def make_algorithm(
         point_verl_at(checkpoint)
     begin(cfg.run_dir, cfg.model_dump(mode="json"), start, resumed=checkpoint is not None)
     done = 0 if checkpoint is None else step_of(checkpoint)
-    return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
+    proxy = ["--timeout-s", str(cfg.agent.turn_timeout_s), "--context-tokens", str(cfg.data.row_tokens)]
+    proxy_of_run = proxy if cfg.llm_proxy else None
+    batch = cfg.data.train_batch_size
+    sizes = {"rollouts": batch * cfg.rollout.group_size, "updates": batch // (cfg.optim.mini_batch_size or batch)}
+    show = Console(cfg.run_dir, cfg.trainer, run_id, done, **sizes).show
+    return VerlGrpo(cfg.run_dir, cfg.trainer.startup_timeout_s, proxy_of_run, order, driver, show)
 
 
 def prepare_run(
@@ -178,7 +186,14 @@ def runs_actors(network: Network) -> bool:
 
 
 def start_agl_trainer(
-    cfg: TrainConfig, algorithm: Any, agent: Any, network: Network = LOOPBACK, *, debug: bool
+    rollout: RolloutConfig,
+    store: StoreConfig,
+    logs: Path,
+    algorithm: Any,
+    agent: Any,
+    network: Network = LOOPBACK,
+    *,
+    debug: bool,
 ) -> None:
     """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
     from agentgrpo.agl_without_litellm import agl
@@ -189,18 +204,18 @@ def start_agl_trainer(
 
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure itself
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
-    port = cfg.store.port or free_port(network.host)
-    runner = ConcurrentRunner.of_run(cfg.rollout, cfg.store.address or f"http://{network.host}:{port}")
+    port = store.port or free_port(network.host)
+    runner = ConcurrentRunner.of_run(rollout, store.address or f"http://{network.host}:{port}")
     trainer = agl.Trainer(
         algorithm=algorithm,
         runner=runner,
-        n_runners=cfg.rollout.n_runners,
-        store=RetryingStore(cfg.store.address) if cfg.store.address else BoundedStore(),
+        n_runners=rollout.n_runners,
+        store=RetryingStore(store.address) if store.address else BoundedStore(),
         tracer=runner.tracer,
         adapter=agl.LlmProxyTraceToTriplet(),
         strategy=SupervisedRunners(
-            logs=cfg.run_dir / "logs",
-            n_runners=cfg.rollout.n_runners,
+            logs=logs,
+            n_runners=rollout.n_runners,
             elsewhere=runs_actors(network),
             server_host=network.host,
             server_port=port,

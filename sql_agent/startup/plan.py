@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from agentgrpo.checks import UsageError, require
 from agentgrpo.outputs import DiskNeed, describe_disk, folder_bytes
@@ -139,8 +140,9 @@ def describe_plan(
         lines += [learning_rate, *_sizes(cfg.lora, weights)]
         memory = check_run_memory(cfg, gpus)
         lines += [f"memory: {memory.found}", *(f"warning: {problem}" for problem in memory.problems)]
-        lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
-        check_run_disk(cfg, weights, lines.append)
+        need = disk_need(cfg, weights)
+        lines.append(describe_disk(cfg.run_dir, need))
+        check_run_disk(cfg.run_dir, need, lines.append)
     lines.append(
         f"written to {cfg.run_dir}: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/"
     )
@@ -183,8 +185,8 @@ def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:
     return DiskNeed(checkpoint, at_once, TOKEN_BYTES * tokens * lines, min(there, (at_once - 1) * checkpoint))
 
 
-def check_run_disk(cfg: TrainConfig, weights: int | None, say: Callable[[str], None] = print) -> None:
-    """Warn if the run may fill the disk; a model of unknown size is not looked at.
+def check_run_disk(run_dir: Path, need: DiskNeed, say: Callable[[str], None] = print) -> None:
+    """Warn if the run may fill the disk.
 
     Raises:
         OutputError: not even one checkpoint fits.
@@ -193,5 +195,4 @@ def check_run_disk(cfg: TrainConfig, weights: int | None, say: Callable[[str], N
         "keep fewer (--set trainer.keep_checkpoints=1), save none (trainer.save_every=0), or train an adapter "
         "(lora.rank=16), whose checkpoints are half as large"
     )
-    if weights is not None:
-        require(say, folder=cfg.run_dir, disk_need=disk_need(cfg, weights), disk_remedy=remedy)
+    require(say, folder=run_dir, disk_need=need, disk_remedy=remedy)

@@ -312,17 +312,19 @@ def find_model_here(model: Path) -> Path | None:
         raise
 
 
-def with_model_here(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> TrainConfig:
-    """Fill in the model's folder and check it, for a dry run; a model that is not on this machine stays as it is named.
+def trainable_model_here(
+    model: Path, protocol: ProtocolName, engine: EngineConfig, data: DataConfig, *, cpu: bool
+) -> Path:
+    """The model's folder, checked, for a dry run; a model that is not on this machine stays as it is named.
 
     Raises:
         ValueError: there is no such folder, or it holds no model that can be trained.
     """
-    model = find_model_here(cfg.model or TINY_POLICY)
-    if model is None or not model.is_dir():  # the run fetches it, or makes it
-        return cfg
-    require_model(model, protocol_of(cfg.agent, environment), cfg.engine, cfg.data, cpu=cpu)
-    return cfg.model_copy(update={"model": model})
+    here = find_model_here(model)
+    if here is None or not here.is_dir():  # the run fetches it, or makes it
+        return model
+    require_model(here, protocol, engine, data, cpu=cpu)
+    return here
 
 
 def require_model(model: Path, protocol: ProtocolName, engine: EngineConfig, data: DataConfig, *, cpu: bool) -> None:

@@ -69,7 +69,7 @@ def optimise(cfg: TrainConfig, environment: Taskset, served: Path | None, *, deb
     with ends_in_order(), own_run() as (run_id, _):
         runs = os.environ.get("AGL_CURRENT_ROLE") == "runner"
         search = None if runs else make_search(cfg, environment, run_id, served)
-        start_agl_trainer(cfg, search, InstructedLitAgent(cfg), debug=debug)
+        start_agl_trainer(cfg.rollout, cfg.store, cfg.run_dir / "logs", search, InstructedLitAgent(cfg), debug=debug)
         if search is not None and not search.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
@@ -92,7 +92,9 @@ def make_search(cfg: TrainConfig, environment: Taskset, run_id: str, served: Pat
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {line}", flush=True)
 
-    return InstructionsSearch(cfg, environment, SearchTasks(*lists), run_id, say)
+    return InstructionsSearch(
+        cfg.apo, cfg.rollout, cfg.run_dir, cfg.seed, environment, SearchTasks(*lists), run_id, say
+    )
 
 
 def choose_tasks(data: DataConfig, seed: int, wanted: int, environment: Taskset) -> tuple[list[Any], Split, int]:

@@ -11,7 +11,6 @@ import pytest
 from sql_agent.lightning import algorithm
 from sql_agent.lightning.algorithm import VerlGrpo
 from sql_agent.lightning.child_processes import STARTED, spawn
-from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import TrainingFailedError
 
 pytestmark = pytest.mark.slow  # imports agent-lightning
@@ -20,9 +19,8 @@ pytestmark = pytest.mark.slow  # imports agent-lightning
 async def follow(monkeypatch, tmp_path, code: str) -> VerlGrpo:
     """What was made of a driver that runs `code`, and is ended afterwards as `run` does it."""
     monkeypatch.setattr(algorithm, "END_S", 0.5)
-    cfg = load_config(None, [f"run_dir={tmp_path}"])
     driver = subprocess.Popen([sys.executable, "-uc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    run = VerlGrpo(cfg, {}, driver, lambda _: None)
+    run = VerlGrpo(tmp_path, 600.0, None, {}, driver, lambda _: None)
     try:
         await asyncio.wait_for(run._follow(None), 20)
         return run

@@ -7,7 +7,7 @@ import pytest
 
 from agentgrpo.machine import ROOT
 from sql_agent.report.reading import zero_variance
-from sql_agent.settings.load import load_config
+from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.startup import console
 from sql_agent.startup.console import Console, step_line
 
@@ -60,7 +60,7 @@ def test_a_zero_variance_step_has_no_group_with_two_rewards_that_differ(metrics,
 
 
 def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end(tmp_path, capsys):
-    shown = Console(load_config(None, [f"run_dir={tmp_path}", "trainer.steps=3"]), "no-run", 0)
+    shown = Console(tmp_path, TrainerConfig(steps=3), "no-run", 0, rollouts=64, updates=1)
     for step, zero_std in enumerate([0.5, 1.0, 1.0], start=1):
         shown.show({"event": "step", "step": step, "metrics": {"time/step_s": 9.0} | groups(zero_std)})
     shown.show({"event": "finished"})
@@ -95,8 +95,8 @@ def printed(tmp_path, monkeypatch, capsys, *, terminal: bool, quiet_s: float) ->
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "executable", "/opt/bin/python")
-    settings = ["data.train_batch_size=4", "trainer.steps=3", "trainer.val_every=0", "trainer.save_every=0"]
-    shown = Console(load_config(None, [f"run_dir={tmp_path}", *settings]), "no-run", 0)
+    trainer = TrainerConfig(steps=3, val_every=0, save_every=0)
+    shown = Console(tmp_path, trainer, "no-run", 0, rollouts=16, updates=1)
     for event in EVENTS:
         shown.show(event)
     return re.sub(r"\[ *[\d.]+ s\]", "[T]", capsys.readouterr().out).replace(str(tmp_path), "RUN")

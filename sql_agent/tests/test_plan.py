@@ -72,19 +72,20 @@ def test_a_run_that_cannot_hold_one_checkpoint_is_refused_and_one_that_may_not_i
     weights = 2**30  # 16 GiB a checkpoint: 12 for verl's shards, 4 for the model
     free(7.9)
     with pytest.raises(OutputError, match=r"has 7.9 GiB left, and one checkpoint takes about 16.0 GiB: make room, "):
-        check_run_disk(cfg, weights)
+        check_run_disk(tmp_path, disk_need(cfg, weights))
     free(47.9)
     said: list[str] = []
-    check_run_disk(cfg, weights, said.append)
+    check_run_disk(tmp_path, disk_need(cfg, weights), said.append)
     assert said == [
         f"warning: the disk of {tmp_path} may become full: 47.9 GiB are left, and the run writes up to 48.0 GiB (3 "
         "checkpoints of about 16.0 GiB at once); make room, or keep fewer (--set trainer.keep_checkpoints=1), save "
         "none (trainer.save_every=0), or train an adapter (lora.rank=16), whose checkpoints are half as large"
     ]
     free(48.5)
-    check_run_disk(cfg, weights, said.append)
+    check_run_disk(tmp_path, disk_need(cfg, weights), said.append)
     free(1.0)
-    check_run_disk(cfg.model_copy(update={"trainer": TrainerConfig(save_every=0)}), weights, said.append)
+    saves_none = cfg.model_copy(update={"trainer": TrainerConfig(save_every=0)})
+    check_run_disk(tmp_path, disk_need(saves_none, weights), said.append)
     assert len(said) == 1
 
 

@@ -123,7 +123,8 @@ def main() -> None:
     cfg = load_config(None, settings)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     with own_run():
-        start_agl_trainer(cfg, Player(cfg, model_url, events), SqlLitAgent(cfg), debug=False)
+        logs = cfg.run_dir / "logs"
+        start_agl_trainer(cfg.rollout, cfg.store, logs, Player(cfg, model_url, events), SqlLitAgent(cfg), debug=False)
 
 
 if __name__ == "__main__":
