@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agentgrpo.chat.conversations import RowError, short_repr
+from agentgrpo.json_text import JsonObject
 
 Columns = Mapping[str, Sequence[str]]
 """The user's columns by what they hold; the texts of several are joined with line breaks."""
@@ -49,8 +50,8 @@ def parse_columns(text: str | None) -> Columns:
 
 
 def known_columns(
-    row: Any, known: Collection[str], given: Columns, aliases: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+    row: object, known: Collection[str], given: Columns, aliases: Mapping[str, str] | None = None
+) -> dict[str, object]:
     """The row's columns under the names of `known`, without those that hold nothing.
 
     Args:
@@ -77,20 +78,21 @@ def known_columns(
     return found
 
 
-def _joined(row: dict[str, Any], columns: Sequence[str]) -> Any:
+def _joined(row: JsonObject, columns: Sequence[str]) -> object:
     values = [row[column] for column in columns if row.get(column) not in (None, "")]
     if len(values) < 2:
         return values[0] if values else None
-    if not all(isinstance(value, str) for value in values):
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
         raise RowError(columns[0], "columns that --columns joins with + have to hold texts")
-    return "\n".join(values)
+    return "\n".join(texts)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return " ".join(value.split()).rstrip("; ") if isinstance(value, str) else value
 
 
-def no_form(row: dict[str, Any], forms: Sequence[Sequence[str]], also: Sequence[str] = ()) -> RowError:
+def no_form(row: JsonObject, forms: Sequence[Sequence[str]], also: Sequence[str] = ()) -> RowError:
     """What to say about a row that has the columns of no form."""
     found = ", ".join(map(short_repr, list(row)[:12])) or "no column"
     expected = ", or ".join(" and ".join(form) for form in forms)
@@ -98,7 +100,7 @@ def no_form(row: dict[str, Any], forms: Sequence[Sequence[str]], also: Sequence[
     return RowError("row", f"found {found}; expected {expected}; name yours: {columns_flag(row, best, also)}")
 
 
-def check_unread(row: dict[str, Any], form: Sequence[str], known: Collection[str], guarded: Sequence[str]) -> None:
+def check_unread(row: JsonObject, form: Sequence[str], known: Collection[str], guarded: Sequence[str]) -> None:
     """
     Args:
         form: what was read.
@@ -116,13 +118,13 @@ def check_unread(row: dict[str, Any], form: Sequence[str], known: Collection[str
             )
 
 
-def columns_flag(row: dict[str, Any], form: Sequence[str], also: Sequence[str]) -> str:
+def columns_flag(row: JsonObject, form: Sequence[str], also: Sequence[str]) -> str:
     filled = _filled(row, form, also)
     parts = [f"{what}={'+'.join(filled.get(what, ['COLUMN']))}" for what in dict.fromkeys((*form, *also))]
     return f"--columns {shlex.quote(','.join(part for part in parts if part.partition('=')[0] in (*form, *filled)))}"
 
 
-def _filled(row: dict[str, Any], form: Sequence[str], also: Sequence[str]) -> dict[str, list[str]]:
+def _filled(row: JsonObject, form: Sequence[str], also: Sequence[str]) -> dict[str, list[str]]:
     own = {str(name).lower(): str(name) for name in row}
     filled: dict[str, list[str]] = {}
     for what in dict.fromkeys((*form, *also)):
@@ -134,7 +136,7 @@ def _filled(row: dict[str, Any], form: Sequence[str], also: Sequence[str]) -> di
     return filled
 
 
-def _looks_like(name: Any, value: Any, what: str) -> bool:
+def _looks_like(name: object, value: object, what: str) -> bool:
     if not value or not isinstance(value, str | list | dict) or (isinstance(value, str) and not value.strip()):
         return False
     words = words_of(str(name))

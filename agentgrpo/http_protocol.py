@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import httptools
 import uvicorn.config
+from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -62,7 +63,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self.transport.close()
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._start_timer(HEADERS_S, self.refuse, "slow_head")
 
@@ -139,7 +140,7 @@ class GuardedHttpProtocol(LimitedHttpProtocol):
 
     _accepted = False
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         if len(self._with_room()) >= MAX_NEW_UNKNOWN:
             return self.refuse("too_many_unknown")
@@ -188,7 +189,7 @@ class GuardedHttpProtocol(LimitedHttpProtocol):
 _unknown: WeakKeyDictionary[ServerState, dict[GuardedHttpProtocol, float]] = WeakKeyDictionary()
 
 
-def trust(scope: Mapping[str, Any]) -> None:
+def trust(scope: Scope) -> None:
     """Make the connection of an accepted request known; other servers than these do not count connections."""
     if known := (scope.get("extensions") or {}).get(_TRUST):
         known()
@@ -199,7 +200,7 @@ def has_token(authorization: bytes, expected: bytes) -> bool:
     return scheme.lower() == b"bearer" and hmac.compare_digest(token, expected)
 
 
-async def read_body(receive: Any, most: int, too_long: Callable[[int], Exception]) -> bytes | None:
+async def read_body(receive: Receive, most: int, too_long: Callable[[int], Exception]) -> bytes | None:
     """The body of an ASGI request; None if the client is gone.
 
     Args:
@@ -221,17 +222,17 @@ async def read_body(receive: Any, most: int, too_long: Callable[[int], Exception
     return bytes(body)
 
 
-def from_beginning(body: bytes, receive: Any) -> Any:
+def from_beginning(body: bytes, receive: Receive) -> Receive:
     """A `receive` for the application, of a request whose body was read."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive_again() -> Any:
+    async def receive_again() -> Message:
         return messages.pop() if messages else await receive()
 
     return receive_again
 
 
-async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:
+async def unless_gone(work: Coroutine[None, None, T] | asyncio.Future[T], receive: Receive) -> T | None:
     """None if `work` was cancelled, or if the client disconnected first, which cancels `work`.
 
     Args:
@@ -246,7 +247,7 @@ async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive:
         gone.cancel()
 
 
-async def _disconnected(receive: Any) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
+
+JsonObject = Mapping[str, object]
 
 # Brackets in one another that are read of requests and of the arguments of a call. Schemas of tools have about 10.
 MAX_DEPTH = 64

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgrpo.chat.conversations import RowError, short_repr
+from agentgrpo.json_text import JsonObject
 from agentgrpo.spelling import did_you_mean
 
 
@@ -66,14 +67,14 @@ def iter_rows(path: Path, repairs: Counter[str] | None = None) -> Iterator[FileR
     return reader.json_rows() if reader.is_one_value() else reader.line_rows()
 
 
-def _loaded(line: str) -> Any:
+def _loaded(line: str) -> object:
     try:
         return json.loads(line.removesuffix(","))
     except (ValueError, RecursionError):
         return None
 
 
-def _rows_name(value: dict[str, Any]) -> str | None:
+def _rows_name(value: JsonObject) -> str | None:
     names = [name for name, held in value.items() if isinstance(held, list) and held and isinstance(held[0], dict)]
     return names[0] if len(names) == 1 and names[0] in _ROWS_NAMES else None
 
@@ -89,7 +90,7 @@ class _Decoder:
         constant = None if repairs is None else self._null
         self._json = json.JSONDecoder(object_pairs_hook=self._object, parse_constant=constant)
 
-    def value_at(self, text: str, start: int, *, whole: bool = False) -> tuple[Any, int]:
+    def value_at(self, text: str, start: int, *, whole: bool = False) -> tuple[object, int]:
         """The value that begins at `start`, and where it ends.
 
         Args:
@@ -111,7 +112,7 @@ class _Decoder:
         except (ValueError, RecursionError):
             return None
 
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _object(self, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
         held = dict(pairs)
         if len(held) < len(pairs):
             twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -165,7 +166,7 @@ class _Reader:
                 except RowError as problem:
                     yield FileRow(number, f"line {number}", problem)
 
-    def _value_of(self, line: str) -> Any:
+    def _value_of(self, line: str) -> object:
         value, end = self._decoder.value_at(line, 0)
         rest = line[end:].strip(_BLANK)
         if rest == ",":
@@ -192,7 +193,7 @@ class _Reader:
                 f"{content.count(10, 0, error.start) + 1}; convert it to UTF-8 with iconv"
             ) from None
 
-    def _list_rows(self, text: str, start: int) -> Iterator[Any]:
+    def _list_rows(self, text: str, start: int) -> Iterator[object]:
         at = start
         for value, at in self._values(text, start, closing="]"):  # noqa: B007 (used below)
             yield value
@@ -207,7 +208,7 @@ class _Reader:
         except RowError as problem:
             yield NotReadOn(problem)
 
-    def _object_rows(self, text: str, at: int) -> Iterator[Any]:
+    def _object_rows(self, text: str, at: int) -> Iterator[object]:
         values = self._values(text, at)
         first, at = next(values)
         if isinstance(first, NotReadOn):

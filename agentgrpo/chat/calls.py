@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgrpo.chat.messages import Message, ToolCall
-from agentgrpo.json_text import MAX_DEPTH, depth, parse_json, structure
+from agentgrpo.json_text import MAX_DEPTH, JsonObject, depth, parse_json, structure
 
 
-def tool(name: str, description: str, arguments: Mapping[str, str | dict[str, Any]]) -> dict[str, Any]:
+def tool(name: str, description: str, arguments: Mapping[str, str | JsonObject]) -> dict[str, Any]:
     """In chat-completions form.
 
     Args:
@@ -40,13 +40,13 @@ def numbered_id(number: int) -> str:
     return f"call{number:05}"
 
 
-def call(name: str, arguments: str | dict[str, Any], call_id: str = numbered_id(0)) -> dict[str, Any]:
+def call(name: str, arguments: str | JsonObject, call_id: str = numbered_id(0)) -> dict[str, object]:
     """Arguments that are a text are used unchanged."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def arguments_of(written: Any) -> str:
+def arguments_of(written: object) -> str:
     """What a policy wrote as the arguments of a call, as a text; `{}` if its brackets are nested too deep.
 
     openai-agents, chat templates and servers parse it in their turn, and each fails at another depth, with an error
@@ -59,7 +59,7 @@ def arguments_of(written: Any) -> str:
     return "{}" if depth(structure(text.encode("utf-8", "replace"))) > MAX_DEPTH else text
 
 
-def calls(*tool_calls: dict[str, Any]) -> dict[str, Any]:
+def calls(*tool_calls: JsonObject) -> dict[str, object]:
     return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
 
 
@@ -78,7 +78,7 @@ def repair_tool_calls(messages: Sequence[Message], tools: str | None, changes: C
     return mended
 
 
-def _mended(asked: ToolCall, schema: Any, changes: Counter[str]) -> ToolCall:
+def _mended(asked: ToolCall, schema: object, changes: Counter[str]) -> ToolCall:
     given, times = _decoded(asked.function.arguments)
     if not isinstance(given, dict):
         return asked
@@ -94,7 +94,7 @@ def _mended(asked: ToolCall, schema: Any, changes: Counter[str]) -> ToolCall:
     return asked.model_copy(update={"function": asked.function.model_copy(update={"arguments": text})})
 
 
-def _decoded(text: str) -> tuple[Any, int]:
+def _decoded(text: str) -> tuple[object, int]:
     value: Any = text
     for times in range(1, 4):
         try:
@@ -106,7 +106,7 @@ def _decoded(text: str) -> tuple[Any, int]:
     return None, 0
 
 
-def _without_nulls(value: Any, schema: Any, left_out: Counter[str]) -> Any:
+def _without_nulls(value: object, schema: object, left_out: Counter[str]) -> object:
     schema = schema if isinstance(schema, dict) else {}
     if isinstance(value, list):
         return [_without_nulls(each, schema.get("items"), left_out) for each in value]
@@ -135,7 +135,7 @@ def plain_schemas(value: Any, changes: Counter[str]) -> Any:
     return kept
 
 
-def _allows_null(schema: Any) -> bool:
+def _allows_null(schema: object) -> bool:
     if not isinstance(schema, dict):
         return False
     kinds = schema.get("type")

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from agentgrpo.chat.calls import numbered_id, plain_schemas
 from agentgrpo.chat.messages import FunctionCall, Message, ToolCall
-from agentgrpo.json_text import parse_json
+from agentgrpo.json_text import JsonObject, parse_json
 
 _ROLES = {
     "system": ["system", "developer"],
@@ -45,12 +45,12 @@ class RowError(ValueError):
         self.field, self.reason, self.form = field, reason, form
 
 
-def short_repr(value: Any) -> str:
+def short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_REPR_CHARS else f"{text[:_MAX_REPR_CHARS]}..."
 
 
-def read_text(value: Any, field: str, changes: Counter[str]) -> str:
+def read_text(value: object, field: str, changes: Counter[str]) -> str:
     """Half of a surrogate pair (a cut emoji) becomes U+FFFD, because UTF-8 cannot encode it.
 
     Raises:
@@ -66,7 +66,7 @@ def read_text(value: Any, field: str, changes: Counter[str]) -> str:
     return value
 
 
-def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Message]:
+def read_conversation(value: object, field: str, changes: Counter[str]) -> list[Message]:
     """Raises RowError: a message cannot be read; the first such message is named."""
     if isinstance(value, dict):
         value = [value]
@@ -84,7 +84,7 @@ CONVERSATIONS = (
 )  # fmt: skip
 
 
-def without_json_texts(row: dict[str, Any], changes: Counter[str]) -> dict[str, Any]:
+def without_json_texts(row: JsonObject, changes: Counter[str]) -> dict[str, object]:
     """The row with conversations, and messages in them, that exported tables and parquet files hold as JSON in a text.
 
     Every reader of rows begins here, so that no command learns the JSON. `datasets` writes single messages so if their
@@ -104,19 +104,19 @@ def without_json_texts(row: dict[str, Any], changes: Counter[str]) -> dict[str, 
     return read
 
 
-def _messages_in(text: str, field: str) -> list[Any] | None:
+def _messages_in(text: str, field: str) -> list[object] | None:
     if text.lstrip().startswith("[{'") and re.search(r"'(role|from)': ", text):
         raise RowError(field, "messages in Python's notation; export the table with messages as JSON or as lists")
     value = _json_in(text) if text.lstrip().startswith("[") else None
     return value if isinstance(value, list) and value and all(map(_has_role, value)) else None
 
 
-def _has_role(message: Any) -> bool:
+def _has_role(message: object) -> bool:
     message = _json_in(message) if isinstance(message, str) else message
     return isinstance(message, dict) and str(message.get("role") or message.get("from")).strip().lower() in ROLES
 
 
-def _object_in(text: str, changes: Counter[str]) -> Any:
+def _object_in(text: str, changes: Counter[str]) -> object:
     raw = _json_in(text)
     if not isinstance(raw, dict):
         return text
@@ -124,14 +124,14 @@ def _object_in(text: str, changes: Counter[str]) -> Any:
     return raw
 
 
-def _json_in(text: str) -> Any:
+def _json_in(text: str) -> object:
     try:
         return parse_json(text)
     except ValueError:
         return None
 
 
-def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
+def read_message(raw: object, field: str, changes: Counter[str]) -> Message:
     """Read one message with `role` and `content`, or `from` and `value`.
 
     Raises:
@@ -176,12 +176,12 @@ def _refuse_lost(name: str, field: str) -> None:
         raise RowError(field, f"is not read in a message; move it to {_ELSEWHERE[name]}")
 
 
-def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
+def _filled_key(raw: JsonObject, key: str, other: str) -> str:
     # In data sets merged from two schemas the other key exists but is empty.
     return next((name for name in (key, other) if raw.get(name)), key if key in raw else other)
 
 
-def _content(content: Any, field: str, changes: Counter[str]) -> str:
+def _content(content: object, field: str, changes: Counter[str]) -> str:
     if content is None:
         return ""
     if not isinstance(content, list):
@@ -229,7 +229,7 @@ def take_mark(raw: Any, field: str) -> tuple[Any, tuple[str, bool] | None]:
     return {name: raw[name] for name in raw if name not in marks}, next(iter(marks.items()), None)
 
 
-def _mark(name: Any, value: Any, field: str) -> bool | None:
+def _mark(name: object, value: object, field: str) -> bool | None:
     plain = re.sub(r"[\W_]+", "", str(name)).lower()
     if value in (None, "", [], {}):
         return None
@@ -262,7 +262,7 @@ def is_context(mark: tuple[str, bool] | None, role: str, field: str, changes: Co
 # Tool calls -----------------------------------------------------------------------------------------------------------
 
 
-def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolCall]:
+def _calls(raw: JsonObject, field: str, changes: Counter[str]) -> list[ToolCall]:
     calls = raw.get("tool_calls") or []
     if raw.get("function_call"):
         if calls:
@@ -273,7 +273,7 @@ def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolC
     return [_call(call, f"{field}.tool_calls.{number}", changes) for number, call in enumerate(calls)]
 
 
-def _calls_in_text(content: Any, field: str, changes: Counter[str]) -> list[ToolCall]:
+def _calls_in_text(content: object, field: str, changes: Counter[str]) -> list[ToolCall]:
     # The text of ShareGPT's `function_call` message is one call or a list of calls.
     try:
         calls = json.loads(content) if isinstance(content, str) else content
@@ -300,7 +300,7 @@ def _call(raw: Any, field: str, changes: Counter[str]) -> ToolCall:
     )
 
 
-def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, changes: Counter[str]) -> Any:
+def _arguments(raw: JsonObject, function: JsonObject, field: str, changes: Counter[str]) -> object:
     here = [key for key in _ARGUMENTS if key in function]
     filled = [key for key in here if function[key]]
     if len(filled) > 1:
@@ -316,7 +316,7 @@ def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, change
     return function[(filled or here)[0]] if here else None
 
 
-def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
+def read_tools(value: object, field: str, changes: Counter[str]) -> str | None:
     """The text of a JSON list, each schema in OpenAI's wrapping; None if there are none.
 
     Raises:
@@ -336,7 +336,7 @@ def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
     return read_text(json.dumps(wrapped, ensure_ascii=False), field, changes)
 
 
-def tools_of(row: dict[str, Any], changes: Counter[str]) -> str | None:
+def tools_of(row: JsonObject, changes: Counter[str]) -> str | None:
     """Raises RowError: the column cannot be read, or there are two that differ."""
     found = {name: tools for name in TOOL_COLUMNS if (tools := read_tools(row.get(name), name, changes)) is not None}
     if len(set(found.values())) > 1:

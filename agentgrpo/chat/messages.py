@@ -26,11 +26,11 @@ class FunctionCall(Record):
 
     @field_validator("arguments", mode="before")
     @classmethod
-    def _as_text(cls, value: Any) -> Any:
+    def _as_text(cls, value: object) -> object:
         return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
     @property
-    def as_object(self) -> dict[str, Any] | str:
+    def as_object(self) -> dict[str, object] | str:
         # A text with NaN or with half a surrogate pair, which no JSON file can hold, stays a text too. For a rollout's
         # prompt `template.for_template` makes an object of it, as vLLM's chat endpoints do.
         try:
@@ -41,7 +41,7 @@ class FunctionCall(Record):
         return value if isinstance(value, dict) else self.arguments
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> object:
     raise ValueError(f"{constant} is no JSON")
 
 

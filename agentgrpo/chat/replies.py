@@ -31,6 +31,7 @@ from agentgrpo.chat.template import (
     says,
     training_template,
 )
+from agentgrpo.json_text import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Conversation:
         TRL has no prefix-preserving version of it; or it writes tool calls in a form that cannot be parsed.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[JsonObject] = ()) -> None:
         self._tokenizer, self._tools = tokenizer, list(tools) or None
         if tokenizer.eos_token is None:
             raise ChatTemplateError(
@@ -181,7 +182,7 @@ def is_imitated(message: Message) -> bool:
 
 
 def encode_conversation(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[JsonObject] = ()
 ) -> EncodedReplies:
     """Cut a conversation where generation begins and ends: it is rendered up to each reply and after it.
 

@@ -57,7 +57,7 @@ def _tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise ModelError(f"{path} has no tokenizer that can be read ({error}); {FETCH} whole") from None
 
 
-def _template(path: Path) -> Any:
+def _template(path: Path) -> object:
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def _template(path: Path) -> Any:
     return template
 
 
-def endless_template(tokenizer: Any) -> str | None:
+def endless_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """What is wrong with a template that does not end on a short conversation, or that kills the process; None if it
     ends. An error counts as an end; it is reported where the template is used.
     """
