@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter
 
 Cell = str | int | float | None
+SqlValue = Cell | bytes
 Row = tuple[Cell, ...]
 Rows = tuple[Row, ...]
 
@@ -80,11 +81,11 @@ class Task:
     def changes_state(self) -> bool:
         return self.kind in CHANGE_KINDS
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return _TASK.dump_python(self, mode="json")
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> Task:
+    def from_dict(data: object) -> Task:
         return _TASK.validate_python(data)
 
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve_lines
+from agentgrpo.json_text import JsonObject
 from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, known_backends, open_backend
 from dbbench_adapter.judges import JudgeName
@@ -96,7 +97,7 @@ class _Case(BaseModel, Generic[_TaskForm]):
     replies: list[Any]
 
 
-def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
+def answer(row: JsonObject, backend: Backend) -> dict[str, object]:
     """Play one case until the episode or the replies end.
 
     Raises:
@@ -120,7 +121,7 @@ def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
         raise ValueError(str(failure)) from failure
 
 
-def _outcome(episode: DatabaseEpisode, judge: JudgeName, observations: list[str]) -> dict[str, Any]:
+def _outcome(episode: DatabaseEpisode, judge: JudgeName, observations: list[str]) -> dict[str, object]:
     correct = None
     if episode.done:
         score = episode.judge(judge)
@@ -136,7 +137,7 @@ def _outcome(episode: DatabaseEpisode, judge: JudgeName, observations: list[str]
     }
 
 
-def _message(reply: Any, variant: ProtocolName) -> Message:
+def _message(reply: object, variant: ProtocolName) -> Message:
     wanted = dict if variant == "fc" else str
     if not isinstance(reply, wanted) and not (variant == "text" and reply is None):
         expected = "an assistant message" if variant == "fc" else "a text"

@@ -21,6 +21,7 @@ from typing import Any
 
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
+from agentgrpo.json_text import JsonObject
 from agentgrpo.outputs import OutputError, check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.interaction import Message
@@ -59,7 +60,7 @@ def write_verl_parquet(tasks: Sequence[Task], path: Path, protocol: ProtocolName
     write_rows(verl_rows(tasks, PROTOCOLS[protocol].messages), path)
 
 
-def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def write_rows(rows: Sequence[JsonObject], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -126,7 +126,7 @@ class MalformedCallError(Exception):
     """A call cannot be answered as the policy wrote it; the message is for the policy."""
 
 
-def read_arguments(name: str, arguments: Any) -> Any:
+def read_arguments(name: str, arguments: Any) -> object:
     """The value of a call's arguments, a JSON text.
 
     Raises:
@@ -156,7 +156,7 @@ class CallingEpisode(Episode):
             if self.done:
                 return
 
-    def call_tool(self, name: str, arguments: Any) -> str:
+    def call_tool(self, name: str, arguments: object) -> str:
         """Answer one call; a malformed one is answered with an error message and counted."""
         try:
             return self._answer_call(name, arguments)
@@ -168,7 +168,7 @@ class CallingEpisode(Episode):
         return f"Error: {reason}."
 
     @abstractmethod
-    def _answer_call(self, name: str, arguments: Any) -> str:
+    def _answer_call(self, name: str, arguments: object) -> str:
         """
         Args:
             arguments: as the policy wrote them (`read_arguments`).

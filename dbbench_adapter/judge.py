@@ -23,8 +23,10 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, 
 
 from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve_lines
+from agentgrpo.json_text import JsonObject
 from dbbench_adapter.datatypes import Rows
 from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
+from dbbench_adapter.judges.base import Answers
 
 _Cell = StrictInt | StrictFloat | StrictStr | None
 _TEXTS = TypeAdapter(list[StrictStr])
@@ -41,20 +43,20 @@ class _Case(BaseModel):
     given: Any
 
 
-def answer(row: dict[str, Any]) -> dict[str, Any]:
+def answer(row: JsonObject) -> dict[str, object]:
     """Raises ValueError: a field is missing or has another form than the variant's."""
     case = _Case.model_validate(row)
     correct = _JUDGES[case.variant](case.expected, case.given)
     return {"correct": correct, "reason": "match" if correct else "wrong_answer"}
 
 
-def _strict(expected: Any, given: Any) -> bool:
+def _strict(expected: object, given: Answers) -> bool:
     values = _VALUES.validate_python(expected)
     rows: Rows = tuple(tuple(row) if isinstance(row, list) else (strict.meant(row),) for row in values)
     return strict.same_answers(given, rows, ordered=False)
 
 
-def _line(given: Any) -> str:
+def _line(given: object) -> str:
     if not isinstance(given, str):
         raise ValueError(f"field given: expected the text of the answer line, found {type(given).__name__}")
     return given

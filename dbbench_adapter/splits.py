@@ -216,7 +216,7 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
     return manifest
 
 
-def _summary(file: Path, tasks: Sequence[Task]) -> dict[str, Any]:
+def _summary(file: Path, tasks: Sequence[Task]) -> dict[str, object]:
     return {
         "file": file.name,
         "sha256": file_sha256(file),

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve_lines
+from agentgrpo.json_text import JsonObject
 from dbbench_adapter.datatypes import Column, Gold, Row, Table, Task
 from dbbench_adapter.engines import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
@@ -54,7 +55,7 @@ class _Case(BaseModel, Generic[_TableForm]):
     sql: list[str] = Field(default_factory=list)
 
 
-def answer(row: dict[str, Any], backend: Callable[[str], Backend]) -> dict[str, Any]:
+def answer(row: JsonObject, backend: Callable[[str], Backend]) -> dict[str, object]:
     """
     Args:
         backend: a function that returns the backend of a name.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from sqlglot import exp
 
@@ -165,7 +165,7 @@ def as_written(value: str | float) -> Decimal | None:
     return found if found.is_finite() and abs(found.adjusted()) < _MAX_WRITTEN_DIGITS else None
 
 
-def as_driver_shows(value: Any, kind: SqlType | None) -> Any:
+def as_driver_shows(value: object, kind: SqlType | None) -> object:
     """What MySQL's driver returns: decimals with their scale, doubles as float, dates.
 
     Raises:
@@ -204,7 +204,7 @@ def _as_moment(text: str, kind: SqlType) -> datetime.date | str:
         return text
 
 
-def to_cell(value: Any) -> str | int | float | None:
+def to_cell(value: object) -> str | int | float | None:
     """A driver's value as a cell: decimals to int or float, dates to ISO text, bytes to text."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)

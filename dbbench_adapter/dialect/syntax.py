@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from sqlglot import exp
 from sqlglot.dialects.mysql import MySQL
@@ -271,7 +270,7 @@ def nodes_of(tree: exp.Expr) -> list[exp.Expr]:
     return found
 
 
-def anonymous_call(name: str, *values: Any) -> exp.Anonymous:
+def anonymous_call(name: str, *values: object) -> exp.Anonymous:
     return exp.Anonymous(this=name, expressions=list(values))
 
 

@@ -132,7 +132,7 @@ class Backend(AbstractContextManager["Backend"], Protocol):
         self.close()
 
 
-def row_chars(row: Iterable[Any], *, other: int = 1) -> int:
+def row_chars(row: Iterable[object], *, other: int = 1) -> int:
     """The characters of a row's texts and bytes; any other cell counts as `other`."""
     return sum([len(cell) if isinstance(cell, _TEXTS) else other for cell in row])
 
@@ -149,7 +149,7 @@ def first_rows(rows: Iterable[Row], max_rows: int, max_chars: int, *, other: int
     return tuple(found)
 
 
-def json_cell(cell: Any) -> Any:
+def json_cell(cell: object) -> object:
     if isinstance(cell, float) and not math.isfinite(cell):
         return None  # JSON has no infinity
     return cell.hex() if isinstance(cell, bytes) else cell

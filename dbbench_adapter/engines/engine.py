@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from dbbench_adapter.datatypes import DatabaseError, Rows
 from dbbench_adapter.engines.base import Backend, Result
@@ -47,7 +47,7 @@ def format_unreadable(unreadable: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in unreadable.items())
 
 
-def sample_values(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, tuple[str, ...]]:
+def sample_values(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> dict[str, tuple[str, ...]]:
     """The first few values of each column as SQL literals."""
     found: dict[str, dict[str, None]] = {column: {} for column in columns}
     for row in rows:
@@ -57,7 +57,7 @@ def sample_values(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict
     return {column: tuple(values) for column, values in found.items()}
 
 
-def _literal(cell: Any) -> str:
+def _literal(cell: object) -> str:
     if not isinstance(cell, str):
         return repr(cell)
     text = " ".join(cell.split())  # one line

@@ -71,7 +71,7 @@ def judge_state(end: EndState) -> Score:
     return verdict(end.table_hash() == expected, "wrong_state")
 
 
-def labels(gold: Gold) -> list[list[Any]]:
+def labels(gold: Gold) -> list[list[object]]:
     """The ways to write a gold answer as a label of AgentBench.
 
     Its own files have one label; rows of other files can be written as values or as printed rows.

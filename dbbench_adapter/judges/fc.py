@@ -8,8 +8,6 @@ commas, as the original splits a text that does not run.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.judges.base import Answers, EndState, judge_state, labels, verdict
 from dbbench_adapter.tasks.literals import parse_literal
@@ -35,7 +33,7 @@ def judge(end: EndState) -> Score:
     return verdict(any(same_answers(end.answers, label) for label in expected))
 
 
-def same_answers(given: Any, label: Answers) -> bool:
+def same_answers(given: object, label: Answers) -> bool:
     """Whether an answer, any JSON value, matches a label after both are cleaned."""
     try:
         ours, theirs = clean(given), clean(label)
@@ -49,7 +47,7 @@ def same_answers(given: Any, label: Answers) -> bool:
     return ours == theirs if len(ours) == len(theirs) == 1 else set(ours) == set(theirs)
 
 
-def clean(answers: Any) -> list[str] | None:
+def clean(answers: object) -> list[str] | None:
     """One side of a comparison as plain texts; None for a text like `[1], [2]`, which matches nothing."""
     if answers is None:
         return ["0"]
@@ -71,7 +69,7 @@ def _clean_text(text: str) -> list[str] | None:
         return [_clean_item(part) for part in _cut_at_commas(stripped[1:-1])]
 
 
-def _driver_values(text: str) -> list[Any] | None:
+def _driver_values(text: str) -> list[object] | None:
     # The values of a printed driver result: those of its one-column rows, or of one row that is no literal.
     try:
         items = parse_literal(text)

@@ -95,7 +95,7 @@ def readings(answers: Answers, width: int) -> Iterator[Rows]:
         yield tuple(_as_row(item, width) for item in listed)
 
 
-def _is_cell_or_row(item: Any) -> bool:
+def _is_cell_or_row(item: object) -> bool:
     return isinstance(item, _CELLS) or (isinstance(item, list) and all(isinstance(cell, _CELLS) for cell in item))
 
 
@@ -109,7 +109,7 @@ def _as_row(item: Any, width: int) -> Row:
     return (item,)
 
 
-def _listed(text: str) -> Sequence[Any] | None:
+def _listed(text: str) -> Sequence[object] | None:
     if (rows := parse_rows(text)) is not None:
         return rows
     try:
@@ -176,14 +176,14 @@ def _kind(expected: Cell) -> type:
     return next(kind for kind in (type(None), str, bool, int, float) if isinstance(expected, kind))
 
 
-def _exact(expected: Cell) -> Any:
+def _exact(expected: Cell) -> object:
     """The value that an equal cell must have; ... for a number with a tolerance."""
     if isinstance(expected, float):
         return ...
     return expected.strip() if isinstance(expected, str) else expected
 
 
-def _as_kind(given: Cell, kind: type) -> Any:
+def _as_kind(given: Cell, kind: type) -> object:
     """A given cell's value as the kind of the expected one; ... for a number with a tolerance."""
     if kind is type(None):
         return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _NO_SUCH
@@ -343,7 +343,7 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
     return nearly_equal(number, expected, 0.5001 * 10**-DECIMALS if round(expected, DECIMALS) == expected else 0.0)
 
 
-def _read(given: Cell, *, whole: bool) -> Any:
+def _read(given: Cell, *, whole: bool) -> float | Decimal | None:
     """The number that a cell is or reads like; None if it is no number."""
     number = _number(given.strip(), whole=whole) if isinstance(given, str) else given
     return None if isinstance(number, bool) else number

@@ -63,7 +63,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         if not self.done and self.replies_used == self.max_rounds:
             self.status = "task limit reached"
 
-    def _answer_call(self, name: str, arguments: Any) -> str:
+    def _answer_call(self, name: str, arguments: object) -> str:
         """A commit ends the episode, as `task error` if its answer is no list or text. No model reads its result.
 
         Args:
@@ -83,7 +83,7 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
         """Ask for a call."""
         return user_messages([ASK_FOR_A_CALL])
 
-    def _answer_query(self, query: Any) -> str:
+    def _answer_query(self, query: object) -> str:
         if not query:  # the driver answers an empty statement like this
             return format_result(Result())
         if not isinstance(query, str):

@@ -83,14 +83,14 @@ def _parse(text: str) -> ast.expr:
         raise ValueError(f"not a constant: {type(error).__name__}") from None
 
 
-def _evaluate(node: ast.expr) -> Any:
+def _evaluate(node: ast.expr) -> object:
     try:
         return _value(node)
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"not a constant: {type(error).__name__}") from None
 
 
-def _value(node: ast.expr | None) -> Any:
+def _value(node: ast.expr | None) -> object:
     match node:
         case ast.Constant():
             return node.value
@@ -112,7 +112,7 @@ def _value(node: ast.expr | None) -> Any:
     raise ValueError(type(node).__name__)
 
 
-def _calculated(operation: type[ast.operator], left: Any, right: Any) -> Any:
+def _calculated(operation: type[ast.operator], left: object, right: object) -> object:
     """Calculate with two numbers; the result must be small enough to print."""
     if not isinstance(left, int | float | complex) or not isinstance(right, int | float | complex):
         raise ValueError("an operator between other things than numbers")

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.outputs import written
@@ -153,7 +152,7 @@ class NotLifelongError(ValueError):
     """The form cannot hold this task."""
 
 
-def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
+def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, object]]:
     """The records by index, as text from "0" on.
 
     Raises:
@@ -162,7 +161,7 @@ def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
     return {str(index): _entry(index, task) for index, task in enumerate(tasks)}
 
 
-def _entry(index: int, task: Task) -> dict[str, Any]:
+def _entry(index: int, task: Task) -> dict[str, object]:
     if len(task.tables) != 1 or (task.gold.rows is None) == (task.gold.table_hash is None) or not task.gold.sql:
         raise NotLifelongError(
             f"task {task.id!r}: expected one table, a reference statement, and either result rows or a table hash; "
@@ -176,7 +175,7 @@ def _entry(index: int, task: Task) -> dict[str, Any]:
                     f"task {task.id!r}: a cell of {table.name!r} is {cell!r}, expected no NULL and none of the "
                     f"characters {''.join(sorted(FORBIDDEN))}; leave the task out"
                 )
-    record = {
+    record: dict[str, object] = {
         "sample_index": index,
         "instruction": task.question,
         "answer_info": {

@@ -103,7 +103,7 @@ def _fault(record: RawRecord, field: str, problem: str) -> RecordError:
     return RecordError([RowFault(record.where, field, problem)])
 
 
-def _validated(record: RawRecord, parse: Callable[[Any], _T]) -> _T:
+def _validated(record: RawRecord, parse: Callable[[object], _T]) -> _T:
     try:
         return parse(record.value)
     except ValidationError as error:

@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
@@ -94,7 +93,7 @@ def read_each_once(path: Path) -> list[Task]:
     return [*{task.id: task for tasks in read_single_skill(path).values() for task in tasks}.values()]
 
 
-def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
+def _records_by_skill(path: Path) -> dict[str, list[object]] | None:
     try:
         rows = list(iter_rows(path))
     except ValueError:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.dialect.functions import dates, numeric, patterns, storing, text
 from dbbench_adapter.dialect.functions.aggregates import AGGREGATES
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function
@@ -24,11 +24,11 @@ LONG_CHARS = 1_000
 _TEXTS = (str, bytes)
 
 
-def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any]:
+def _limited(function: Callable[..., SqlValue], *, strict: bool) -> Callable[..., SqlValue]:
     """A strict function returns None if an argument is None."""
 
     @wraps(function)
-    def limited(*values: Any) -> Any:
+    def limited(*values: SqlValue) -> SqlValue:
         check_deadline()
         if sum([len(value) for value in values if isinstance(value, _TEXTS)]) > MAX_VALUE_BYTES:
             raise ValueError("the arguments are too long")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.dialect.functions.values import fold, sort_key, to_text
 from dbbench_adapter.statement_clock import Refused, check_deadline, kept
 
@@ -20,7 +21,7 @@ class _GroupConcat:
         self.items: list[tuple[str, tuple[Any, ...]]] = []
         self.distinct, self.separator, self.directions, self.chars = 0, ",", "", 0
 
-    def step(self, distinct: int, separator: str, directions: str, value: Any, *keys: Any) -> None:
+    def step(self, distinct: int, separator: str, directions: str, value: SqlValue, *keys: SqlValue) -> None:
         check_deadline()
         self.distinct, self.separator, self.directions = distinct, separator, directions
         if value is None or (not distinct and not keys and self.chars > GROUP_CONCAT_MAX_LEN):
@@ -50,16 +51,16 @@ class _OnlyRow:
         self.value: Any = None
         self.found = False
 
-    def step(self, value: Any) -> None:
+    def step(self, value: SqlValue) -> None:
         if self.found:
             raise kept(Refused("1242 (21000): Subquery returns more than 1 row"))
         self.value, self.found = value, True
 
-    def finalize(self) -> Any:
+    def finalize(self) -> SqlValue:
         return self.value
 
 
-def _sort_key(value: Any) -> tuple[int, Any]:
+def _sort_key(value: SqlValue) -> tuple[int, SqlValue]:
     if value is None:
         return (0, 0)
     return (1, value) if isinstance(value, int | float) else (2, sort_key(to_text(value)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from dateutil.relativedelta import relativedelta
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.dialect.functions.numeric import half_up
 from dbbench_adapter.dialect.functions.values import Function, to_number, to_text, whole
 from dbbench_adapter.statement_clock import Refused, left_out
@@ -37,7 +38,7 @@ _UNPADDED = frozenset("cekl")
 _TIME_SPECIFIERS = frozenset("HkhIlisSTrp")
 
 
-def moment(value: Any) -> datetime.datetime | None:
+def moment(value: SqlValue) -> datetime.datetime | None:
     """The date and time in a text; None for a text that begins with no digit, and for a day that no month has.
 
     Raises:
@@ -61,31 +62,31 @@ def moment(value: Any) -> datetime.datetime | None:
         return None
 
 
-def _date_alone(value: Any) -> str | None:
+def _date_alone(value: SqlValue) -> SqlValue:
     """Raises Refused: a text with a time, to which MariaDB adds six digits."""
     if len(to_text(value).strip()) > _DATE_CHARS and moment(value) is not None:
         raise Refused(left_out("DATE_ADD of a text with a time"))
     return value
 
 
-def _required(value: Any) -> datetime.datetime:
+def _required(value: SqlValue) -> datetime.datetime:
     """Raises Refused: the value is no date, where MySQL 8 ends the statement and MariaDB does not."""
     if (found := moment(value)) is None:
         raise Refused(left_out("a comparison of a date with a text that is none"))
     return found
 
 
-def _temporal_number(value: Any) -> int | None:
+def _temporal_number(value: SqlValue) -> int | None:
     # A date as MySQL counts with it: 20210301 or 20210301100509.
     return int(re.sub(r"\D", "", to_text(value)))
 
 
-def _matched(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
+def _matched(pattern: re.Pattern[str], value: SqlValue) -> re.Match[str] | None:
     text = to_text(value)
     return pattern.fullmatch(text) if len(text) <= MAX_DATE_CHARS else None
 
 
-def _format_of(form: Any) -> str:
+def _format_of(form: SqlValue) -> str:
     """Raises Refused: the format is too long, or has a specifier that is not known."""
     text = to_text(form)
     if len(text) > MAX_FORMAT_CHARS or set(re.findall(r"%(.)", text)) - set(_DIRECTIVES):
@@ -93,8 +94,8 @@ def _format_of(form: Any) -> str:
     return text
 
 
-def _clock_part(place: int) -> Callable[[Any], int | None]:
-    def part(value: Any) -> int | None:
+def _clock_part(place: int) -> Callable[[SqlValue], int | None]:
+    def part(value: SqlValue) -> int | None:
         match = _matched(_TIME, to_text(value).strip())
         if match:
             return int(match[place + 1] or 0)
@@ -106,10 +107,10 @@ def _clock_part(place: int) -> Callable[[Any], int | None]:
     return part
 
 
-def _of_dates(function: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
+def _of_dates(function: Callable[..., SqlValue], count: int = 1) -> Callable[..., SqlValue]:
     """NULL if one of the first `count` arguments, which the function takes as dates, is none."""
 
-    def guarded(*values: Any) -> Any:
+    def guarded(*values: SqlValue) -> SqlValue:
         dates = [moment(value) for value in values[:count]]
         return None if None in dates else function(*dates, *values[count:])
 
@@ -130,7 +131,7 @@ def _week(day: datetime.datetime, mode: int) -> int:
     return (day.timetuple().tm_yday - 1 + first) // 7 + (first < 4)
 
 
-def _week_of(value: Any, mode: Any = 0) -> int | None:
+def _week_of(value: SqlValue, mode: SqlValue = 0) -> SqlValue:
     return _of_dates(lambda day: _week(day, whole(mode)))(value)
 
 
@@ -142,7 +143,7 @@ _PARTS: dict[str, Callable[[datetime.datetime], Any]] = {
 }
 
 
-def _date_part(part: Any, value: Any) -> Any:
+def _date_part(part: SqlValue, value: SqlValue) -> SqlValue:
     """Raises Refused: the part is one of several words, or microseconds."""
     name = to_text(part).lower()
     if name in _CLOCK_PARTS:
@@ -157,7 +158,7 @@ def _ordinal(day: int) -> str:
     return f"{day}{suffix}"
 
 
-def _formatted(found: datetime.datetime, form: Any) -> str:
+def _formatted(found: datetime.datetime, form: SqlValue) -> str:
     def written(match: re.Match[str]) -> str:
         specifier = match[1]
         if specifier == "D":
@@ -168,7 +169,7 @@ def _formatted(found: datetime.datetime, form: Any) -> str:
     return re.sub(r"%(.)", written, _format_of(form))
 
 
-def _str_to_date(text: Any, form: Any) -> str | None:
+def _str_to_date(text: SqlValue, form: SqlValue) -> str | None:
     """ISO text of the date or the date and time, as the format has them; None if the text does not fit it.
 
     Raises:
@@ -195,7 +196,7 @@ _UNITS = {
 }
 
 
-def _date_shift(value: Any, sign: Any, count: Any, unit: Any) -> str | None:
+def _date_shift(value: SqlValue, sign: SqlValue, count: SqlValue, unit: SqlValue) -> str | None:
     """
     Args:
         sign: '+' for DATE_ADD, '-' for DATE_SUB.
@@ -219,7 +220,7 @@ def _last_day(day: datetime.datetime) -> str:
     return day.replace(day=calendar.monthrange(day.year, day.month)[1]).date().isoformat()
 
 
-def _timestamp_diff(unit: Any, start: Any, end: Any) -> int | None:
+def _timestamp_diff(unit: SqlValue, start: SqlValue, end: SqlValue) -> int | None:
     first, second, unit = moment(start), moment(end), to_text(unit).lower()
     if first is None or second is None:
         return None

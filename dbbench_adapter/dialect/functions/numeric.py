@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.dialect.functions.values import Function, sort_key, to_number, to_text, whole
 from dbbench_adapter.dialect.sql_types import as_written, digits_of
 from dbbench_adapter.statement_clock import Refused, kept, left_out
@@ -25,16 +26,18 @@ _LARGE = left_out("whole numbers of 2^63 and more")
 _BIGINT = "1690 (22003): BIGINT value is out of range"
 _DOUBLE = "1690 (22003): DOUBLE value is out of range"
 
+T = TypeVar("T", bound=SqlValue)
+
 
 def half_up(value: float) -> int:
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 
 
-def _digits(value: Any) -> int:
+def _digits(value: SqlValue) -> int:
     return min(max(whole(value), 0), MAX_DIGITS)
 
 
-def _format(value: Any, digits: Any) -> str:
+def _format(value: SqlValue, digits: SqlValue) -> str:
     places = _digits(digits)
     rounded = _round(value, places)
     if not math.isfinite(rounded):
@@ -42,14 +45,14 @@ def _format(value: Any, digits: Any) -> str:
     return f"{Decimal(repr(rounded)):,.{places}f}"
 
 
-def _integer(value: Any) -> int:
+def _integer(value: SqlValue) -> int:
     if isinstance(value, int | float):
         return half_up(value) if isinstance(value, float) else value
     match = _INTEGER.match(to_text(value))
     return int(match[1]) if match else 0
 
 
-def _cast_signed(value: Any) -> int:
+def _cast_signed(value: SqlValue) -> int:
     """Raises Refused: a text has more digits, of which MySQL takes 64 bits in its own way."""
     cast = _integer(value)
     if isinstance(value, str) and not -(2**63) <= cast < 2**63:
@@ -57,7 +60,7 @@ def _cast_signed(value: Any) -> int:
     return min(max(cast, -(2**63)), 2**63 - 1)
 
 
-def _cast_unsigned(value: Any) -> int:
+def _cast_unsigned(value: SqlValue) -> int:
     """Raises Refused: it is one of those that SQLite's whole numbers do not hold."""
     cast = _integer(value)
     if not 0 <= cast < 2**63:
@@ -65,7 +68,7 @@ def _cast_unsigned(value: Any) -> int:
     return cast
 
 
-def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
+def _cast_decimal(value: SqlValue, scale: SqlValue, precision: SqlValue) -> int | float:
     """Raises Refused: it has too many digits, where MySQL takes the nearest or ends a change."""
     digits = _digits(scale)
     written = _exact(value)
@@ -76,13 +79,13 @@ def _cast_decimal(value: Any, scale: Any, precision: Any) -> int | float:
     return float(rounded) if digits or abs(rounded) >= 2**63 else int(rounded)
 
 
-def _int_div(left: Any, right: Any) -> int | None:
+def _int_div(left: SqlValue, right: SqlValue) -> int | None:
     # The numbers count as they are written: 0.3 DIV 0.1 is 3.
     first, second = _exact(left), _exact(right)
     return _in_bigint(int(_DECIMALS.divide_int(first, second))) if second else None
 
 
-def _exact(value: Any) -> Decimal:
+def _exact(value: SqlValue) -> Decimal:
     """A number, or the one that a text begins with, in all its digits."""
     match = None if isinstance(value, int | float) else _DECIMAL.match(to_text(value))
     found = as_written(value if isinstance(value, int | float) else match[1] if match else "0")
@@ -91,7 +94,7 @@ def _exact(value: Any) -> Decimal:
     return found
 
 
-def _truncate(value: Any, digits: Any) -> float:
+def _truncate(value: SqlValue, digits: SqlValue) -> float:
     """Raises Refused: a double falls short of the decimal, as 4.35 * 100 does of 435."""
     found, places = to_number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     if isinstance(found, int):
@@ -104,7 +107,7 @@ def _truncate(value: Any, digits: Any) -> float:
     return cut
 
 
-def _round(value: Any, digits: Any = 0) -> int | float:
+def _round(value: SqlValue, digits: SqlValue = 0) -> int | float:
     # Round halves exactly in the written decimal, as MySQL rounds its decimals.
     if isinstance(value, str):
         return _round_double(value, digits)
@@ -115,14 +118,14 @@ def _round(value: Any, digits: Any = 0) -> int | float:
     return int(rounded) if isinstance(found, int) else float(rounded)
 
 
-def _round_double(value: Any, digits: Any = 0) -> float:
+def _round_double(value: SqlValue, digits: SqlValue = 0) -> float:
     """Round a double or a text, as C does: halves to the even neighbour."""
     found, factor = float(to_number(value)), 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     scaled = found * factor
     return round(scaled) / factor if math.isfinite(scaled) else found
 
 
-def _as_text(value: Any, digits: Any = None) -> str:
+def _as_text(value: SqlValue, digits: int | None = None) -> str:
     """The text of a number: a decimal with `digits` after the point, a double or an integer with its own."""
     if digits is None or not isinstance(value, int | float) or not math.isfinite(value):
         return to_text(value)
@@ -131,7 +134,7 @@ def _as_text(value: Any, digits: Any = None) -> str:
     return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS):f}"
 
 
-def _decimal_text(value: Any) -> str:
+def _decimal_text(value: SqlValue) -> str:
     # The text of a decimal with all the digits that SQLite knows of it.
     if not isinstance(value, float) or not math.isfinite(value):
         return to_text(value)
@@ -141,14 +144,14 @@ def _decimal_text(value: Any) -> str:
 # Ranges ---------------------------------------------------------------------------------------------------------------
 
 
-def _in_bigint(value: Any) -> Any:
+def _in_bigint(value: T) -> T:
     # SQLite turns a sum of whole numbers into a double where it is out of range.
     if isinstance(value, float) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         raise kept(Refused(_BIGINT))
     return value
 
 
-def _in_double(value: Any) -> Any:
+def _in_double(value: T) -> T | float:
     # A sum in which one operand is a double, also where SQLite adds a text as a whole number.
     if isinstance(value, int) and abs(value) > 2**53:
         return float(value)
@@ -163,7 +166,7 @@ def _extreme(wanted: int, *values: Any) -> Any:
     return extreme(values, key=sort_key if isinstance(values[0], str) else to_number)
 
 
-def _mod(left: Any, right: Any) -> int | float | None:
+def _mod(left: SqlValue, right: SqlValue) -> int | float | None:
     """Raises Refused: of decimals as doubles another rest is left, as of 0.3 and 0.1."""
     first, second = to_number(left), to_number(right)
     if not second:
@@ -182,7 +185,7 @@ def _rand() -> float:
 
 
 def _math(function: Callable[..., float]) -> Callable[..., float | None]:
-    def guarded(*values: Any) -> float | None:
+    def guarded(*values: SqlValue) -> float | None:
         try:
             found = function(*(to_number(value) for value in values))
         except (OverflowError, ZeroDivisionError):
@@ -196,10 +199,10 @@ def _math(function: Callable[..., float]) -> Callable[..., float | None]:
     return guarded
 
 
-def _to_whole(rounding: Callable[[float], int]) -> Callable[[Any], Any]:
+def _to_whole(rounding: Callable[[float], int]) -> Callable[[SqlValue], SqlValue]:
     """CEIL or FLOOR, which leave a whole number as it is and turn a double into one."""
 
-    def rounded(value: Any) -> Any:
+    def rounded(value: SqlValue) -> SqlValue:
         found = to_number(value)
         return found if isinstance(found, int) else _in_double(rounding(found))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
-from typing import Any
 
 import regex
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.dialect.functions.values import MAX_VALUE_BYTES, Function, fold, to_text
 from dbbench_adapter.statement_clock import Refused, StatementTimeout, check_deadline, left_out, remaining_s
 
@@ -40,7 +41,7 @@ _CACHED_CHARS = 200
 _Piece = str | tuple[str | None, ...]
 
 
-def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
+def like(pattern: SqlValue, text: SqlValue, escape: SqlValue = "\\") -> int:
     # SQLite calls like(pattern, text) for `text LIKE pattern`.
     pattern, text = to_text(pattern), to_text(text)
     folded, searched = fold(pattern), fold(text)
@@ -120,7 +121,7 @@ def _compiled(pattern: str) -> regex.Pattern[str]:
     return regex.compile(pattern, regex.IGNORECASE | regex.VERSION0)
 
 
-def _matches(pattern: Any, text: Any) -> Any:
+def _matches(pattern: SqlValue, text: SqlValue) -> Iterator[regex.Match[str]]:
     """Yield all matches one by one, leftmost first.
 
     Raises:
@@ -149,7 +150,7 @@ def _matches(pattern: Any, text: Any) -> Any:
         raise ValueError(f"no regular expression: {error}") from None
 
 
-def _regexp(pattern: Any, text: Any) -> int:
+def _regexp(pattern: SqlValue, text: SqlValue) -> int:
     return int(next(_matches(pattern, text), None) is not None)
 
 

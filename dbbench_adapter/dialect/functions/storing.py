@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from functools import lru_cache
-from typing import Any
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.dialect.functions.dates import moment
 from dbbench_adapter.dialect.functions.values import Function, to_text
 from dbbench_adapter.dialect.sql_types import (
@@ -37,7 +37,7 @@ _SHOWN_CHARS = 80
 _MOST_BYTES = 4
 
 
-def stored_as(declared: str, column: str, value: Any) -> Any:
+def stored_as(declared: str, column: str, value: SqlValue) -> int | float | str:
     """
     Args:
         declared: MySQL's type of the column, one that `kinds.sqlite_type` knows.
@@ -54,7 +54,7 @@ def stored_as(declared: str, column: str, value: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def surely_holds(declared: str) -> Callable[[Any], bool]:
+def surely_holds(declared: str) -> Callable[[SqlValue], bool]:
     """A test whether a column holds a value as it is, which says no where only `stored_as` knows.
 
     Args:
@@ -69,7 +69,7 @@ def surely_holds(declared: str) -> Callable[[Any], bool]:
     return lambda value: False
 
 
-def _number(declared: str, kind: SqlType, column: str, value: Any) -> int | float:
+def _number(declared: str, kind: SqlType, column: str, value: SqlValue) -> int | float:
     written, limits = _written(kind, column, value), integer_range(declared)
     if limits is not None:
         if written.adjusted() >= _MAX_INTEGER_DIGITS and written:
@@ -92,7 +92,7 @@ def _number(declared: str, kind: SqlType, column: str, value: Any) -> int | floa
     return float(rounded)
 
 
-def _written(kind: SqlType, column: str, value: Any) -> Decimal:
+def _written(kind: SqlType, column: str, value: SqlValue) -> Decimal:
     if isinstance(value, int | float):
         return Decimal(repr(value)) if math.isfinite(value) else Decimal(_out_of_range(column))
     text = to_text(value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.dialect.functions.values import (
     MAX_VALUE_BYTES,
     Function,
@@ -19,13 +19,13 @@ from dbbench_adapter.dialect.functions.values import (
 from dbbench_adapter.statement_clock import Refused, check_deadline, left_out
 
 
-def _concat_ws(separator: Any, *values: Any) -> str | None:
+def _concat_ws(separator: SqlValue, *values: SqlValue) -> str | None:
     if separator is None:
         return None
     return to_text(separator).join(to_text(value) for value in values if value is not None)
 
 
-def _substring_index(text: Any, delimiter: Any, count: Any) -> str:
+def _substring_index(text: SqlValue, delimiter: SqlValue, count: SqlValue) -> str:
     text, delimiter, count = to_text(text), to_text(delimiter), whole(count)
     if not delimiter or not count:
         return ""
@@ -33,7 +33,7 @@ def _substring_index(text: Any, delimiter: Any, count: Any) -> str:
     return delimiter.join(parts[:count] if count > 0 else parts[count:])
 
 
-def _pad(text: Any, length: Any, filler: Any, *, left: bool) -> str | None:
+def _pad(text: SqlValue, length: SqlValue, filler: SqlValue, *, left: bool) -> str | None:
     text, length, filler = to_text(text), whole(length), to_text(filler)
     if length < 0 or length > MAX_VALUE_BYTES:
         return None
@@ -46,7 +46,7 @@ def _pad(text: Any, length: Any, filler: Any, *, left: bool) -> str | None:
     return padding + text if left else text + padding
 
 
-def _locate(needle: Any, text: Any, start: Any = 1) -> int:
+def _locate(needle: SqlValue, text: SqlValue, start: SqlValue = 1) -> int:
     begin = whole(start)
     text, folded = to_text(text), fold(to_text(text))
     if len(folded) != len(text):
@@ -54,12 +54,12 @@ def _locate(needle: Any, text: Any, start: Any = 1) -> int:
     return folded.find(fold(to_text(needle)), begin - 1) + 1 if begin >= 1 else 0
 
 
-def _repeat(text: Any, count: Any) -> str | None:
+def _repeat(text: SqlValue, count: SqlValue) -> str | None:
     text, count = to_text(text), max(whole(count), 0)
     return text * count if len(text) * count <= MAX_VALUE_BYTES else None
 
 
-def _replace(text: Any, old: Any, new: Any) -> str | None:
+def _replace(text: SqlValue, old: SqlValue, new: SqlValue) -> str | None:
     text, old, new = to_text(text), to_text(old), to_text(new)
     if not old:
         return text
@@ -67,7 +67,7 @@ def _replace(text: Any, old: Any, new: Any) -> str | None:
     return text.replace(old, new) if grown <= MAX_VALUE_BYTES else None
 
 
-def _insert(text: Any, start: Any, length: Any, new: Any) -> str:
+def _insert(text: SqlValue, start: SqlValue, length: SqlValue, new: SqlValue) -> str:
     text, begin, count = to_text(text), whole(start), whole(length)
     if not 1 <= begin <= len(text):
         return text
@@ -75,18 +75,18 @@ def _insert(text: Any, start: Any, length: Any, new: Any) -> str:
     return text[: begin - 1] + to_text(new) + text[end:]
 
 
-def _hex(value: Any) -> str:
+def _hex(value: SqlValue) -> str:
     if isinstance(value, int | float):
         return f"{round(value) & 0xFFFFFFFFFFFFFFFF:X}"
     return (value if isinstance(value, bytes) else to_text(value).encode()).hex().upper()
 
 
-def _quote(value: Any) -> str:
+def _quote(value: SqlValue) -> str:
     escapes = {"\\": "\\\\", "'": "\\'", "\0": "\\0", "\x1a": "\\Z"}
     return "NULL" if value is None else "'" + "".join(escapes.get(char, char) for char in to_text(value)) + "'"
 
 
-def _substring(text: Any, start: Any, length: Any = None) -> str:
+def _substring(text: SqlValue, start: SqlValue, length: SqlValue = None) -> str:
     text, begin = to_text(text), whole(start)
     begin = begin - 1 if begin > 0 else len(text) + begin
     if begin < 0 or whole(start) == 0:
@@ -94,21 +94,26 @@ def _substring(text: Any, start: Any, length: Any = None) -> str:
     return text[begin:] if length is None else text[begin : begin + max(whole(length), 0)]
 
 
-def _field(value: Any, *items: Any) -> int:
+def _field(value: SqlValue, *items: SqlValue) -> int:
     wanted = fold(value) if isinstance(value, str) else None
     for index, item in enumerate(items, 1):
-        both_texts = wanted is not None and isinstance(item, str)
-        if None not in (value, item) and (fold(item) == wanted if both_texts else to_number(item) == to_number(value)):
+        if value is None or item is None:
+            continue
+        if wanted is not None and isinstance(item, str):
+            same = fold(item) == wanted
+        else:
+            same = to_number(item) == to_number(value)
+        if same:
             return index
     return 0
 
 
-def _elt(index: Any, *items: Any) -> Any:
+def _elt(index: SqlValue, *items: SqlValue) -> SqlValue:
     place = whole(index) if index is not None else 0
     return items[place - 1] if 1 <= place <= len(items) else None
 
 
-def _find_in_set(needle: Any, items: Any) -> int:
+def _find_in_set(needle: SqlValue, items: SqlValue) -> int:
     wanted = fold(to_text(needle))
     for index, item in enumerate(to_text(items).split(","), 1):
         check_deadline()
@@ -117,7 +122,7 @@ def _find_in_set(needle: Any, items: Any) -> int:
     return 0
 
 
-def _trim(text: Any, piece: Any, *, ends: str) -> str:
+def _trim(text: SqlValue, piece: SqlValue, *, ends: str) -> str:
     # SQLite's TRIM reads a piece as a set of characters.
     text, piece = to_text(text), to_text(piece)
     begin, end = 0, len(text)
@@ -130,21 +135,21 @@ def _trim(text: Any, piece: Any, *, ends: str) -> str:
     return text[begin:end]
 
 
-def _right(text: Any, length: Any) -> str:
+def _right(text: SqlValue, length: SqlValue) -> str:
     count = max(whole(length), 0)
     return to_text(text)[-count:] if count else ""
 
 
-def _distinct_key(*values: Any) -> str | None:
+def _distinct_key(*values: SqlValue) -> str | None:
     return None if None in values else "\x1f".join(fold(to_text(value)) for value in values)
 
 
-def _digest(name: str, value: Any) -> str:
+def _digest(name: str, value: SqlValue) -> str:
     return hashlib.new(name, to_text(value).encode(), usedforsecurity=False).hexdigest()
 
 
-def _cased(of_text: Callable[[str], str]) -> Callable[[Any], str]:
-    def cased(value: Any) -> str:
+def _cased(of_text: Callable[[str], str]) -> Callable[[SqlValue], str]:
+    def cased(value: SqlValue) -> str:
         text = to_text(value)
         made = of_text(text)
         if len(made) != len(text):  # ß has no capital for MySQL

@@ -8,13 +8,13 @@ import unicodedata
 from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.statement_clock import Refused, StatementTimeout, check_deadline, expired, left_out
 
 # The largest value; MySQL's TEXT holds 65,535 bytes.
 MAX_VALUE_BYTES = 262_144
-Function = tuple[int, Callable[..., Any]]
+Function = tuple[int, Callable[..., SqlValue]]
 # Each table of characters holds at most this many, which take some 3 MiB.
 MAX_KNOWN_CHARS = 16_384
 _CACHED_CHARS = 64
@@ -110,7 +110,7 @@ def collate(left: str, right: str) -> int:
         return -1
 
 
-def to_number(value: Any) -> float:
+def to_number(value: SqlValue) -> float:
     """A value in a numeric context: text counts as the number it begins with, else 0."""
     if isinstance(value, int | float):
         return value
@@ -118,7 +118,7 @@ def to_number(value: Any) -> float:
     return float(match.group(1)) if match else 0.0
 
 
-def whole(value: Any) -> int:
+def whole(value: SqlValue) -> int:
     """Raises Refused: a fraction, which MySQL rounds or cuts by its type."""
     found = to_number(value)
     size = max(min(found, 2**63 - 1), -(2**63)) if found == found else 0
@@ -127,7 +127,7 @@ def whole(value: Any) -> int:
     return int(size)
 
 
-def to_text(value: Any) -> str:
+def to_text(value: SqlValue) -> str:
     """A value in a text context; doubles are written as by MySQL."""
     if isinstance(value, float):
         return _double_text(value)

@@ -228,7 +228,7 @@ class MysqlDatabase(Database):
     def _neutral(self, cell: Any) -> Any:
         return with_neutral_names(cell, catalogue=self._pool.catalogue)
 
-    def _scrubbed(self, sql: str, cell: Any) -> Any:
+    def _scrubbed(self, sql: str, cell: object) -> object:
         if not isinstance(cell, str):
             return cell
         return scrubbed(cell, catalogue=self._pool.catalogue, private=self._pool.private, sql=sql)

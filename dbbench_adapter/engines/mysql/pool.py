@@ -332,7 +332,7 @@ class Pool:
             slot.agent = self._connect_agent(slot)
         return slot.agent
 
-    def stop_reading(self, slot: Slot, cursor: Any) -> None:
+    def stop_reading(self, slot: Slot, cursor: object) -> None:
         if drop_rest(cursor):
             self.end_session(slot)
 
@@ -494,7 +494,7 @@ def reset_connection(connection: Connection) -> None:
         raise done
 
 
-def together(connection: Connection, *commands: str | bytes) -> list[Any]:
+def together(connection: Connection, *commands: str | bytes) -> list[object]:
     """Send statements at once and read their answers: one wait instead of several. pymysql has no method for this.
 
     The server carries them out one by one, also after one that fails. None may return rows without end.

@@ -309,7 +309,7 @@ def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, m
             hang_up(connection)
 
 
-def _plain(cell: Any) -> Any:
+def _plain(cell: object) -> object:
     # A cell as SQLite would give it: whole and other numbers, texts, bytes, NULL.
     if isinstance(cell, datetime.timedelta):
         return _time(cell)

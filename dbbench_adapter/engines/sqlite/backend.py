@@ -25,7 +25,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from dbbench_adapter.datatypes import Cell, Column, Rows, Table
 from dbbench_adapter.dialect.functions.storing import stored_as, surely_holds
@@ -303,7 +302,7 @@ class SqliteDatabase(Database):
                 raise OverflowError(f"more than {MAX_JUDGED_BYTES} bytes")
         return tuple(rows)
 
-    def _read(self, sql: str, *values: Cell) -> list[tuple[Any, ...]]:
+    def _read(self, sql: str, *values: Cell) -> list[tuple[object, ...]]:
         check_deadline()
         self._trusted = True
         try:

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from dbbench_adapter.datatypes import Row
 from dbbench_adapter.engines.base import BackendUnavailable
@@ -152,7 +151,7 @@ class CopyOnWrite:
     def close(self) -> None:
         self._undo.close()
 
-    def _note(self, _: Any, __: Any, kind: int, schema: bytes, table: bytes, old: int, new: int) -> None:
+    def _note(self, _: object, __: object, kind: int, schema: bytes, table: bytes, old: int, new: int) -> None:
         if schema != b"main":
             return
         self._num_changed += 1
@@ -217,7 +216,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 @cache
-def _library() -> Any:
+def _library() -> ctypes.CDLL:
     """Raises BackendUnavailable: the SQLite library is built into Python, or lacks a call."""
     try:
         library = ctypes.CDLL(_sqlite3.__file__)
@@ -239,7 +238,7 @@ def _library() -> Any:
 
 
 @cache
-def _c_library() -> Any:
+def _c_library() -> ctypes.CDLL:
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [

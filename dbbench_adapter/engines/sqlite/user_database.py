@@ -25,6 +25,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.engines.base import STALLED, BackendUnavailable, Result, first_rows, row_chars
 from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, TOO_LONG, Changes
 from dbbench_adapter.engines.sqlite.copy_on_write import MAX_CHANGED_ROWS, MAX_WRITTEN_BYTES, CopyOnWrite
@@ -84,11 +85,11 @@ _BUILT_IN = (
 _CALLABLE = frozenset(_BUILT_IN.split())
 
 
-def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
+def _strip(left: bool, right: bool) -> Callable[[SqlValue, SqlValue], SqlValue]:
     # A replacement of `trim`, `ltrim` or `rtrim` that takes linear time. SQLite's own compares every character of the
     # text with every one of the set. So does Python's `str.strip`, which no other thread can interrupt.
 
-    def stripped(text: Any, characters: Any) -> Any:
+    def stripped(text: SqlValue, characters: SqlValue) -> SqlValue:
         if text is None or characters is None:
             return None
         text, gone = _text(text), set(_text(characters))
@@ -99,7 +100,7 @@ def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
     return stripped
 
 
-def _text(value: Any) -> str:
+def _text(value: SqlValue) -> str:
     if not isinstance(value, float):
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     if math.isinf(value):
@@ -114,7 +115,7 @@ _WIDTHS = re.compile(r"%[^a-zA-Z%]*[a-zA-Z%]")
 _MAX_WIDTH = 4
 
 
-def _formatted(*values: Any) -> Any:
+def _formatted(*values: SqlValue) -> SqlValue:
     # SQLite's own `printf` writes the whole width before it checks the length limit.
     for spec in _WIDTHS.findall(str(values[0]) if values else ""):
         if "*" in spec or any(len(digits) > _MAX_WIDTH for digits in re.findall(r"\d+", spec)):
@@ -136,7 +137,7 @@ _FUNCTIONS: Mapping[str, tuple[int, Callable[..., Any]]] = {
 }
 
 
-def _found_at(text: Any, part: Any) -> Any:
+def _found_at(text: SqlValue, part: SqlValue) -> SqlValue:
     if text is None or part is None:
         return None
     if isinstance(text, bytes) and isinstance(part, bytes):
@@ -144,7 +145,7 @@ def _found_at(text: Any, part: Any) -> Any:
     return _text(text).find(_text(part)) + 1
 
 
-def _replaced(value: Any, old: Any, new: Any) -> Any:
+def _replaced(value: SqlValue, old: SqlValue, new: SqlValue) -> SqlValue:
     if value is None or old is None or new is None:
         return None
     text, old, new = _text(value), _text(old), _text(new)
