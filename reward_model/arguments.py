@@ -6,7 +6,6 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from trl.scripts.utils import TrlParser
@@ -29,7 +28,7 @@ OTHER_NAMES = {
 }
 
 
-def parse_arguments(arguments: list[str]) -> tuple[Any, Any, Any]:
+def parse_arguments(arguments: list[str]) -> tuple[DataArguments, TrainingArguments, ModelArguments]:
     """Flags override the file, and the file overrides the defaults.
 
     Raises:
@@ -147,7 +146,7 @@ SETTINGS = (
 )
 
 
-def settings_record(*arguments: Any) -> dict[str, Any]:
+def settings_record(*arguments: object) -> dict[str, object]:
     """The values of `SETTINGS` as JSON would store them."""
     names = SETTINGS.split()
     found = {name: getattr(source, name) for source in arguments for name in names if hasattr(source, name)}

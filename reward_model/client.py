@@ -28,6 +28,7 @@ import aiohttp
 from agentgrpo.chat.messages import Message
 from agentgrpo.durations import pause_s, retry_after_s
 from agentgrpo.flags import Parser, positive
+from agentgrpo.json_text import JsonObject
 from agentgrpo.machine import is_loopback
 from reward_model.datatypes import TOKEN_VARIABLE, Preference, RewardScore, compare_scores, with_truncated
 from reward_model.preferences import PreferenceFileError, read_preferences
@@ -171,7 +172,7 @@ class RewardClient:
             )
         return self._session
 
-    async def _until_answered(self, body: dict[str, Any], deadline: float) -> RewardScore:
+    async def _until_answered(self, body: JsonObject, deadline: float) -> RewardScore:
         for attempt in range(self.max_attempts):
             await self._circuit()
             try:
@@ -200,10 +201,10 @@ class RewardClient:
                 raise self._unavailable("the circuit breaker is open")
             await asyncio.sleep(min(self._probe_at - now, PROBE_EVERY_S / 10))
 
-    async def _request_score(self, body: dict[str, Any]) -> RewardScore:
+    async def _request_score(self, body: JsonObject) -> RewardScore:
         status, said, after_s = await self._post(body)
         if status == 400 and "maximum context length" in said:  # vLLM cuts only on request, our service always
-            status, said, after_s = await self._post(body | {"truncate_prompt_tokens": -1, "truncation_side": "left"})
+            status, said, after_s = await self._post({**body, "truncate_prompt_tokens": -1, "truncation_side": "left"})
             if status == 200:
                 return RewardScore(_read_score(said).value, truncated=True)
         if status == 200:
@@ -212,7 +213,7 @@ class RewardClient:
             raise _RetryError(f"{status} {said[:200]}", after_s)
         raise ScorerRefusedError(f"{self.base_url} answered {status}: {said[:500]}")
 
-    async def _post(self, body: dict[str, Any]) -> tuple[int, str, float | None]:
+    async def _post(self, body: JsonObject) -> tuple[int, str, float | None]:
         try:
             async with self._open().post(self.base_url + "/classify", json=body, allow_redirects=False) as answer:
                 return answer.status, await answer.text(), retry_after_s(answer.headers.get("Retry-After"))

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tqdm import tqdm
 
@@ -63,7 +63,7 @@ class Conversion:
             self.summary.add(preference, number)
             yield preference
 
-    def _metadata(self, row: Any, number: int) -> dict[str, Any]:
+    def _metadata(self, row: object, number: int) -> dict[str, object]:
         given = row.get("metadata") if isinstance(row, dict) else None
         if isinstance(given, dict) and given.keys() == {"source", "original"} and {*map(type, given.values())} == {str}:
             return given

@@ -45,12 +45,12 @@ class Preference(Record):
         parts = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
         return None if self.metadata.keys() == ROLLOUTS else rendered_part(**parts)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain JSON values. Arguments of calls are objects, because chat templates write `arguments | tojson`: TRL
         would train a text as a text in quotes. `Preference.model_validate` is the inverse, but for white space in
         arguments.
         """
-        sides = {
+        sides: dict[str, object] = {
             side: [m.to_dict(objects=True) for m in getattr(self, side)] for side in ("prompt", "chosen", "rejected")
         }
         return sides | {name: value for name in ("tools", "metadata") if (value := getattr(self, name))}
@@ -90,7 +90,7 @@ class RewardScore:
             raise ValueError(f"the reward model gave {self.value}; its weights hold NaN or overflow")
 
 
-def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]:
+def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, object]:
     # The client's command prints the same as `/score-pair` answers.
     difference = chosen.value - rejected.value
     answer = {
@@ -102,5 +102,5 @@ def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]
     return with_truncated(answer, chosen, rejected)
 
 
-def with_truncated(answer: dict[str, Any], *scores: RewardScore) -> dict[str, Any]:
+def with_truncated(answer: dict[str, object], *scores: RewardScore) -> dict[str, object]:
     return answer | {"truncated": True} if any(score.truncated for score in scores) else answer

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from agentgrpo.chat.messages import Message
 from agentgrpo.commands import failed
@@ -30,11 +30,59 @@ from reward_model.measures import (
     wins,
 )
 
+if TYPE_CHECKING:
+    from reward_model.scorer import Scorer
+
+
+class SideScore(TypedDict):
+    score: float
+    tokens: int
+    truncated: bool
+
+
+class Share(TypedDict):
+    value: float
+    ties: int
+    interval: tuple[float, float]
+    """Wilson's, over pairs."""
+    prompt_interval: tuple[float, float] | None
+    """The bootstrap's, over prompts."""
+
+
+class AdversarialShare(Share):
+    pairs: int
+    score: float
+
+
+class LengthBin(TypedDict):
+    low: int
+    high: int
+    pairs: int
+    value: float
+    interval: tuple[float, float]
+
+
+class Evaluation(TypedDict):
+    pairs: int
+    prompts: int
+    truncated: int
+    accuracy: Share
+    baselines: dict[str, Share]
+    best_baseline: str
+    margin: dict[str, float]
+    ece: float
+    calibration: list[dict[str, float]]
+    length: list[LengthBin]
+    adversarial: dict[str, AdversarialShare]
+    center: float
+    scale: float
+
+
 BATCH_SIZE = 16
 LENGTH_BINS = 5
 
 
-def evaluate_scorer(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
+def evaluate_scorer(scorer: Scorer, rows: Sequence[Preference]) -> Evaluation:
     """All measurements as plain JSON values.
 
     Args:
@@ -67,23 +115,23 @@ def evaluate_scorer(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
     }
 
 
-def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]]], name: str) -> list[dict[str, Any]]:
+def score_sides(scorer: Scorer, sides: Sequence[tuple[Preference, Sequence[Message]]], name: str) -> list[SideScore]:
     # Sides of similar length share a batch.
     from rich.console import Console
     from rich.progress import track
 
     encoded = [scorer.encode([*row.prompt, *side], row.tools) for row, side in sides]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
-    results: list[dict[str, Any]] = [{} for _ in encoded]
+    results: dict[int, SideScore] = {}
     starts = range(0, len(order), BATCH_SIZE)
     for start in track(starts, f"scoring: {name}", console=Console(stderr=True), transient=True):
         batch = order[start : start + BATCH_SIZE]
         for i, score in zip(batch, scorer.score([encoded[i] for i in batch]), strict=True):
             results[i] = {"score": score.value, "tokens": len(encoded[i].ids), "truncated": score.truncated}
-    return results
+    return [results[i] for i in range(len(encoded))]
 
 
-def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
+def share(won: Sequence[float], prompts: Sequence[str]) -> Share:
     """Mean of `won` (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap interval over prompts. The
     latter is None for a single prompt, which says nothing about other prompts.
     """
@@ -97,7 +145,7 @@ def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
+def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> dict[str, Share]:
     """Accuracy of each single-feature rule, in both directions, by name.
 
     Args:
@@ -116,7 +164,7 @@ def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> d
     return rules
 
 
-def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str, Any]]:
+def by_length(won: Sequence[float], differences: Sequence[int]) -> list[LengthBin]:
     """Bins of about equal size, by tokens of the chosen minus tokens of the rejected side."""
     import numpy as np
 
@@ -124,7 +172,7 @@ def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str
 
     edges = np.unique(np.quantile(differences, np.linspace(0, 1, LENGTH_BINS + 1)))
     index = np.clip(np.searchsorted(edges, differences, side="right") - 1, 0, max(len(edges) - 2, 0))
-    bins = []
+    bins: list[LengthBin] = []
     for i in sorted(set(index.tolist())):
         inside = [(win, d) for win, d, at in zip(won, differences, index, strict=True) if at == i]
         total = sum(win for win, _ in inside)
@@ -141,33 +189,33 @@ def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str
 
 
 def adversarial(
-    scorer: Any, rows: Sequence[Preference], chosen: Sequence[float], prompts: Sequence[str]
-) -> dict[str, dict[str, Any]]:
+    scorer: Scorer, rows: Sequence[Preference], chosen: Sequence[float], prompts: Sequence[str]
+) -> dict[str, AdversarialShare]:
     """Share of pairs in which a bad answer beats the chosen one, and its mean score, by kind.
 
     Only pairs for which such an answer can be made count: if all pairs have one prompt, no answer to another exists.
     """
     sides = [adversarial_sides(row, other) for row, other in zip(rows, neighbours(rows), strict=True)]
-    found = {}
+    found: dict[str, AdversarialShare] = {}
     for name in dict.fromkeys(name for bad in sides for name in bad):
         having = [i for i, bad in enumerate(sides) if name in bad]
         scored = [side["score"] for side in score_sides(scorer, [(rows[i], sides[i][name]) for i in having], name)]
         won = wins(scored, [chosen[i] for i in having])
-        about = {"pairs": len(having), "score": sum(scored) / len(scored)}
-        found[name] = share(won, [prompts[i] for i in having]) | about
+        beaten = share(won, [prompts[i] for i in having])
+        found[name] = {**beaten, "pairs": len(having), "score": sum(scored) / len(scored)}
     return found
 
 
 # Output ---------------------------------------------------------------------------------------------------------------
 
 
-def format_accuracy(part: dict[str, Any]) -> tuple[str, str, str]:
+def format_accuracy(part: Share) -> tuple[str, str, str]:
     intervals = (part["interval"], part["prompt_interval"])
     pairs, prompts = ("-" if found is None else f"{100 * found[0]:.1f} to {found[1]:.1%}" for found in intervals)
     return f"{part['value']:.1%}", pairs, prompts
 
 
-def print_evaluation(result: dict[str, Any]) -> None:
+def print_evaluation(result: Evaluation) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -214,7 +262,7 @@ def print_evaluation(result: dict[str, Any]) -> None:
         print(f"{result['truncated']} of {2 * result['pairs']} sides were cut to the model's limit")
 
 
-def draw_evaluation(result: dict[str, Any], path: Path) -> None:
+def draw_evaluation(result: Evaluation, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

@@ -41,7 +41,7 @@ PROBE_TOLERANCE = 1e-3
 
 def merge_adapter(
     adapter: Path, output: Path, *, base: Path | None = None, data: Path | None = None, bound: float = BOUND
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Part of the record about the merge.
 
     Args:

@@ -179,7 +179,7 @@ def _unmarked(row: Row, fields: frozenset[str], changes: Counter[str]) -> tuple[
     return read, context
 
 
-def _without_mark(raw: Any, field: str, context: Conversation, changes: Counter[str]) -> Any:
+def _without_mark(raw: object, field: str, context: Conversation, changes: Counter[str]) -> object:
     unmarked, mark = take_mark(raw, field)
     if mark is not None:
         message = read_message(unmarked, field, Counter())
@@ -276,7 +276,7 @@ def _same(one: Message, other: Message) -> bool:
 SIDES = frozenset({"chosen", "rejected"})
 
 
-def _side(value: Any, name: str, changes: Counter[str]) -> Conversation:
+def _side(value: object, name: str, changes: Counter[str]) -> Conversation:
     if isinstance(value, list | dict):
         return read_conversation(value, name, changes)
     if not isinstance(value, str):
@@ -284,7 +284,7 @@ def _side(value: Any, name: str, changes: Counter[str]) -> Conversation:
     return [Message(role="assistant", content=_filled(value, name, changes))]
 
 
-def _filled(value: Any, name: str, changes: Counter[str]) -> str:
+def _filled(value: object, name: str, changes: Counter[str]) -> str:
     text = read_text(value, name, changes)
     if not text.strip():
         raise RowError(name, "is empty")
@@ -314,7 +314,7 @@ def _explicit(row: Row, changes: Counter[str]) -> RawPair:
     return RawPair(chosen, rejected, [Message(role="user", content=text)])
 
 
-def _without(side: Any, prompt: str) -> str | None:
+def _without(side: object, prompt: str) -> str | None:
     """The side after the prompt and one blank or line break; None if it does not repeat the prompt."""
     if not isinstance(side, str) or not side.startswith(prompt):
         return None
@@ -417,7 +417,7 @@ def _hh(row: Row, changes: Counter[str]) -> RawPair:
     return RawPair(*(_transcript(prompt, row.get(name), name, changes) for name in ("chosen", "rejected")))
 
 
-def _transcript(prompt: str, value: Any, name: str, changes: Counter[str]) -> Conversation:
+def _transcript(prompt: str, value: object, name: str, changes: Counter[str]) -> Conversation:
     text = read_text(value, name, changes)
     parts = _SPEAKER.split(prompt + text if not _is_transcript(text) else text)
     if parts[0].strip() or len(parts) < 3:
@@ -430,7 +430,7 @@ def _transcript(prompt: str, value: Any, name: str, changes: Counter[str]) -> Co
     ]
 
 
-def _is_transcript(value: Any) -> bool:
+def _is_transcript(value: object) -> bool:
     return isinstance(value, str) and value.lstrip().startswith("Human:")
 
 

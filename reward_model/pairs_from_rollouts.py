@@ -150,7 +150,7 @@ def _read_row(record: Any, source: str, read: Read) -> None:
         read.left_out[reason] += 1
 
 
-def why_not(record: Any) -> str | None:
+def why_not(record: object) -> str | None:
     """None if the record can be in a pair.
 
     Raises:
@@ -269,7 +269,7 @@ def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Can
     return chosen
 
 
-def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> Iterator[Candidate]:
+def _within(pairs: Iterable[Candidate], taken: Counter[object], per_task: int) -> Iterator[Candidate]:
     for pair in pairs:
         if taken[pair.right.task] < per_task:
             taken[pair.right.task] += 1

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.checks import UsageError
 from agentgrpo.columns import parse_columns
+from agentgrpo.json_text import JsonObject
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.row_files import RowFileError, check_kind, is_parquet, iter_rows
@@ -149,11 +150,11 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     return ((row.number, _of_parquet(row.value, changes) if parquet else row.value) for row in rows)
 
 
-def _of_parquet(row: dict[str, Any], changes: Counter[str]) -> dict[str, Any]:
+def _of_parquet(row: JsonObject, changes: Counter[str]) -> dict[str, object]:
     return {name: _plain(value, changes) for name, value in row.items()}
 
 
-def _plain(value: Any, changes: Counter[str]) -> Any:
+def _plain(value: object, changes: Counter[str]) -> object:
     # parquet gives every object the fields of all, as nulls.
     if isinstance(value, dict):
         return {name: _plain(held, changes) for name, held in value.items() if held is not None}

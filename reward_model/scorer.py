@@ -103,7 +103,7 @@ class Scorer:
         return [RewardScore(v, e.truncated) for v, e in zip(logits.squeeze(-1).float().tolist(), batch, strict=True)]
 
 
-def _load_merged(path: Path, dtype: Any) -> Any:
+def _load_merged(path: Path, dtype: object) -> Any:
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     architecture = (config.architectures or ["none"])[0]
     if not architecture.endswith("ForSequenceClassification") or config.num_labels != 1:
@@ -116,7 +116,7 @@ def _load_merged(path: Path, dtype: Any) -> Any:
     return AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, trust_remote_code=False)
 
 
-def _load_adapter(path: Path, dtype: Any) -> Any:
+def _load_adapter(path: Path, dtype: object) -> Any:
     from peft import PeftConfig, PeftModel
 
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path

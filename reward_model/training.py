@@ -12,7 +12,7 @@ from typing import Any, cast
 import datasets
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, Trainer
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer.reward_trainer import RewardTrainer
@@ -24,7 +24,7 @@ from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checkpoints import checkpoints, how_to_go_on, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
-from agentgrpo.json_text import parse_json
+from agentgrpo.json_text import JsonObject, parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.outputs import OutputError, failures_of_the_disk
@@ -236,7 +236,7 @@ class RewardRunLog(PairLog):
 # The result and checkpoints -------------------------------------------------------------------------------------------
 
 
-def save_reward_model(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
+def save_reward_model(trainer: Trainer, output: Path, record: JsonObject) -> None:
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         trainer.save_model(scratch)
         publish(Path(scratch), output)
@@ -245,7 +245,7 @@ def save_reward_model(trainer: Any, output: Path, record: Mapping[str, Any]) -> 
 
 
 def checkpoint_to_resume(
-    args: TrainingArguments, record: Mapping[str, Any], say: Callable[[str], None] = print
+    args: TrainingArguments, record: JsonObject, say: Callable[[str], None] = print
 ) -> Path | None:
     """None starts a new run; incomplete and changed checkpoints are skipped.
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from agentgrpo.json_text import JsonObject
 from reward_model.datatypes import EncodedConversation, RewardScore, compare_scores, with_truncated
 from reward_model.service import metrics
 from reward_model.service.encoding import Item, encode, num_conversations
@@ -88,7 +89,7 @@ class _StrictRoute(APIRoute):
     would raise it through its layers, which takes longer than reading and checking most bodies. A route with a body
     takes nothing else, and returns a response."""
 
-    def get_route_handler(self) -> Any:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[None, None, Response]]:
         form = self.body_field
         if form is None:
             return super().get_route_handler()
@@ -109,7 +110,7 @@ class _StrictRoute(APIRoute):
         return strict
 
 
-async def _read(body: bytes) -> Any:
+async def _read(body: bytes) -> object:
     return read_strict_json(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read_strict_json, body)
 
 
@@ -186,7 +187,7 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
         return JSONResponse({"status": service.status}, 200 if service.status == "ready" else 503)
 
     @app.get("/healthz")
-    async def healthz() -> dict[str, Any]:
+    async def healthz() -> dict[str, object]:
         """Say which model and commit is served."""
         scorer = service.scorer
         return {
@@ -215,7 +216,7 @@ def _activated(scores: Sequence[RewardScore], options: VllmOptions) -> list[floa
 
 
 def _vllm_response(
-    service: Service, prefix: str, encoded: Sequence[EncodedConversation], data: Sequence[dict[str, Any]]
+    service: Service, prefix: str, encoded: Sequence[EncodedConversation], data: Sequence[JsonObject]
 ) -> Response:
     tokens = sum(len(each.ids) for each in encoded)
     return JSONResponse(
@@ -224,7 +225,7 @@ def _vllm_response(
             "object": "list",
             "created": int(time.time()),
             "model": service.model_path.name,
-            "data": [{"index": index} | each for index, each in enumerate(data)],
+            "data": [{"index": index, **each} for index, each in enumerate(data)],
             "usage": {
                 "prompt_tokens": tokens,
                 "total_tokens": tokens,

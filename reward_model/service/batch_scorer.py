@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache
 
 from agentgrpo.micro_batches import return_freed_memory
 from reward_model.datatypes import EncodedConversation, RewardScore
@@ -57,7 +58,7 @@ class PrefixCache:
 
     def __init__(self, max_tokens: int = CACHED_TOKENS) -> None:
         self._max_tokens = max_tokens
-        self._cached: OrderedDict[Ids, Any] = OrderedDict()
+        self._cached: OrderedDict[Ids, Cache] = OrderedDict()
 
     def __iter__(self) -> Iterator[Ids]:
         return iter(self._cached)
@@ -65,13 +66,13 @@ class PrefixCache:
     def __contains__(self, ids: Ids) -> bool:
         return ids in self._cached
 
-    def cropped(self, ids: Ids, end: int) -> Any:
+    def cropped(self, ids: Ids, end: int) -> Cache:
         """Keys and values of the first `end` tokens of a cached prefix."""
         cache = copy.deepcopy(self._cached[ids])
         cache.crop(end)
         return cache
 
-    def update(self, used: Sequence[Ids], computed: Sequence[tuple[Ids, Any]]) -> None:
+    def update(self, used: Sequence[Ids], computed: Sequence[tuple[Ids, Cache]]) -> None:
         for ids in used:
             self._cached.move_to_end(ids)
         self._cached.update(computed)
@@ -121,14 +122,14 @@ class BatchScorer:
         return build_prefix_tree(rows, shareable, self.limits.min_saved)
 
     @torch.inference_mode()
-    def extend(self, cache: Any, ids: Sequence[int], end: int) -> Any:
+    def extend(self, cache: Cache | None, ids: Sequence[int], end: int) -> Cache:
         """Keys and values of a prefix of `end` tokens: a copy of `cache`, extended by `ids`."""
         metrics.COMPUTED.inc(len(ids))
         mask = torch.ones(1, end, dtype=torch.long)
         return self._forward(torch.tensor([ids]), mask, copy.deepcopy(cache), keep=True).past_key_values
 
     @torch.inference_mode()
-    def values(self, rests: list[Sequence[int]], cache: Any, start: int) -> list[float]:
+    def values(self, rests: list[Sequence[int]], cache: Cache | None, start: int) -> list[float]:
         """The head's value at the end of each row; `cache` holds the first `start` tokens of all rows."""
         longest = max(map(len, rests))
         metrics.COMPUTED.inc(longest * len(rests))
@@ -143,7 +144,7 @@ class BatchScorer:
             raise ValueError("the reward model gave a score that is not finite; its weights hold NaN or overflow")
         return values
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any, *, keep: bool) -> Any:
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache | None, *, keep: bool) -> Any:
         device = self._model.device
         return self._model(
             input_ids=ids.to(device), attention_mask=mask.to(device), past_key_values=cache, use_cache=keep
@@ -160,13 +161,13 @@ class _Run:
     """CPU threads of each task; a single conversation gets all of them."""
     done: SimpleQueue[Scored | Exception] = field(default_factory=SimpleQueue)
     used: list[Ids] = field(default_factory=list)
-    computed: list[tuple[Ids, Any]] = field(default_factory=list)
+    computed: list[tuple[Ids, Cache]] = field(default_factory=list)
 
-    def start(self, node: PrefixNode, cache: Any = None) -> None:
+    def start(self, node: PrefixNode, cache: Cache | None = None) -> None:
         if any(self.rows[row] in self.requested for row in node.all_rows()):
             self._submit(lambda: self._compute_node(node, cache))
 
-    def _compute_node(self, node: PrefixNode, cache: Any) -> None:
+    def _compute_node(self, node: PrefixNode, cache: Cache | None) -> None:
         if node.end > node.start:
             cache = self._prefix(node, cache)
         for child in node.children:
@@ -179,7 +180,7 @@ class _Run:
             taken = [requested[position] for position in micro_batch]
             self._submit(lambda taken=taken: self._compute_scores(taken, cache, node.end))
 
-    def _prefix(self, node: PrefixNode, cache: Any) -> Any:
+    def _prefix(self, node: PrefixNode, cache: Cache | None) -> Cache:
         below = [self.rows[row] for row in node.all_rows()]
         for ids in below:
             if ids in self.scorer.cache and ids not in self.requested:
@@ -189,7 +190,7 @@ class _Run:
         self.computed.append((below[0][: node.end], cache))
         return cache
 
-    def _compute_scores(self, taken: list[int], cache: Any, start: int) -> None:
+    def _compute_scores(self, taken: list[int], cache: Cache | None, start: int) -> None:
         values = self.scorer.values([self.rows[row][start:] for row in taken], cache, start)
         self.done.put(list(zip(taken, values, strict=True)))
 

@@ -5,7 +5,7 @@ name.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -42,7 +42,7 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _schemas(tools: Any) -> Any:
+def _schemas(tools: object) -> object:
     if isinstance(tools, str):
         tools = read_strict_json(tools)
     if tools is None:
@@ -180,29 +180,29 @@ class VllmChat(VllmOptions):
 # The keys of a request decide its form, so that errors are those of one form ------------------------------------------
 
 
-def _input_form(value: Any) -> str:
+def _input_form(value: object) -> str:
     if not isinstance(value, list):
         return "#text"
     first = value[0] if value else None
     return "#id_lists" if isinstance(first, list) else "#ids" if isinstance(first, int) else "#texts"
 
 
-def _item_form(value: Any) -> str:
+def _item_form(value: object) -> str:
     return "#chat" if isinstance(value, dict) and "messages" in value else "#text"
 
 
-def _side_form(value: Any) -> str:
+def _side_form(value: object) -> str:
     sides = [value.get(key) for key in ("prompt", "chosen", "rejected")] if isinstance(value, dict) else []
     return "#chat" if any(isinstance(side, list) for side in sides) else "#text"
 
 
-def _score_form(value: Any) -> str:
+def _score_form(value: object) -> str:
     if isinstance(value, dict) and not value.keys().isdisjoint(VLLM_FIRST + VLLM_SECOND):
         return "#vllm"
     return "#list" if isinstance(value, list) else _item_form(value)
 
 
-def _pair_form(value: Any) -> str:
+def _pair_form(value: object) -> str:
     return "#list" if isinstance(value, list) else _side_form(value)
 
 
@@ -271,7 +271,7 @@ class Refusal(BaseModel):
     detail: list[Fault]
 
 
-def describe_errors(errors: Sequence[Any]) -> list[dict[str, str]]:
+def describe_errors(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Pydantic's errors as field and message, without the input that they repeat; ten at most."""
     return [
         {

@@ -26,7 +26,7 @@ class UnreadableError(ValueError):
         self.field = field
 
 
-def read_strict_json(text: bytes | str) -> Any:
+def read_strict_json(text: bytes | str) -> object:
     """A number that is too large for a double becomes infinite.
 
     Raises:
@@ -57,7 +57,7 @@ def _unreadable(body: bytes, said: str) -> UnreadableError:
     return UnreadableError("", f"not JSON: {said}")
 
 
-def _has_many_keys(value: Any) -> bool:
+def _has_many_keys(value: object) -> bool:
     waiting = [value]
     while waiting:
         each = waiting.pop()
