@@ -215,7 +215,7 @@ _MARK = re.compile(
 _WRITE_WEIGHT = "write `weight` 0 or 1 into the assistant's messages instead, or remove it"
 
 
-def take_mark(raw: Any, field: str) -> tuple[Any, tuple[str, bool] | None]:
+def take_mark(raw: object, field: str) -> tuple[object, tuple[str, bool] | None]:
     """Split a message, or a row, into what is read and its mark: the mark's name, and whether it says `learnt`.
 
     Raises:

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from agentgrpo.chat.replies import Conversation
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
+from dbbench_adapter.protocols.base import DatabaseEpisode
 from sql_agent.comparison import Comparison
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.environments.base import Environment, World
@@ -38,7 +39,7 @@ class InteractiveEnv(World, Protocol):
 
     tasks: Sequence[Any]
 
-    def own(self, question: str) -> Any:
+    def own(self, question: str) -> object:
         """Raises ValueError: the environment takes no typed questions."""
         ...
 
@@ -65,7 +66,7 @@ class Tasks:
         tasks: tasks that can be asked by number.
     """
 
-    def __init__(self, environment: Environment, tasks: Sequence[Any]) -> None:
+    def __init__(self, environment: Environment, tasks: Sequence[object]) -> None:
         self.tools, self.messages, self.history = environment.tools, environment.messages, environment.history
         self.max_replies = environment.max_replies
         self.tasks, self._environment = tasks, environment
@@ -73,16 +74,16 @@ class Tasks:
         self._asked: Any = None
         self._episode: Any = None
 
-    def own(self, question: str) -> Any:
+    def own(self, question: str) -> object:
         return self._environment.typed(OWN, question, self._chosen)
 
-    def question(self, task: Any) -> str:
+    def question(self, task: object) -> str:
         return str(self.messages(task)[-1]["content"])
 
     def prompt_source(self) -> Environment:
         return self._environment
 
-    def choose(self, task: Any) -> None:
+    def choose(self, task: object) -> None:
         self._chosen = task
 
     def renew(self) -> None:
@@ -93,15 +94,15 @@ class Tasks:
     def tables(self) -> list[Table]:
         return []
 
-    def open(self, task: Any, limits: AgentConfig) -> Any:
+    def open(self, task: object, limits: AgentConfig) -> object:
         self.renew()
         self._asked, self._episode = task, self._environment.open(task, limits)
         return self._episode
 
-    def judge(self, episode: Any) -> Score:
+    def judge(self, episode: object) -> Score:
         return UNJUDGED if self._asked.id == OWN else self._environment.judge(episode)
 
-    def comparison(self, episode: Any) -> Comparison | None:
+    def comparison(self, episode: object) -> Comparison | None:
         return self._environment.comparison(episode)
 
 
@@ -144,7 +145,7 @@ class OneDatabase:
         snapshot = self._episode.snapshot()
         return [Table(name, tuple(map(Column, state.columns)), state.rows) for name, state in snapshot.items()]
 
-    def open(self, task: Task, limits: AgentConfig) -> Any:
+    def open(self, task: Task, limits: AgentConfig) -> DatabaseEpisode:
         if self._episode is None:
             self._episode = self._bench.open(task, limits)
         else:  # the database stays, and the episode's counts start at 0 again
@@ -152,10 +153,10 @@ class OneDatabase:
             self._episode.replies_used, self._episode.malformed_calls, self._episode.sql_run = 0, 0, []
         return self._episode
 
-    def judge(self, episode: Any) -> Score:
+    def judge(self, episode: DatabaseEpisode) -> Score:
         return UNJUDGED if episode.task.id == OWN else self._bench.judge(episode)
 
-    def comparison(self, episode: Any) -> Comparison | None:
+    def comparison(self, episode: DatabaseEpisode) -> Comparison | None:
         return self._bench.comparison(episode)
 
 
@@ -214,10 +215,10 @@ class Chat:
             raise KeyboardInterrupt
         self._stop.wanted = True
 
-    def fitted(self, tasks: Sequence[Any]) -> Fitted:
+    def fitted(self, tasks: Sequence[object]) -> Fitted:
         return fit_tasks(tasks, self._subject.prompt_source(), self._prompt_tokens, self._limit)
 
-    def ask(self, task: Any) -> Answered:
+    def ask(self, task: object) -> Answered:
         """Raises ChatTemplateError: the model's template cannot write this conversation."""
         self._stop.wanted = False
         [task] = self.fitted([task]).tasks
@@ -235,7 +236,7 @@ class Chat:
         cut = sample is not None and sample.finish_reason == "length"
         return Answered(rollout.finish()[0], self._stop.wanted and cut, cut)
 
-    def _prompt_tokens(self, task: Any) -> int:
+    def _prompt_tokens(self, task: object) -> int:
         return len(self._conversation.first_prompt(self._subject.messages(task)))
 
     def _sample(self, ids: list[int]) -> Sample:
@@ -251,7 +252,7 @@ class Chat:
 class _Stop(StoppingCriteria):
     wanted = False
 
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **_: object) -> torch.Tensor:
         return torch.full((len(input_ids),), self.wanted, device=input_ids.device)
 
 
@@ -263,7 +264,7 @@ class _Streamer(BaseStreamer):
         self._tokenizer, self._say = tokenizer, say
         self._ids: list[int] | None = None
 
-    def put(self, value: Any) -> None:
+    def put(self, value: torch.Tensor) -> None:
         if self._ids is None:  # the prompt comes first
             self._ids = []
             return

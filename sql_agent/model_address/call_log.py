@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgrpo.json_text import JsonObject
 from sql_agent.model_address.signed_address import RolloutSampling
 
 Message = dict[str, Any]
@@ -55,11 +56,11 @@ class CallLog:
         self.prompt_tokens += usage.get("prompt_tokens") or 0
         self.completion_tokens += usage.get("completion_tokens") or 0
 
-    def fail(self, sent: Sequence[Mapping[str, Any]], why: str) -> None:
+    def fail(self, sent: Sequence[JsonObject], why: str) -> None:
         # It is remembered until the same request is answered.
         self._failures[json.dumps([_key(message) for message in sent])] = why
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """`messages` has all conversations one after another, `replies` the indices of the model's replies in it, in
         the order of the calls, and `failure` why some request was never answered; None if every request was.
         """
@@ -85,7 +86,7 @@ class CallLog:
         return max(found, key=lambda number: len(self._conversations[number]), default=None)
 
 
-def _reply(message: Mapping[str, Any]) -> Message:
+def _reply(message: JsonObject) -> Message:
     return {"role": "assistant", "content": None} | {k: v for k, v in message.items() if v not in (None, [], "")}
 
 
@@ -97,14 +98,14 @@ def _key(message: Mapping[str, Any]) -> str:
     return json.dumps([message.get("role"), _text(message.get("content")), where, said], sort_keys=True, default=str)
 
 
-def _sorted(arguments: Any) -> Any:
+def _sorted(arguments: Any) -> object:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)  # both fail on deep brackets, at depths of their own
     except (TypeError, ValueError, RecursionError):
         return arguments
 
 
-def _text(content: Any) -> Any:
+def _text(content: object) -> object:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content or ""

@@ -17,7 +17,8 @@ import os
 import re
 import secrets
 from collections.abc import Collection
-from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentgrpo.checks import UsageError
 from agentgrpo.http_protocol import from_beginning, has_token, read_body, trust
@@ -80,18 +81,18 @@ class RequestGuard:
         names: host names that are accepted besides those of loopback and the address that a connection came to.
     """
 
-    def __init__(self, app: Any, token: str | None, names: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, names: Collection[str] = ()) -> None:
         self._app = app
         self._expected = token.encode() if token else None
         self._names = {name.lower() for name in names}
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if scope["type"] != "http":  # no client of ours opens a web socket
             return await send({"type": "websocket.close", "code": 1008})
 
-        async def to_nobody_else(message: dict[str, Any]) -> None:
+        async def to_nobody_else(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [
                     each for each in message.get("headers", ()) if not each[0].lower().startswith(b"access-control-")
@@ -108,10 +109,10 @@ class RequestGuard:
                 trust(scope)
             await self._pass_on(scope, receive, to_nobody_else)
 
-    async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
-    def _check(self, scope: dict[str, Any]) -> None:
+    def _check(self, scope: Scope) -> None:
         """Raises _RefusedError: host name, origin, token or media type are wrong."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
@@ -132,7 +133,7 @@ class RequestGuard:
             if more or media.split(b";")[0].strip().lower().decode("latin-1") not in MEDIA_TYPES:
                 raise _RefusedError(415, f"a body has to be {' or '.join(sorted(MEDIA_TYPES))}, and its header say so")
 
-    def _host(self, sent: list[bytes], server: Any) -> str:
+    def _host(self, sent: list[bytes], server: tuple[str, int | None] | None) -> str:
         text = sent[0].decode("latin-1") if len(sent) == 1 else ""
         match = _HOST.fullmatch(text)
         if match is None or not self._is_ours(match[1].strip("[]").lower(), server[0] if server else None):
@@ -142,7 +143,7 @@ class RequestGuard:
     def _is_ours(self, name: str, server: str | None) -> bool:
         return name in self._names or is_loopback(name) or (ip_address(name) or name) == ip_address(server or "")
 
-    def _needs_no_token(self, scope: dict[str, Any]) -> bool:
+    def _needs_no_token(self, scope: Scope) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS
 
     def _check_token(self, sent: list[bytes]) -> None:
@@ -159,18 +160,18 @@ class RunRequestGuard(RequestGuard):
         UsageError: the environment has no token; a server without one does not start.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         if not os.environ.get(RUN_TOKEN):
             raise UsageError(f"{RUN_TOKEN} is not in the environment; a server of a run asks for the run's token")
         super().__init__(app, os.environ[RUN_TOKEN])
 
 
 class ModelServerGuard(RunRequestGuard):
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         super().__init__(app)
         self._limits = RequestLimits(int(os.environ[CONTEXT_TOKENS]))
 
-    async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
@@ -188,12 +189,12 @@ class ModelServerGuard(RunRequestGuard):
 _CLOSE = (b"connection", b"close")
 
 
-async def _answer(send: Any, error: _RefusedError) -> None:
+async def _answer(send: Send, error: _RefusedError) -> None:
     bearer = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
     await _send_json(send, error.status, {"detail": str(error)}, [_CLOSE, *bearer])
 
 
-async def _send_json(send: Any, status: int, answer: Any, headers: list[tuple[bytes, bytes]]) -> None:
+async def _send_json(send: Send, status: int, answer: object, headers: list[tuple[bytes, bytes]]) -> None:
     body = json.dumps(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -66,7 +66,7 @@ class RequestLimits:
     def too_long(self, size: int) -> RequestTooLargeError:
         return _too_large(f"{size:,} bytes", f"{self.body_bytes:,}", self.context_tokens)
 
-    def check(self, request: Any) -> None:
+    def check(self, request: object) -> None:
         """Check number and form of messages, their parts, calls, tools and stop texts; the first fault raises.
 
         Raises:
@@ -89,7 +89,7 @@ class RequestLimits:
         _check_stops(request.get("stop") or [])
 
 
-def error_body(error: Exception) -> dict[str, Any]:
+def error_body(error: Exception) -> dict[str, dict[str, str | None]]:
     # OpenAI's form of an error.
     too_large = isinstance(error, RequestTooLargeError)
     words = str(error) if too_large else f"the request does not fit: {error}"
@@ -103,11 +103,11 @@ def _too_large(found: str, limit: str, context_tokens: int) -> RequestTooLargeEr
     )
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     return len(value) if isinstance(value, list) else 0
 
 
-def _check_message(message: Any, where: str) -> None:
+def _check_message(message: object, where: str) -> None:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f"{where} is no object with a role")
     content = message.get("content")
@@ -120,11 +120,11 @@ def _check_message(message: Any, where: str) -> None:
     _check_objects(message.get("tool_calls") or [], f"{where}.tool_calls")
 
 
-def _is_part(part: Any) -> bool:
+def _is_part(part: object) -> bool:
     return isinstance(part, dict) and (part.get("type") != "text" or isinstance(part.get("text"), str))
 
 
-def _check_stops(given: Any) -> None:
+def _check_stops(given: object) -> None:
     stops = [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("stop is neither a text nor a list of texts")
@@ -132,7 +132,7 @@ def _check_stops(given: Any) -> None:
         raise ValueError(f"stop has more than {MAX_STOPS} texts, or one of more than {MAX_STOP_CHARS} characters")
 
 
-def _check_objects(values: Any, where: str) -> None:
+def _check_objects(values: object, where: str) -> None:
     if not isinstance(values, list):
         raise ValueError(f"{where} is no list")
     for place, value in enumerate(values):

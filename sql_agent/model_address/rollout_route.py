@@ -23,9 +23,10 @@ from urllib.parse import unquote
 import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentgrpo.http_protocol import read_body, unless_gone
-from agentgrpo.json_text import parse_json
+from agentgrpo.json_text import JsonObject, parse_json
 from sql_agent.model_address import weight_sync_pause
 from sql_agent.model_address.call_log import KEPT, CallCounter, CallLog, policy_request, stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
@@ -96,7 +97,7 @@ class RolloutRoute:
     write: ClassVar[Callable[[RecordedCall], Awaitable[None]] | None] = None
     """Saves a turn. None: nothing trains on the turns, and the servers are not asked for ids and log-probs."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._calls, self._chat_servers, self._holds = (
             CallCounter(),
@@ -108,7 +109,7 @@ class RolloutRoute:
         # The newest attempts; the entry of an ended one stays, so that later calls of it are refused.
         self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, sampling = str(scope.get("path", "")), None
         if scope["type"] == "http" and (signed := read_signed(path, os.environ[RUN_TOKEN])):
             sampling, path = signed
@@ -250,7 +251,7 @@ class RolloutRoute:
             request |= {"return_token_ids": True, "logprobs": True}
         again = 0
 
-        async def send(request: dict[str, Any]) -> tuple[int, bytes]:
+        async def send(request: JsonObject) -> tuple[int, bytes]:
             nonlocal again
             while True:
                 status, body = await self._post(session, url, request)
@@ -265,7 +266,7 @@ class RolloutRoute:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}"), again
         return status, _readable(answer) if isinstance(answer, bytes) else answer, again
 
-    async def _post(self, session: aiohttp.ClientSession, url: str, request: dict[str, Any]) -> tuple[int, bytes]:
+    async def _post(self, session: aiohttp.ClientSession, url: str, request: JsonObject) -> tuple[int, bytes]:
         async with session.post(f"{url}/chat/completions", json=request, headers=self.headers) as response:
             return response.status, await response.read()
 
@@ -273,7 +274,7 @@ class RolloutRoute:
 class ProxyRequestGuard(RunRequestGuard):
     """Lets a request pass without the run's token if its address is signed with that token."""
 
-    def _needs_no_token(self, scope: dict[str, Any]) -> bool:
+    def _needs_no_token(self, scope: Scope) -> bool:
         return read_signed(scope["path"], os.environ[RUN_TOKEN]) is not None or super()._needs_no_token(scope)
 
 
@@ -292,7 +293,7 @@ def _error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "llm_proxy"}}
 
 
-def _readable(body: bytes) -> dict[str, Any]:
+def _readable(body: bytes) -> dict[str, object]:
     # Some servers write an error as a page.
     try:
         said = parse_json(body)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from openai import APIStatusError
 
@@ -25,9 +24,7 @@ from sql_agent.model_servers.refusals import (
     is_unread_call,
     true_status,
 )
-from sql_agent.model_servers.replies import ReplyError, call_ids, read_reply
-
-Json = dict[str, Any]
+from sql_agent.model_servers.replies import Json, ReplyError, call_ids, read_reply
 
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "function_call", "refusal", "audio")
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
@@ -45,7 +42,7 @@ _NOT_BOTH = re.compile(
 )
 
 
-def sendable(messages: Sequence[Any], refused: frozenset[str] = frozenset()) -> list[Any]:
+def sendable(messages: Sequence[object], refused: frozenset[str] = frozenset()) -> list[object]:
     """Messages of the assistant have only fields that a server may know.
 
     Args:
@@ -58,7 +55,7 @@ def sendable(messages: Sequence[Any], refused: frozenset[str] = frozenset()) -> 
     ]
 
 
-def refused_fields(words: str, messages: Sequence[Any], refused: frozenset[str]) -> frozenset[str]:
+def refused_fields(words: str, messages: Sequence[object], refused: frozenset[str]) -> frozenset[str]:
     """Fields without which a refused conversation is to be sent once more; none if nothing can be left out.
 
     Args:

@@ -10,9 +10,8 @@ import httpx2
 from openai import DefaultAsyncHttpxClient
 
 from sql_agent.model_servers.ask import ChatServers
+from sql_agent.model_servers.replies import Json
 from sql_agent.model_servers.turns import with_turn
-
-Json = dict[str, Any]
 
 
 class ChatClient(DefaultAsyncHttpxClient):

@@ -39,7 +39,7 @@ class DeadlineClient:
         """
         return self._loop.run(self._request("GET", url, timeout_s))
 
-    def post(self, url: str, body: Any, *, timeout_s: float) -> httpx.Response:
+    def post(self, url: str, body: object, *, timeout_s: float) -> httpx.Response:
         """
         Args:
             timeout_s: limit of the whole request.
@@ -56,7 +56,7 @@ class DeadlineClient:
             raise httpx.ReadTimeout(f"{url} gave no whole answer within {timeout_s:g} s") from None
 
 
-def listed_models(answer: Any) -> dict[str, dict[str, Any]]:
+def listed_models(answer: object) -> dict[str, dict[str, object]]:
     """What a server's `/models` says about each; none if that is no list of models."""
     if isinstance(answer, dict):
         answer = next((answer[name] for name in ("data", "models") if isinstance(answer.get(name), list)), None)

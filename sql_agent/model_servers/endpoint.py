@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -48,7 +47,7 @@ def check_endpoint(
     return Path(root) if isinstance(root, str) and Path(root).is_dir() else None
 
 
-def _listed(answer: httpx.Response) -> dict[str, Any]:
+def _listed(answer: httpx.Response) -> dict[str, dict[str, object]]:
     try:
         return listed_models(answer.json())
     except ValueError:

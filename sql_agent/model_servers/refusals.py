@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from agentgrpo.json_text import parse_json
 
@@ -125,7 +124,7 @@ def true_status(status: int, body: bytes) -> int:
     return code if code in (*REFUSED, 413) else status
 
 
-def _error_in(body: bytes) -> Any:
+def _error_in(body: bytes) -> object:
     try:
         said = parse_json(body)
     except ValueError:
@@ -133,7 +132,7 @@ def _error_in(body: bytes) -> Any:
     return said.get("error") if isinstance(said, dict) else None
 
 
-def _texts(said: Any, depth: int) -> Iterator[str]:
+def _texts(said: object, depth: int) -> Iterator[str]:
     if isinstance(said, str):
         inner = _json_in(said)
         if inner is None:
@@ -149,7 +148,7 @@ def _texts(said: Any, depth: int) -> Iterator[str]:
         yield from _texts(each, depth - 1)
 
 
-def _json_in(text: str) -> Any:
+def _json_in(text: str) -> object:
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:

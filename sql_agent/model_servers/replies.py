@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from agentgrpo.chat.calls import arguments_of
-from agentgrpo.json_text import parse_json
+from agentgrpo.json_text import JsonObject, parse_json
 
 Json = dict[str, Any]
 
@@ -69,7 +69,7 @@ def read_reply(body: str | bytes, taken: Collection[str] = ()) -> Json:
     }
 
 
-def call_ids(messages: Any) -> set[str]:
+def call_ids(messages: object) -> set[str]:
     # Another program may have written the conversation.
     said = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
     calls = [message.get("tool_calls") for message in said]
@@ -82,7 +82,7 @@ def call_ids(messages: Any) -> set[str]:
     }
 
 
-def _end(choice: Mapping[str, Any]) -> str | None:
+def _end(choice: JsonObject) -> str | None:
     end, error = choice.get("finish_reason"), choice.get("error")
     if error or end in SERVERS_FAULT:
         why = f": {_shown(json.dumps(error))}" if error else ""
@@ -105,7 +105,7 @@ def _message(said: Json, taken: Collection[str]) -> Json:
     return {**rest, **parts, "role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
 
 
-def _as_text(value: Any) -> str | None:
+def _as_text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -127,7 +127,7 @@ def _joined(parts: list[Any]) -> tuple[str, Json]:
     return text, fields
 
 
-def _thought(part: Mapping[str, Any]) -> str:
+def _thought(part: JsonObject) -> str:
     said = part.get("thinking", part.get("text"))
     return _joined(said)[0] if isinstance(said, list) else str(said or "")
 
@@ -143,7 +143,7 @@ def _calls(said: Json) -> list[Json]:
     return [_call(call, f"tool_calls[{place}]") for place, call in enumerate(calls or [])]
 
 
-def _call(call: Any, where: str) -> Json:
+def _call(call: object, where: str) -> Json:
     """A tool of another kind becomes a function, of which the rollout says that it is unknown.
 
     Raises:
@@ -170,7 +170,7 @@ def _with_ids(calls: list[Json], taken: Collection[str]) -> list[Json]:
     return calls
 
 
-def _usage(said: Any) -> Json | None:
+def _usage(said: object) -> Json | None:
     # A count that is unknown is not 0.
     if not isinstance(said, dict):
         return None

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-Json = dict[str, Any]
+from agentgrpo.json_text import JsonObject
+from sql_agent.model_servers.replies import Json
 
 # Field of a chat completion that has the attributes, in place of the ids and log-probs themselves.
 TURN = "agentgrpo_turn"
@@ -52,7 +53,7 @@ def without_tokens(answer: Mapping[str, Any]) -> Json:
     return {**answer, "choices": choices, "prompt_token_ids": None, "prompt_logprobs": None}
 
 
-def with_turn(answer: Mapping[str, Any], *, asked_again: int = 0) -> Json:
+def with_turn(answer: JsonObject, *, asked_again: int = 0) -> Json:
     """For a caller that asked for ids and log-probs, and writes the span itself."""
     if TURN in answer:  # the LLM proxy did it
         return dict(answer)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sql_agent.report.figures import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # A line of fewer points shows each one.
 MARKED_POINTS = 30
@@ -34,7 +37,7 @@ def svg(figure: Figure, number: int) -> str:
     return _own_ids(out.getvalue()[out.getvalue().index("<svg") :], number)
 
 
-def _draw_lines(axes: Any, figure: Figure) -> None:
+def _draw_lines(axes: Axes, figure: Figure) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("train step")

@@ -54,11 +54,11 @@ def _without_kind(name: str) -> str:
     return held_out + rest.removeprefix(kind)
 
 
-def _is_rate(value: Any) -> bool:
+def _is_rate(value: object) -> bool:
     return isinstance(value, dict) and value.keys() == {"n", "judged", "correct"}
 
 
-def _rate(name: str, rate: Mapping[str, int]) -> dict[str, Any]:
+def _rate(name: str, rate: Mapping[str, int]) -> dict[str, float]:
     judged = rate["judged"]
-    counts = {f"{name}/count": rate["judged" if "skill/" in name else "n"], f"{name}/judged": judged}
+    counts: dict[str, float] = {f"{name}/count": rate["judged" if "skill/" in name else "n"], f"{name}/judged": judged}
     return {f"{name}/success": rate["correct"] / judged, **counts} if judged else counts

@@ -195,12 +195,12 @@ def settings_table(run: Run) -> list[tuple[str, str]]:
 MODELS = ("model", "model.model_path", "model_path", "language_model.model_path", "base.path")
 
 
-def model_name(run: Run) -> Any:
+def model_name(run: Run) -> object:
     given = flat(run.settings)
     return next((given[name] for name in MODELS if given.get(name) is not None), None)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     return masked(value, whole=True) if isinstance(value, str) else json.dumps(value)
 
 
@@ -270,7 +270,7 @@ def browser_row(row: Row) -> Row:
     }
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _message(message: dict[str, Any]) -> dict[str, object]:
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
     return {
         "role": message.get("role"),
@@ -279,7 +279,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_data(value: Any) -> str:
+def as_data(value: object) -> str:
     """JSON that is safe in a script element: no text in it can end the element or begin a comment."""
     text = json.dumps(value)  # ASCII: U+2028 is escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

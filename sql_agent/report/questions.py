@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sql_agent.report.reading import Row, solved
 
@@ -118,7 +117,7 @@ def last_words(row: Row) -> str:
     return str(said[-1].get("content") or "")
 
 
-def messages(row: Row) -> list[dict[str, Any]]:
+def messages(row: Row) -> list[dict[str, object]]:
     return [message for message in row.get("messages") or [] if isinstance(message, dict)]
 
 

@@ -87,12 +87,12 @@ class RewardFunctions:
                 return FunctionReward(None, "reward_deadline", what)
             return self._failed(function, error)
 
-    async def _call(self, function: Function, record: RewardRecord) -> Any:
+    async def _call(self, function: Function, record: RewardRecord) -> object:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         called: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-        def settle(result: tuple[Any, BaseException | None]) -> None:
+        def settle(result: tuple[object, BaseException | None]) -> None:
             self._free.release()  # not before the function has returned, even if nobody waits for it any more
             if not called.done():
                 called.set_result(result)
@@ -141,23 +141,24 @@ def checked_number(label: str, value: Any, num_turns: int) -> FunctionReward:
     return _wrong(f"{label} returned {_shown(value)}, expected a finite number, one for each turn, or None")
 
 
-def _numbers(label: str, values: list[Any], num_turns: int) -> FunctionReward:
+def _numbers(label: str, values: Sequence[object], num_turns: int) -> FunctionReward:
     if len(values) != num_turns:
         return _wrong(
             f"{label} returned {len(values)} numbers for a rollout of {num_turns} turns, expected one for each"
         )
+    turns: list[float] = []
     for turn, value in enumerate(values, 1):
         if value is None:
             return FunctionReward(None, "reward_none", f"{label} returned None for turn {turn}")
         if not isinstance(value, Real) or not math.isfinite(value):
             return _wrong(f"{label} returned {_shown(value)} for turn {turn}, expected a finite number")
-    turns = [float(value) for value in values]
+        turns.append(float(value))
     if not math.isfinite(sum(turns)):
         return _wrong(f"{label} returned numbers for {num_turns} turns whose sum is not finite")
     return FunctionReward(sum(turns), turns=turns)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{str(value)[:100]!r} ({type(value).__name__})"
 
 
@@ -165,7 +166,7 @@ def _wrong(what: str) -> FunctionReward:
     return FunctionReward(None, "reward_error", what)
 
 
-def _call(function: Function, record: RewardRecord) -> tuple[Any, BaseException | None]:
+def _call(function: Function, record: RewardRecord) -> tuple[object, BaseException | None]:
     # A future cannot carry StopIteration, and SystemExit would end the loop.
     try:
         return function(record.copy()), None

@@ -19,13 +19,12 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from agentgrpo.durations import pause_s, retry_after_s
-from agentgrpo.json_text import parse_json
+from agentgrpo.json_text import JsonObject, parse_json
 from sql_agent.model_servers.replies import ReplyError, read_reply
 from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable, UnscorableError
 from sql_agent.settings.groups import JudgeConfig
@@ -93,7 +92,7 @@ class LlmJudge:
             last = f"no score within judge.timeout_s={self._cfg.timeout_s:g} s; last: {last}"
         raise RewardUnavailable("judge_unavailable", f"{self._cfg.url}: {last}")
 
-    def _request(self, record: RewardRecord) -> dict[str, Any]:
+    def _request(self, record: RewardRecord) -> dict[str, object]:
         text = json.dumps(record.messages, ensure_ascii=False)
         if (surplus := len(text) - self._cfg.max_chars) > 0:
             half = self._cfg.max_chars // 2
@@ -106,7 +105,7 @@ class LlmJudge:
             "response_format": {"type": "json_object"},
         }
 
-    async def _ask(self, body: dict[str, Any]) -> str:
+    async def _ask(self, body: JsonObject) -> str:
         secret = os.environ.get(KEY_VARIABLE) or ""
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         try:

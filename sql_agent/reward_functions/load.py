@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from agentgrpo.user_files import SourceFile, UserFileError, load_object, place
 from sql_agent.names import JUDGE, functions, label
@@ -49,7 +48,7 @@ def load_function(name: str, timeout_s: float) -> LoadedReward:
     return LoadedReward(label(name), function, source.file, source.sha256, timeout_s)
 
 
-def _check_call(function: Any, name: str, source: SourceFile) -> None:
+def _check_call(function: object, name: str, source: SourceFile) -> None:
     """Raises UserFileError: the function cannot be called with one argument."""
     if not callable(function) or inspect.isclass(function):
         kind = "a class" if inspect.isclass(function) else f"a value ({type(function).__name__})"

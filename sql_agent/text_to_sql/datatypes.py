@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
+from agentgrpo.json_text import JsonObject
 from dbbench_adapter.datatypes import Rows
 
 
@@ -39,12 +39,12 @@ class Question:
     def shown(self) -> str:
         return f"{self.id} ({textwrap.shorten(self.question, 80)})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain JSON values; `from_dict` is the inverse."""
         return _QUESTION.dump_python(self, mode="json")
 
     @staticmethod
-    def from_dict(fields: dict[str, Any]) -> Question:
+    def from_dict(fields: JsonObject) -> Question:
         return _QUESTION.validate_python(fields)
 
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
+from agentgrpo.json_text import JsonObject
 from dbbench_adapter.datatypes import Row, Rows, Score
 from dbbench_adapter.engines import BackendUnavailable, Result, known_places, open_databases
 from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession, format_unreadable
@@ -365,7 +366,7 @@ class TextToSql(Environment):
     def read_tasks(self, file: Path) -> list[Question]:
         return read_questions(file, self.databases, self._columns)
 
-    def row(self, task: Question) -> dict[str, Any]:
+    def row(self, task: Question) -> dict[str, object]:
         solution = {"answer": task.answer} if task.query is None else {"query": task.query}
         kind = {"difficulty": task.kind}
         return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
@@ -382,7 +383,7 @@ class TextToSql(Environment):
             )
         return Question(id, question, like.db_id if like else ids[0], answer=())
 
-    def task(self, fields: dict[str, Any]) -> Question:
+    def task(self, fields: JsonObject) -> Question:
         return Question.from_dict(fields)
 
     def __enter__(self) -> Self:

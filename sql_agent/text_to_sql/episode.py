@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from agentgrpo.chat.calls import call, calls, numbered_id, tool
 from dbbench_adapter.engines import Result
@@ -95,7 +94,7 @@ class TextToSqlEpisode(CallingEpisode):
         # What the episode has changed, after it was judged.
         self.changes: Changes | None = None
 
-    def _answer_call(self, name: str, arguments: Any) -> str:
+    def _answer_call(self, name: str, arguments: object) -> str:
         if name not in ("execute_sql", "submit_sql"):
             raise MalformedCallError(f"unknown tool {name!r}; call execute_sql or submit_sql")
         values = read_arguments(name, arguments)

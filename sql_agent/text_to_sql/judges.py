@@ -154,7 +154,7 @@ def _same_bag(given: Rows, expected: Rows, decimals: int | None) -> bool:
     )
 
 
-def _by_cells(rows: Iterable[Row], numbers: Sequence[dict[Any, int]]) -> dict[Row, list[Row]]:
+def _by_cells(rows: Iterable[Row], numbers: Sequence[dict[object, int]]) -> dict[Row, list[Row]]:
     alike: dict[Row, list[Row]] = {}
     for row in rows:
         key = tuple(of[cell] if isinstance(cell, int | float) else cell for of, cell in zip(numbers, row, strict=True))
@@ -162,9 +162,9 @@ def _by_cells(rows: Iterable[Row], numbers: Sequence[dict[Any, int]]) -> dict[Ro
     return alike
 
 
-def _numbered(cells: Iterable[Any], decimals: int | None) -> dict[Any, int]:
+def _numbered(cells: Iterable[object], decimals: int | None) -> dict[object, int]:
     """A number for each number of a column, the same for all that could be equal, directly or through others."""
-    found: dict[Any, int] = {}
+    found: dict[object, int] = {}
     last = None
     for cell in sorted({cell for cell in cells if isinstance(cell, int | float)}):
         found[cell] = len(found) if last is None or _are_apart(last, cell, decimals) else found[last]
@@ -172,7 +172,7 @@ def _numbered(cells: Iterable[Any], decimals: int | None) -> dict[Any, int]:
     return found
 
 
-def _are_apart(less: Any, more: Any, decimals: int | None) -> bool:
+def _are_apart(less: float, more: float, decimals: int | None) -> bool:
     least = NEARLY_ZERO if decimals is None else 10**-decimals
     try:
         return more - less > 2 * RELATIVE_TOLERANCE * max(abs(less), abs(more)) + least

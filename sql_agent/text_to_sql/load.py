@@ -22,6 +22,7 @@ from sqlglot.errors import SqlglotError
 from agentgrpo.chat.conversations import RowError
 from agentgrpo.checks import UsageError
 from agentgrpo.columns import check_unread, columns_flag, known_columns, no_form, parse_columns
+from agentgrpo.json_text import JsonObject
 from agentgrpo.row_files import RowFileError, iter_rows
 from agentgrpo.spelling import did_you_mean
 from dbbench_adapter.datatypes import Cell, Rows
@@ -219,7 +220,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise UsageError(str(error)) from None
 
 
-def _question(row: dict[str, Any], values: dict[str, Any], name: str, databases: Databases) -> Question:
+def _question(row: JsonObject, values: JsonObject, name: str, databases: Databases) -> Question:
     if not any(values.keys() >= {*form} for form in FORMS):
         raise no_form(row, FORMS, ("db_id", "evidence"))
     question, query = _text(values, "question"), _text(values, "query")
@@ -241,27 +242,28 @@ def _question(row: dict[str, Any], values: dict[str, Any], name: str, databases:
     return Question(name, question, db_id, query or None, answer, _evidence(values), kind, changes=changes)
 
 
-def _text(row: dict[str, Any], key: str) -> str:
+def _text(row: JsonObject, key: str) -> str:
     value = row.get(key, "")
     if not isinstance(value, str):
         raise ValueError(f"`{key}` is {value!r}, expected a text")
     return value.strip()
 
 
-def _database_name(values: dict[str, Any]) -> str:
+def _database_name(values: JsonObject) -> str:
     path = PureWindowsPath(_text(values, "db_id"))  # which reads the slashes of every system
     return path.stem if path.suffix.lower() in (".sqlite", ".sqlite3", ".db", ".db3") else path.name
 
 
-def _evidence(values: dict[str, Any]) -> str:
+def _evidence(values: JsonObject) -> str:
     held = values.get("evidence") or ""
-    texts = held if isinstance(held, list) else [held]
-    if not all(isinstance(text, str) for text in texts):
+    parts = held if isinstance(held, list) else [held]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) < len(parts):
         raise ValueError(f"`evidence` is {held!r}, expected a text or a list of texts")
     return "\n".join(text.strip() for text in texts if text.strip())
 
 
-def _difficulty(values: dict[str, Any]) -> str:
+def _difficulty(values: JsonObject) -> str:
     value = values.get("difficulty", "")
     return f"{value:g}" if isinstance(value, int | float) else _text(values, "difficulty")
 
@@ -288,13 +290,13 @@ def is_sql(text: str) -> bool:
     )
 
 
-def _answer(value: Any) -> Rows:
+def _answer(value: object) -> Rows:
     """A value is one cell, a list of values one column, a list of lists whole rows."""
     rows = value if isinstance(value, list) else [value]
     return tuple(tuple(map(_cell, row)) if isinstance(row, list) else (_cell(row),) for row in rows)
 
 
-def _cell(value: Any) -> Cell:
+def _cell(value: object) -> Cell:
     if isinstance(value, bool):
         return int(value)  # as SQLite stores it
     if value is None or isinstance(value, str | int | float):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from dbbench_adapter.datatypes import Row, Rows
 
@@ -115,14 +114,12 @@ def _sorted_cells(row: Row) -> Row:
     return tuple(sorted(row, key=lambda cell: f"{cell}{type(cell)}"))
 
 
-def _by_cells(rows: Rows) -> Counter[frozenset[tuple[Any, int]]]:
+def _by_cells(rows: Rows) -> Counter[frozenset[tuple[object, int]]]:
     """Multiset of rows in which the order of a row's cells does not count."""
     return Counter(frozenset(Counter(row).items()) for row in rows)
 
 
-def _placed(
-    given: Sequence[Row], expected: Sequence[Row], wanted: Sequence[tuple[Any, ...]], left: Sequence[tuple[Any, ...]]
-) -> bool:
+def _placed(given: Sequence[Row], expected: Sequence[Row], wanted: Sequence[Row], left: Sequence[Row]) -> bool:
     """Whether some order of the columns `left` completes `given` to the rows of `expected` and `wanted`.
 
     Rows are compared as multisets. `given` and `expected` hold the columns placed so far; a column that makes them

@@ -168,5 +168,5 @@ def ranks(rows: Sequence[tuple[Any, ...]], expected: Rows) -> list[int] | None:
     return found
 
 
-def _by_rank(rows: Sequence[tuple[Any, ...]], found: Sequence[int]) -> Counter[tuple[int, tuple[Any, ...]]]:
+def _by_rank(rows: Sequence[tuple[object, ...]], found: Sequence[int]) -> Counter[tuple[int, tuple[object, ...]]]:
     return Counter(zip(found, rows, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agentgrpo.json_text import JsonObject
 from dbbench_adapter.interaction import Stop
 
 
@@ -40,7 +41,7 @@ class AgentEnd:
 class UserAgent(Protocol):
     rewards_itself: bool
 
-    def check_row(self, row: dict[str, Any]) -> None:
+    def check_row(self, row: JsonObject) -> None:
         """Check that a task has what the agent needs.
 
         Raises:
@@ -48,7 +49,7 @@ class UserAgent(Protocol):
         """
         ...
 
-    async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+    async def play(self, row: JsonObject, policy: Policy) -> AgentEnd:
         """Raises Exception: any error of the user's code."""
         ...
 

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 from starlette.applications import Starlette
 
@@ -45,7 +44,7 @@ def policy_served(base_url: str, model: str, api_key: str, timeout_s: float) -> 
     RolloutRoute.headers, RolloutRoute.timeout_s = {"Authorization": f"Bearer {api_key}"}, timeout_s
 
     @asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[None]:
+    async def lifespan(_: object) -> AsyncIterator[None]:
         yield
         await route.close()
 

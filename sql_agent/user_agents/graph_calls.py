@@ -44,7 +44,7 @@ class GraphCalls(BaseCallbackHandler):
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self.misfit = check_reply(self._asked.pop(run_id, {}), response.generations[0][0].message)
 
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: object) -> None:
         asked = self._asked.pop(run_id, {})
         if "response_format" in asked and not isinstance(error, APIError):  # the client could not parse the reply
             self.misfit = "its reply does not have the form that was asked for"

@@ -18,7 +18,7 @@ from sql_agent.user_agents.datatypes import AgentEnd, Policy
 from sql_agent.user_agents.policy_client import asking, every_client
 
 
-def is_graph(thing: Any) -> bool:
+def is_graph(thing: object) -> bool:
     state = sys.modules.get("langgraph.graph.state")
     return state is not None and isinstance(thing, state.CompiledStateGraph)
 
@@ -44,7 +44,7 @@ def check_graph(name: str, graph: Any) -> None:
         raise UserFileError(f"{name}: {other_model(type(models[0]).__name__)}")
 
 
-def _chat_models() -> list[Any]:
+def _chat_models() -> list[object]:
     from langchain_core.language_models import BaseChatModel
 
     # `isinstance` of an abstract class takes a microsecond for each of a million objects

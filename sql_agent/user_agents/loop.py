@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sql_agent.environments.user_thread import UserThread
 
@@ -35,7 +35,7 @@ class AgentLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looking: set[asyncio.Task[None]] = set()
 
-    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
         """`work()` sees the caller's context variables; cancelling the call cancels it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -76,7 +76,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         return
 
 
-async def _without_exit(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def _without_exit(work: Callable[[], Coroutine[None, None, T]]) -> T:
     try:
         return await work()
     except SystemExit as error:

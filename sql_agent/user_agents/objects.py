@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from agentgrpo.agl_without_litellm import agl  # first, or agent-lightning would be imported with LiteLLM
+from agentgrpo.json_text import JsonObject
 
 # isort: split
 from agentlightning.tracer.base import get_active_tracer, set_active_tracer
@@ -62,23 +63,23 @@ class ObjectAgent:
 
     rewards_itself = False
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: object) -> None:
         self._is_function = not _is_agent(thing)
+        self._thing: Any = thing
         if self._is_function:
-            _check_function(thing)
-        self._thing = thing
+            _check_function(self._thing)
         self._loop = AgentLoop()
         install_default_client()
 
-    def check_row(self, row: dict[str, Any]) -> None:
+    def check_row(self, row: JsonObject) -> None:
         if not self._is_function or row.get("prompt") is not None:
             _prompt(row)
 
-    async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+    async def play(self, row: JsonObject, policy: Policy) -> AgentEnd:
         with asking(policy, unaddressed_client):
             return await self._loop.run(lambda: run_to_end(self._run(row, policy)))
 
-    async def _run(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+    async def _run(self, row: JsonObject, policy: Policy) -> AgentEnd:
         made = await self._build(row) if self._is_function else self._thing
         if isinstance(made, RunResultBase):
             return AgentEnd(made.final_output)
@@ -89,9 +90,9 @@ class ObjectAgent:
             return await run_agent(agent, _prompt(row), policy, context)
         return AgentEnd(made)
 
-    async def _build(self, row: dict[str, Any]) -> Any:
+    async def _build(self, row: JsonObject) -> object:
         # A plain function may block and run agents itself.
-        function: Callable[[dict[str, Any]], Any] = self._thing
+        function: Callable[[JsonObject], Any] = self._thing
         made = function(row) if inspect.iscoroutinefunction(function) else await in_thread(lambda: function(row))
         return await made if inspect.isawaitable(made) else made
 
@@ -99,11 +100,11 @@ class ObjectAgent:
         self._loop.close()
 
 
-def _is_agent(thing: Any) -> bool:
+def _is_agent(thing: object) -> bool:
     return isinstance(thing, Agent) or is_graph(thing)
 
 
-def _prompt(row: dict[str, Any]) -> Any:
+def _prompt(row: JsonObject) -> object:
     """Raises ValueError: the prompt is missing or invalid; the message continues a sentence about the task."""
     if row.get("prompt") is None:
         columns = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
@@ -115,7 +116,7 @@ def _prompt(row: dict[str, Any]) -> Any:
     return row["prompt"] if isinstance(row["prompt"], str) else messages
 
 
-def _check_function(function: Any) -> None:
+def _check_function(function: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:  # the function is not written in Python
@@ -143,7 +144,7 @@ async def run_agent(agent: Agent[Any], prompt: Any, policy: Policy, context: Any
     return AgentEnd(result.final_output)
 
 
-async def run_to_end(run: Coroutine[Any, Any, AgentEnd]) -> AgentEnd:
+async def run_to_end(run: Coroutine[None, None, AgentEnd]) -> AgentEnd:
     # openai-agents raises what the policy did.
     try:
         return await run
@@ -170,7 +171,7 @@ class KeepingTracer(DummyTracer):
 
 
 class _Trainer:
-    def __init__(self, tracer: Any) -> None:
+    def __init__(self, tracer: object) -> None:
         self.tracer = tracer
 
 
@@ -179,22 +180,22 @@ class LightningAgent:
 
     rewards_itself = True
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: object) -> None:
         _check(agent)
-        self._agent = agent
+        self._agent: Any = agent
         self._loop = AgentLoop()
         install_default_client()  # for agents of openai-agents in its code
         tracer = get_active_tracer()
         if tracer is None:
             set_active_tracer(tracer := KeepingTracer())
         self._trainer = _Trainer(tracer)
-        agent.set_trainer(self._trainer)
-        agent.set_runner(self._trainer)
+        self._agent.set_trainer(self._trainer)
+        self._agent.set_runner(self._trainer)
 
-    def check_row(self, row: dict[str, Any]) -> None:
+    def check_row(self, row: JsonObject) -> None:
         pass  # the agent gets the row as it is, and any row is valid
 
-    async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+    async def play(self, row: JsonObject, policy: Policy) -> AgentEnd:
         llm = agl.LLM(
             endpoint=policy.base_url,
             model=policy.model,

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from agents import UserError
@@ -33,6 +33,9 @@ from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.user_agents.datatypes import AgentEnd, Policy, UserAgent
 
+if TYPE_CHECKING:
+    from agentlightning import AttemptedRollout
+
 # Seconds that the LLM proxy may take to return the calls of a rollout.
 ENDED_S = 30.0
 # A longer output is saved as a text that is cut to this length.
@@ -40,7 +43,7 @@ OUTPUT_CHARS = 20_000
 
 
 def policy_of(
-    address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None, holds: int = 0
+    address: str, model: str, agent: AgentConfig, rollout: AttemptedRollout, *, seed: int | None, holds: int = 0
 ) -> Policy:
     """The address is signed with the token of this process.
 
@@ -227,7 +230,7 @@ def _end_behind(policy: Policy) -> None:
 _endings: set[asyncio.Task[Any]] = set()
 
 
-def _plain_output(end: AgentEnd) -> tuple[Any, AgentEnd]:
+def _plain_output(end: AgentEnd) -> tuple[object, AgentEnd]:
     try:
         return to_json_value(end.output), end
     except Exception as error:  # the user's own types may raise anything
@@ -235,7 +238,7 @@ def _plain_output(end: AgentEnd) -> tuple[Any, AgentEnd]:
         return None, dataclasses.replace(end, error="\n".join(filter(None, [end.error, words])))
 
 
-def to_json_value(output: Any) -> Any:
+def to_json_value(output: object) -> object:
     # What is not JSON, or is too long, becomes a text.
     if isinstance(output, BaseModel):
         output = output.model_dump(mode="json")

@@ -30,7 +30,7 @@ from agents import (
     set_trace_processors,
     set_tracing_disabled,
 )
-from agents.tracing import AgentSpanData, Span, Trace, TracingProcessor, TurnSpanData, get_current_span
+from agents.tracing import AgentSpanData, Span, SpanData, Trace, TracingProcessor, TurnSpanData, get_current_span
 from openai import AsyncOpenAI, OpenAI
 from openai._base_client import AsyncAPIClient, SyncAPIClient
 
@@ -48,14 +48,14 @@ class AgentNames(TracingProcessor):
         span = get_current_span()
         return None if span is None else self._names.get(span.span_id)
 
-    def on_span_start(self, span: Span[Any]) -> None:
+    def on_span_start(self, span: Span[SpanData]) -> None:
         data = span.span_data
         own = data.agent_name if isinstance(data, TurnSpanData) else None
         name = data.name if isinstance(data, AgentSpanData) else own or self._names.get(span.parent_id or "")
         if name is not None:
             self._names[span.span_id] = name
 
-    def on_span_end(self, span: Span[Any]) -> None:
+    def on_span_end(self, span: Span[SpanData]) -> None:
         self._names.pop(span.span_id, None)
 
     def on_trace_start(self, trace: Trace) -> None:
@@ -94,34 +94,34 @@ ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 _NOWHERE = "http://policy.invalid/v1"
 
 
-def no_client(client: Any) -> bool:
+def no_client(client: object) -> bool:
     return False
 
 
-def unaddressed_client(client: Any) -> bool:
+def unaddressed_client(client: OpenAI | AsyncOpenAI) -> bool:
     """Take the calls of a client that names no address, so that it has OpenAI's or that of the environment."""
     usual = (os.environ.get(name, "").rstrip("/") for name in ADDRESS_VARIABLES)
     return asks_openai(client) or str(client.base_url).rstrip("/") in filter(None, usual)
 
 
-def asks_openai(client: Any) -> bool:
+def asks_openai(client: OpenAI | AsyncOpenAI) -> bool:
     return urlsplit(str(client.base_url)).hostname == "api.openai.com"
 
 
-def every_client(client: Any) -> bool:
+def every_client(client: object) -> bool:
     return True
 
 
 class _Asked(NamedTuple):
     policy: Policy
-    takes: Callable[[Any], bool]
+    takes: Callable[[OpenAI | AsyncOpenAI], bool]
 
 
 _asked: ContextVar[_Asked] = ContextVar("asked")
 
 
 @contextmanager
-def asking(policy: Policy, takes: Callable[[Any], bool] = no_client) -> Iterator[None]:
+def asking(policy: Policy, takes: Callable[[OpenAI | AsyncOpenAI], bool] = no_client) -> Iterator[None]:
     """Make `policy` the default for code that starts within, in this thread or in one that gets its context.
 
     Args:
@@ -134,7 +134,7 @@ def asking(policy: Policy, takes: Callable[[Any], bool] = no_client) -> Iterator
         _asked.reset(token)
 
 
-def is_taken(client: Any) -> bool:
+def is_taken(client: OpenAI | AsyncOpenAI) -> bool:
     """Whether the policy answers this client's call.
 
     Raises:
@@ -226,7 +226,7 @@ def _take_calls(kind: Any, ours: Any) -> None:
     if hasattr(upstream, "by_agentgrpo"):
         return
 
-    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def request(self: OpenAI | AsyncOpenAI, *args: object, **kwargs: object) -> object:
         client = ours if self is not ours and is_taken(self) else self
         return upstream(client, *args, **kwargs)
 

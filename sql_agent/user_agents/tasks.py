@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from agentgrpo.user_files import UserFileError, load_object, place
 from dbbench_adapter.protocols import Message
@@ -79,14 +79,14 @@ def load_agent(name: str) -> UserAgent:
     )
 
 
-def _format_object(thing: Any) -> str:
+def _format_object(thing: object) -> str:
     langgraph = sys.modules.get("langgraph.graph.state")
     if langgraph is not None and isinstance(thing, langgraph.StateGraph):
         return "a StateGraph that is not compiled, name the result of its compile()"
     return short(thing, 60)
 
 
-def _build(kind: Any) -> Any:
+def _build(kind: type) -> object:
     try:
         return kind()
     except Exception as error:  # the user's code may raise anything
