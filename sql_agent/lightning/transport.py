@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from sql_agent.credit.row import Turn, stitch
 from sql_agent.lightning.spans import TURN_SPAN, UntrainableCallError, all_there, read_outcome, read_turns
 from sql_agent.lightning.store import UNFINISHED, RetryingStore
 from sql_agent.model_address.weight_sync_pause import LONGEST_HOLD_S
-from sql_agent.settings.train import TrainConfig
+from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import PendingGroup, Rollout
 from sql_agent.source.dynamic_sampling import rollout_seed
 from sql_agent.store_server import FIRST
@@ -35,18 +34,29 @@ class StoreTransport:
         model: the policy's name at its servers.
         backends: addresses of the model servers, http://HOST:PORT.
         proxy_url: the LLM proxy's address; None without one.
+        lag: `trainer.max_off_policy_steps`.
+        ending_s: the longest that a rollout may take, judgement and reward included.
+        max_response_tokens, max_row_tokens: of a row, see `sql_agent.credit.row.stitch`.
     """
 
     def __init__(
         self,
-        cfg: TrainConfig,
+        rollout: RolloutConfig,
         run_id: str,
         store: RetryingStore,
         model: str,
         backends: list[str],
         proxy_url: str | None,
+        *,
+        seed: int,
+        lag: int,
+        ending_s: float,
+        max_response_tokens: int,
+        max_row_tokens: int,
     ) -> None:
-        self.cfg, self.run_id, self.store = cfg, run_id, store
+        self.settings, self.run_id, self.store = rollout, run_id, store
+        self._seed, self._lag, self._ending_s = seed, lag, ending_s
+        self._lengths = {"max_response_tokens": max_response_tokens, "max_row_tokens": max_row_tokens}
         self._model, self._backends, self._proxy_url = model, backends, proxy_url
         self._resources_id: str | None = None
         self._pending: dict[str, Rollout] = {}
@@ -108,18 +118,14 @@ class StoreTransport:
 
     async def enqueue(self, slots: Sequence[PendingGroup], *, step: int, validate: bool) -> None:
         """Queue the newest group of each slot, all in one request."""
-        resources_id, lag = await self._publish(), self.cfg.trainer.max_off_policy_steps
+        resources_id = await self._publish()
         retry = agl.RolloutConfig(
             # The runner itself ends a rollout and the wait for its score. This limit is for a runner that died. If it
             # struck a rollout that is still being judged, that rollout would be played a second time. Before the step
             # that trains it, it may meet `max_off_policy_steps` pushes of new weights, each of which may hold its calls
             # so long.
-            timeout_seconds=self.cfg.agent.rollout_timeout_s
-            + lag * LONGEST_HOLD_S
-            + self.cfg.ending_s
-            + self.cfg.reward_wait_s
-            + 30.0,
-            max_attempts=self.cfg.rollout.max_attempts,
+            timeout_seconds=self._ending_s + self._lag * LONGEST_HOLD_S + 30.0,
+            max_attempts=self.settings.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )
         results = [result for slot in slots for result in slot.groups[-1]]
@@ -136,10 +142,10 @@ class StoreTransport:
                     # Batches that are not due yet may stand in the queue. The trainer waits for validations, and for
                     # replacements in groups that are due; the other replacements are of groups that began earlier than
                     # what is queued.
-                    **({FIRST: True} if lag and (validate or result.draw) else {}),
+                    **({FIRST: True} if self._lag and (validate or result.draw) else {}),
                     **self._server(slot.number % len(self._backends)),
                     **(
-                        {"seed": rollout_seed(self.cfg.seed, slot.batch or step, slot.number, result.draw, member)}
+                        {"seed": rollout_seed(self._seed, slot.batch or step, slot.number, result.draw, member)}
                         if result.temperature is None
                         else {"temperature": result.temperature}
                     ),
@@ -161,7 +167,7 @@ class StoreTransport:
         if rollout.status != "succeeded":
             result.lost = f"rollout_{rollout.status}"
             return
-        deadline = time.monotonic() + self.cfg.rollout.span_timeout_s
+        deadline = time.monotonic() + self.settings.span_timeout_s
         try:
             while True:
                 spans = await self.store.query_spans(rollout.rollout_id, attempt_id="latest")
@@ -172,7 +178,7 @@ class StoreTransport:
                 if time.monotonic() > deadline:
                     result.lost = "missing_spans"
                     return
-                await asyncio.sleep(self.cfg.rollout.poll_s / 2)
+                await asyncio.sleep(self.settings.poll_s / 2)
         except UntrainableCallError as error:
             logger.error("rollout %s: %s", rollout.rollout_id, error)
             result.lost = error.reason
@@ -191,11 +197,10 @@ class StoreTransport:
             self._stitch(result, turns)
 
     def _stitch(self, result: Rollout, turns: Sequence[Turn]) -> None:
-        names = self.cfg.rollout.train_agents
+        names = self.settings.train_agents
         result.row = stitch(
             turns,
-            max_response_tokens=self.cfg.data.max_response_tokens,
-            max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
+            **self._lengths,
             one_conversation=result.one_conversation,
             agents=names,
         )

@@ -157,7 +157,19 @@ async def read(*answers, status="succeeded", settings=()):
             marked.append([rollout.rollout_id for rollout in rollouts])
 
     cfg = load_config(None, ["rollout.poll_s=0.001", "rollout.span_timeout_s=0.05", *settings])
-    transport = StoreTransport(cfg, "run", Store(), "policy", [], None)  # pyright: ignore[reportArgumentType]
+    transport = StoreTransport(
+        cfg.rollout,
+        "run",
+        Store(),  # pyright: ignore[reportArgumentType]
+        "policy",
+        [],
+        None,
+        seed=0,
+        lag=0,
+        ending_s=60.0,
+        max_response_tokens=cfg.data.max_response_tokens,
+        max_row_tokens=cfg.micro_batch_tokens(cpu=False),
+    )
     result = Rollout("g", {"id": "task"})
     await transport._read(SimpleNamespace(rollout_id="r", status=status), result)
     assert result.settled

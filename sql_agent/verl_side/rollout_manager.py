@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import threading
 import time
@@ -60,8 +61,21 @@ class RolloutManager:
         """Batches of tasks so far, since the run's very first step; None before this process's first step."""
         self._handed_over = time.monotonic()
         run.open_groups = self.open_groups
+        transport = StoreTransport(
+            cfg.rollout,
+            run.run_id,
+            RetryingStore(run.store_url),
+            model,
+            backends,
+            run.proxy_url,
+            seed=cfg.seed,
+            lag=cfg.trainer.max_off_policy_steps,
+            ending_s=cfg.agent.rollout_timeout_s + cfg.ending_s + cfg.reward_wait_s,
+            max_response_tokens=cfg.data.max_response_tokens,
+            max_row_tokens=cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
+        )
         self.source = Source(
-            StoreTransport(cfg, run.run_id, RetryingStore(run.store_url), model, backends, run.proxy_url),
+            transport,
             cfg.rollout,
             cfg.reward_model,
             estimator,
