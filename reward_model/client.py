@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -317,5 +317,5 @@ async def _compare(client: RewardClient, row: Preference) -> bool:
     return chosen.value > rejected.value
 
 
-def _message(role: Any, content: str) -> Message:
+def _message(role: Literal["user", "assistant"], content: str) -> Message:
     return Message(role=role, content=content)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from agentgrpo.json_text import JsonObject
 from sql_agent.model_address.signed_address import RolloutSampling
@@ -17,6 +17,20 @@ from sql_agent.model_address.signed_address import RolloutSampling
 Message = dict[str, Any]
 # Number of attempts to remember, about 2 MiB; runners have far fewer in flight.
 KEPT = 8192
+
+
+class LoggedCalls(TypedDict, total=False):
+    messages: list[Message]
+    """All conversations one after another."""
+    replies: list[int]
+    """The indices of the model's replies in `messages`, in the order of the calls."""
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    refused: str | None
+    unread: int
+    failure: str | None
+    """Why some request was never answered; None if every request was."""
 
 
 @dataclass
@@ -60,10 +74,7 @@ class CallLog:
         # It is remembered until the same request is answered.
         self._failures[json.dumps([_key(message) for message in sent])] = why
 
-    def to_dict(self) -> dict[str, object]:
-        """`messages` has all conversations one after another, `replies` the indices of the model's replies in it, in
-        the order of the calls, and `failure` why some request was never answered; None if every request was.
-        """
+    def to_dict(self) -> LoggedCalls:
         starts = [sum(map(len, self._conversations[:number])) for number in range(len(self._conversations))]
         return {
             "messages": [message for conversation in self._conversations for message in conversation],

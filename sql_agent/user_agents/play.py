@@ -24,6 +24,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import Stop
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask, short
+from sql_agent.model_address.call_log import LoggedCalls
 from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
 from sql_agent.model_address.weight_sync_pause import LONGEST_HOLD_S, HeldS, deadline
@@ -131,11 +132,11 @@ Lost = tuple[Stop, str]
 
 
 def _verdict(
-    end: AgentEnd, lost: Lost | None, calls: dict[str, Any], *, others_reward: bool
+    end: AgentEnd, lost: Lost | None, calls: LoggedCalls, *, others_reward: bool
 ) -> tuple[Stop, Score, str | None]:
-    if calls.get("failure") is not None and (lost is None or lost[1] == "agent_error"):
+    if (failure := calls.get("failure")) is not None and (lost is None or lost[1] == "agent_error"):
         # an agent that continues without an answer must not be judged for an infrastructure failure
-        error = "\n".join(filter(None, [calls["failure"], end.error]))
+        error = "\n".join(filter(None, [failure, end.error]))
         return "model_unavailable", Score(None, "model_unavailable"), error
     if not calls.get("calls") and not calls.get("unread") and (lost is None or lost[1] == "agent_error"):
         return _without_calls(end, lost, calls.get("refused"))
@@ -207,7 +208,7 @@ def _traceback(error: BaseException) -> str:
     return text if len(text) <= 4_000 else f"...{text[-4_000:]}"
 
 
-async def _calls(policy: Policy) -> dict[str, Any]:
+async def _calls(policy: Policy) -> LoggedCalls:
     # The proxy then answers no more; a `failure` stands for a proxy that does not respond.
     try:
         async with (
