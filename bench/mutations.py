@@ -77,7 +77,7 @@ def swaps(text: str) -> Iterator[Mutation]:
             operator = node.ops[0] if isinstance(node, ast.Compare) else node.op
             span = (left.end_lineno, left.end_col_offset, right.lineno, right.col_offset)
             new = f" {SWAPS[type(operator)]} " if type(operator) in SWAPS else ""
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, bool):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int):
             span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
             new = str(not node.value if isinstance(node.value, bool) else node.value + 1)
         else:

@@ -62,7 +62,7 @@ class LengthBin(TypedDict):
     interval: tuple[float, float]
 
 
-class Evaluation(TypedDict):
+class PairEvaluation(TypedDict):
     pairs: int
     prompts: int
     truncated: int
@@ -82,7 +82,7 @@ BATCH_SIZE = 16
 LENGTH_BINS = 5
 
 
-def evaluate_scorer(scorer: Scorer, rows: Sequence[Preference]) -> Evaluation:
+def evaluate_scorer(scorer: Scorer, rows: Sequence[Preference]) -> PairEvaluation:
     """All measurements as plain JSON values.
 
     Args:
@@ -215,7 +215,7 @@ def format_accuracy(part: Share) -> tuple[str, str, str]:
     return f"{part['value']:.1%}", pairs, prompts
 
 
-def print_evaluation(result: Evaluation) -> None:
+def print_evaluation(result: PairEvaluation) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -262,7 +262,7 @@ def print_evaluation(result: Evaluation) -> None:
         print(f"{result['truncated']} of {2 * result['pairs']} sides were cut to the model's limit")
 
 
-def draw_evaluation(result: Evaluation, path: Path) -> None:
+def draw_evaluation(result: PairEvaluation, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

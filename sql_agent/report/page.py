@@ -20,10 +20,10 @@ from sql_agent.report.reading import (
     Loss,
     Row,
     Run,
+    had_zero_variance,
     nothing_learnt_in,
     solved,
     when,
-    zero_variance,
 )
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def environment_of(run: Run) -> str:
 def headline(run: Run) -> list[str]:
     """Whether anything was learnt comes first, then what was measured."""
     trained = [row for row in run.metrics if row["train_step"] > 0]
-    unlearnt = sum(map(zero_variance, trained))
+    unlearnt = sum(map(had_zero_variance, trained))
     if unlearnt and unlearnt == len(trained):
         steps = "its one train step" if unlearnt == 1 else f"all {unlearnt} train steps"
         first = f"Nothing was learnt: in {steps} no group had rewards that differ."

@@ -310,7 +310,7 @@ def nothing_learnt_in(count: int, steps: int) -> str:
     return f"{found}; {ZERO_VARIANCE_PAGE}"
 
 
-def zero_variance(metrics: dict[str, float]) -> bool:
+def had_zero_variance(metrics: dict[str, float]) -> bool:
     # No advantage is other than 0 where no group has two rewards that differ.
     if "group/trained" in metrics:  # of the local trainers
         return not metrics["group/trained"]

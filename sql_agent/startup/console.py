@@ -18,7 +18,7 @@ import psutil
 from agentgrpo.durations import format_time
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import earlier_steps
-from sql_agent.report.reading import ZERO_VARIANCE_PAGE, nothing_learnt_in, zero_variance
+from sql_agent.report.reading import ZERO_VARIANCE_PAGE, had_zero_variance, nothing_learnt_in
 from sql_agent.rewards import MASKED
 from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.source.metrics import WINDOW
@@ -44,7 +44,7 @@ class Console:
         self.run_dir, self.steps, self.started = run_dir, trainer.steps, psutil.Process().create_time()
         self._run_id, self._printed_at = run_id, time.monotonic()
         rows = earlier_steps(run_dir / "metrics.jsonl") if done else []
-        self._zero_variance = sum(map(zero_variance, rows))
+        self._zero_variance = sum(map(had_zero_variance, rows))
         self._progress = Progress(trainer, rows, done, time.monotonic, rollouts=rollouts, updates=updates)
         self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._alarmed: set[str] = set()
@@ -84,7 +84,7 @@ class Console:
         self._say(line)
         if "time/step_s" not in metrics and step < self.steps:  # the validation before training
             self._print(f"{'':11}{self._progress.ahead()}")
-        if zero_variance(metrics):
+        if had_zero_variance(metrics):
             self._zero_variance += 1
             if self._zero_variance == 1:
                 self._print(f"{'':11}{NOTHING_LEARNT}")

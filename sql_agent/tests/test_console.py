@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agentgrpo.machine import ROOT
-from sql_agent.report.reading import zero_variance
+from sql_agent.report.reading import had_zero_variance
 from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.startup import console
 from sql_agent.startup.console import Console, step_line
@@ -56,7 +56,7 @@ def groups(zero_std, lone=0.0):
     ],
 )
 def test_a_zero_variance_step_has_no_group_with_two_rewards_that_differ(metrics, nothing):
-    assert zero_variance(metrics) == nothing
+    assert had_zero_variance(metrics) == nothing
 
 
 def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end(tmp_path, capsys):
