@@ -14,6 +14,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ("agentgrpo", "dbbench_adapter", "reward_model", "sql_agent")
+# What a reader opens to follow a token from vLLM to the loss, in this order.
+TOKEN_TO_LOSS = (
+    "sql_agent/verl_side/plugin/exact_prompts.py",
+    "sql_agent/play/state.py",
+    "sql_agent/play/served.py",
+    "sql_agent/model_servers/chat_client.py",
+    "sql_agent/model_servers/turns.py",
+    "sql_agent/model_address/rollout_route.py",
+    "sql_agent/lightning/llm_proxy.py",
+    "sql_agent/lightning/spans.py",
+    "sql_agent/lightning/agent.py",
+    "sql_agent/store_server.py",
+    "sql_agent/lightning/transport.py",
+    "sql_agent/credit/row.py",
+    "sql_agent/source/datatypes.py",
+    "sql_agent/source/source.py",
+    "sql_agent/source/dynamic_sampling.py",
+    "sql_agent/credit/registry.py",
+    "sql_agent/credit/grpo.py",
+    "sql_agent/source/batch.py",
+    "sql_agent/verl_side/rollout_manager.py",
+    "sql_agent/verl_side/plugin/credit.py",
+    "sql_agent/packed_rows.py",
+    "sql_agent/verl_side/plugin/packed_engine.py",
+    "sql_agent/log_probs.py",
+    "sql_agent/credit/losses.py",
+)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMMENTS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 IMPORTED = f"""
@@ -101,12 +128,15 @@ def measure(checkout: Path) -> dict[str, str]:
     modules = [Module(path, text, ast.parse(text)) for path, text in sources.items() if is_product(path)]
     functions = sum(isinstance(node, FUNCTIONS) for module in modules for node in ast.walk(module.tree))
     code = sum(map(code_lines, modules))
+    token = [sources[path].count("\n") for path in TOKEN_TO_LOSS if path in sources]
     tests = sum(text.count("\n") for path, text in sources.items() if "tests/" in path)
     given_config = signatures_naming("TrainConfig", modules, returned=False)
     with_any = signatures_naming("Any", modules, returned=True)
     words = sum(len((checkout / path).read_text().split()) for path in tracked(checkout, "*.md"))
     return {
         "signatures that take the whole TrainConfig": f"{len(given_config)}",
+        "token to loss: files": f"{len(token)}",
+        "token to loss: lines": f"{sum(token):,}",
         "files that `agentgrpo report` imports": report_imports(checkout),
         "public class names defined in several modules": f"{len(names_in_several(modules, (ast.ClassDef,)))}",
         "public function names defined in several modules": f"{len(names_in_several(modules, FUNCTIONS))}",

@@ -18,21 +18,21 @@ from typing import NamedTuple
 TESTS = "sql_agent/tests/test_"
 ROOMS = {
     "credit": (
-        ("sql_agent/credit/*.py", "sql_agent/rewards.py", "sql_agent/source/dynamic_sampling.py"),
+        ("sql_agent/credit/[glr]*[!w].py", "sql_agent/rewards.py", "sql_agent/source/dynamic_sampling.py"),
         "estimators losses dynamic_sampling none_is_not_zero turn_rewards rewards losses_parity source added_rows",
     ),
     "stitching": (
         ("sql_agent/credit/row.py", "sql_agent/source/batch.py", "sql_agent/packed_rows.py", "sql_agent/log_probs.py"),
-        "stitch chains batch faithful row_end trained_rows log_probs packed_model shared_prefix rollout_manager",
+        "stitch chains batch faithful row_end trained_rows log_probs packed_model shared_prefix rollout_manager "
+        "local_policy",
     ),
     "judges": (
         ("dbbench_adapter/judges/*.py", "dbbench_adapter/judge.py", "dbbench_adapter/comparisons.py"),
         "comparison dbbench_adapter/test_judges dbbench_adapter/test_comparisons dbbench_adapter/test_kept_tables",
     ),
     "play": (
-        ("sql_agent/play/*.py", "dbbench_adapter/interaction.py", "dbbench_adapter/protocols/*.py"),
-        "play lost_on_purpose agent dbbench_environment local_rollouts dbbench_adapter/test_protocol_fc "
-        "dbbench_adapter/test_protocol_text dbbench_adapter/test_function_calls local_conversation",
+        ("sql_agent/play/s[et]*.py", "dbbench_adapter/interaction.py", "dbbench_adapter/protocols/*.py"),
+        "play dbbench_adapter/test_protocol_fc dbbench_adapter/test_protocol_text dbbench_environment lost_on_purpose",
     ),
     "checkpoints": (
         ("agentgrpo/checkpoints.py", "sql_agent/verl_side/checkpoints.py", "agentgrpo/signed*.py"),
