@@ -170,6 +170,7 @@ def test_text_and_lab_judge_an_answer_that_never_came_as_an_empty_one(judge):
         pytest.param("( 5)", [[5]], True, id="blanks_are_stripped"),
         pytest.param("('Plum\")", [["Plum"]], True, id="a_quote_of_either_kind_at_either_end"),
         pytest.param("(''Plum'')", [["Plum"]], False, id="one_only"),
+        pytest.param("('\"Plum)", [["Plum"]], False, id="one_only_though_they_differ"),
         pytest.param("(None)", [[None]], False, id="null_can_never_be_expected"),
     ],
 )
