@@ -12,14 +12,16 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import httptools
 import uvicorn.config
-from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope
 
 T = TypeVar("T")
 HEADERS_S = 10.0

@@ -17,13 +17,15 @@ import os
 import re
 import secrets
 from collections.abc import Collection
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing import TYPE_CHECKING
 
 from agentgrpo.checks import UsageError
 from agentgrpo.http_protocol import from_beginning, has_token, read_body, trust
 from agentgrpo.machine import ip_address, is_loopback
 from sql_agent.model_address.request_limits import CONTEXT_TOKENS, RequestLimits, error_body
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Variable with the token of the LLM proxy and the model servers of a run, and of the store that the run keeps.
 RUN_TOKEN = "AGENTGRPO_TOKEN"
