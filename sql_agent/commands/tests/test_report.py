@@ -272,6 +272,7 @@ def test_metrics_of_other_commands_get_the_names_that_train_has():
         "success": none,
         "rollout/stop": {"answered": 6, "max_turns": 2},
         "group/skipped": {"all_wrong": 3},
+        "group/with_spread": 2,  # an earlier name
         "val/pair/loss": 0.5,
         "sft/loss": None,
         "reward/mean": 0.25,
@@ -292,6 +293,7 @@ def test_metrics_of_other_commands_get_the_names_that_train_has():
         "rollout/stop/answered": 0.75,
         "rollout/stop/max_turns": 0.25,
         "group/skipped/all_wrong": 3,
+        "group/trained": 2,
         "val/loss": 0.5,
         "loss": None,
         "reward/mean": 0.25,
