@@ -105,10 +105,10 @@ class Parser(argparse.ArgumentParser):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]
         """Add an argument as argparse does; of several long names only the first is shown."""
         long = list(dict.fromkeys(dashed(name) for name in names if name.startswith("--")))
-        self.also(*long)
+        self.rename_flag(*long)
         return super().add_argument(*(name for name in names if not name.startswith("--")), *long[:1], **options)
 
-    def also(self, name: str = "", *earlier: str) -> None:
+    def rename_flag(self, name: str = "", *earlier: str) -> None:
         """Let earlier names stand for a flag, and show none of them."""
         self.earlier_names |= dict.fromkeys(map(dashed, earlier), name)
 

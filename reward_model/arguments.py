@@ -36,7 +36,7 @@ def parse_arguments(arguments: list[str]) -> tuple[DataArguments, TrainingArgume
     """
     parser = _Parser((DataArguments, TrainingArguments, ModelArguments))  # type: ignore[arg-type]
     for name, other in OTHER_NAMES.items():
-        parser.also(name, other)
+        parser.rename_flag(name, other)
     try:
         return parser.parse_args_and_config(arguments)  # type: ignore[return-value]
     except OSError as error:

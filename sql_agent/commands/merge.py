@@ -305,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo merge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--checkpoint", type=Path, metavar="PATH", help="run directory or checkpoint")
-    parser.also("--checkpoint", "--local-dir")
+    parser.rename_flag("--checkpoint", "--local-dir")
     source.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter, or its id on the hub")
     parser.add_argument(
         "--base",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from agentgrpo.flags import FlagName
 from sql_agent.names import check_name, weights_of
-from sql_agent.settings.groups import AgentConfig, EnvironmentSettings, check_deadlines
+from sql_agent.settings.groups import AgentConfig, check_deadlines
 from sql_agent.settings.local import EnvironmentFlags
 
 LIMITS = ("max_tokens", "max_turns", "statement_timeout_s", "turn_timeout_s", "rollout_timeout_s")
@@ -96,7 +95,3 @@ class EvaluateConfig(EnvironmentFlags):
     def weights(self) -> dict[str, float]:
         """The entries of `reward`, each with its weight."""
         return weights_of(self.reward)
-
-    @property
-    def environment(self) -> EnvironmentSettings:
-        return replace(super().environment, agent=self.agent, instructions=self.instructions)

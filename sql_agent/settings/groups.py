@@ -5,9 +5,9 @@ Importing this module is instant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
@@ -200,6 +200,13 @@ class EnvironmentSettings:
     """Text file; None: the environment's own."""
     columns: str | None = None
     """The user's names of the columns of questions."""
+
+    @classmethod
+    def of(cls, type: str, *groups: Settings) -> Self:
+        """Fill in what a command has flags for, each field from the group that has a setting of its name."""
+        names = {field.name for field in fields(cls)} - {"type"}
+        given = {name: getattr(each, name) for each in groups for name in names & set(each.__class__.model_fields)}
+        return cls(type, **given)
 
 
 class RewardModelConfig(Settings):

@@ -38,13 +38,13 @@ ROLLOUT_TIMEOUT_S = 3600.0
 """Longer than the main job's 300: the replies of a batch are sampled together, and an episode waits for all of them."""
 
 
-def also(earlier: str, default: Any, **limits: Any) -> Any:
+def renamed_field(earlier: str, default: Any, **limits: Any) -> Any:
     """A field with an earlier name too; flags and YAML files take both, and a run's files keep the earlier."""
     return Field(default, validation_alias=earlier, serialization_alias=earlier, **limits)
 
 
 class AdapterConfig(Settings):
-    rank: int = also("r", 16, ge=1, le=1024)
+    rank: int = renamed_field("r", 16, ge=1, le=1024)
     """Rank of the LoRA adapter's matrices."""
     alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / rank."""
@@ -66,7 +66,7 @@ class OptimConfig(Settings):
     weight_decay: float = Field(default=0.01, ge=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A gradient with a larger norm is scaled down to this norm."""
-    gradient_accumulation_steps: int = also("grad_accum", 1, ge=1)
+    gradient_accumulation_steps: int = renamed_field("grad_accum", 1, ge=1)
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass; on a CPU what trajectories share counts once, elsewhere padding counts.
@@ -103,9 +103,9 @@ class LossConfig(CreditSettings):
     estimator: EstimatorName | None = None
     """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
     `sql_agent.credit.registry`; None: grpo."""
-    clip_ratio: float = also("clip_param", 0.2, gt=0, lt=1)
+    clip_ratio: float = renamed_field("clip_param", 0.2, gt=0, lt=1)
     """PPO's epsilon."""
-    kl_coef: float = also("beta", 0.04, ge=0)
+    kl_coef: float = renamed_field("beta", 0.04, ge=0)
     """Weight of KL(policy, reference), k3 estimator; with 0 there is no reference."""
     aggregation: Annotated[Aggregation, FlagName(None)] = "seq-mean-token-mean"
     """How token losses are averaged: with equal weight per sequence, as in GRPO's paper; with equal weight per token;
@@ -203,15 +203,7 @@ class EnvironmentFlags(DbBenchConfig):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings(
-            self.env_type,
-            self.protocol,
-            self.judge,
-            self.backend,
-            self.database,
-            self.call_timeout_s,
-            columns=self.columns,
-        )
+        return EnvironmentSettings.of(self.env_type, self)
 
 
 class EnvironmentConfig(EnvironmentFlags):
@@ -227,9 +219,9 @@ class EnvironmentConfig(EnvironmentFlags):
 class SamplingConfig(Settings):
     """The limits and the sampling of an episode."""
 
-    max_turns: int | None = also("max_rounds", 3, ge=1, le=100)
+    max_turns: int | None = renamed_field("max_rounds", 3, ge=1, le=100)
     """Replies per episode."""
-    max_tokens: int = also("max_new_tokens", 512, ge=1)
+    max_tokens: int = renamed_field("max_new_tokens", 512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Temperature of the sampled episodes."""
@@ -302,7 +294,7 @@ class LocalConfig(SamplingConfig, RewardSettings):
     sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
     """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
     of `sql_agent.names.SAMPLERS`."""
-    max_resamples: int = also("redraws", 0, ge=0)
+    max_resamples: int = renamed_field("redraws", 0, ge=0)
     """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     eval_tasks: int = Field(default=0, ge=0)
     """Held-out tasks that are played before training and after it; 0: none."""
@@ -348,7 +340,7 @@ class DbBenchTrainingConfig(LocalConfig, DbBenchConfig):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings("dbbench", self.protocol, self.judge, self.backend)
+        return EnvironmentSettings.of("dbbench", self)
 
 
 def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
@@ -367,7 +359,7 @@ def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig) -> None:
 class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
     """The flags of `agentgrpo greedy-grpo` with their defaults."""
 
-    train_file: Path | None = also("data", None)
+    train_file: Path | None = renamed_field("data", None)
     """Task file, in any known form of DB-Bench tasks; none: `num_tasks` are generated."""
     num_tasks: int = Field(default=200, ge=1)
     """Tasks to train on: generated, or drawn from `train_file` by the seed, the same number of every kind."""
@@ -382,7 +374,7 @@ class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
     at temperature 1; 0: none."""
     eval_every: int | None = Field(default=0, ge=0)
     """Tasks between further evaluations; 0: none in between."""
-    run_dir: Path = also("save_dir", Path("outputs/dbbench_greedy_grpo"))
+    run_dir: Path = renamed_field("save_dir", Path("outputs/dbbench_greedy_grpo"))
     """Folder of the run."""
 
     @field_validator("skills", mode="before")
@@ -451,19 +443,19 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
     dataset: str = "generated"
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
     gsm8k:FILE and gsm8k:generated, as in fine-tuning, work too."""
-    num_tasks: int | None = also("max_samples", None, ge=1)
+    num_tasks: int | None = renamed_field("max_samples", None, ge=1)
     """Problems to train on; none: the whole dataset, or 1000 generated ones."""
-    eval_tasks: int = also("eval_samples", 0, ge=0)
+    eval_tasks: int = renamed_field("eval_samples", 0, ge=0)
     """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
-    group_size: int = also("samples_per_prompt", 4, ge=2, le=1024)
+    group_size: int = renamed_field("samples_per_prompt", 4, ge=2, le=1024)
     """Sampled episodes per problem."""
-    max_turns: int | None = also("max_rounds", 10, ge=1, le=100)
+    max_turns: int | None = renamed_field("max_rounds", 10, ge=1, le=100)
     """Replies per episode, the answer included."""
-    max_tokens: int = also("max_new_tokens", 256, ge=1)
+    max_tokens: int = renamed_field("max_new_tokens", 256, ge=1)
     """Tokens of one reply."""
-    num_epochs: int = also("total_epochs", 1, ge=1)
+    num_epochs: int = renamed_field("total_epochs", 1, ge=1)
     """Passes over the problems."""
-    run_dir: Path = also("output_dir", Path("outputs/gsm8k_grpo"))
+    run_dir: Path = renamed_field("output_dir", Path("outputs/gsm8k_grpo"))
     """Folder of the run."""
 
     @property
@@ -477,14 +469,14 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings("gsm8k")
+        return EnvironmentSettings.of("gsm8k", self)
 
 
 class InteractiveConfig(DbBenchConfig):
     """The flags of `agentgrpo interactive` with their defaults."""
 
     model: ModelConfig = ModelConfig()
-    env: str = also("task", "dbbench")
+    env: str = renamed_field("task", "dbbench")
     """What the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own environment,
     FILE.py:NAME, module:NAME or an installed package's entry point."""
     tasks: str | None = Field(default=None, validation_alias=AliasChoices("train_file", "val_file", "data"))
@@ -498,7 +490,7 @@ class InteractiveConfig(DbBenchConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""
-    max_tokens: int = also("max_new_tokens", 512, ge=1)
+    max_tokens: int = renamed_field("max_new_tokens", 512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)
     """0 is greedy."""
@@ -523,9 +515,7 @@ class InteractiveConfig(DbBenchConfig):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings(
-            self.env, self.protocol, self.judge, self.backend, self.database, columns=self.columns
-        )
+        return EnvironmentSettings.of(self.env, self)
 
     @property
     def limits(self) -> AgentConfig:

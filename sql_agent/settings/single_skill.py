@@ -30,8 +30,8 @@ from sql_agent.settings.local import (
     OptimConfig,
     RewardSettings,
     SamplingConfig,
-    also,
     check_skills,
+    renamed_field,
 )
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class RewardsConfig(Settings):
 
     correct: float = 1.0
     incorrect: float = -0.1
-    out_of_limits: float = also("out_of_rounds", -0.3)
+    out_of_limits: float = renamed_field("out_of_rounds", -0.3)
     """Turns or tokens ran out without an answer."""
     malformed: float = -0.1
     """The policy wrote something with which the conversation could not continue."""
@@ -104,7 +104,7 @@ SUM_OVER_TOKENS = LossConfig(
 
 class ReinforceConfig(OptimConfig):
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
-    gradient_accumulation_steps: int = also("grad_accum", 8, ge=1, le=1024)
+    gradient_accumulation_steps: int = renamed_field("grad_accum", 8, ge=1, le=1024)
     """Episodes whose gradients are averaged into one update. The policy does not change among them, so they are played
     side by side."""
     baseline: Literal["none", "running_mean"] = "none"

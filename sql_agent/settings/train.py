@@ -121,17 +121,7 @@ class TrainConfig(Settings):
 
     @property
     def environment(self) -> EnvironmentSettings:
-        return EnvironmentSettings(
-            self.env.type,
-            self.agent.protocol,
-            self.rollout.judge,
-            self.rollout.backend,
-            self.env.database,
-            self.env.call_timeout_s,
-            self.env.agent,
-            self.agent.instructions,
-            self.env.columns,
-        )
+        return EnvironmentSettings.of(self.env.type, self.env, self.agent, self.rollout)
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> TrainConfig:

@@ -11,7 +11,7 @@ from agentgrpo.flags import dashed
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.settings.groups import EnvironmentSettings, TaskFiles
-from sql_agent.settings.local import PolicyConfig, also, check_environment
+from sql_agent.settings.local import PolicyConfig, check_environment, renamed_field
 
 DATASETS = ("dbbench", "text2sql", "gsm8k")
 """Names of data that are no file."""
@@ -22,7 +22,7 @@ GENERATED = 512
 class FineTuningConfig(PolicyConfig):
     """The flags that `agentgrpo sft` and `agentgrpo dpo` share."""
 
-    run_dir: Path = also("output_dir", ...)
+    run_dir: Path = renamed_field("output_dir", ...)
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the data."""
@@ -37,7 +37,7 @@ class FineTuningConfig(PolicyConfig):
     the result."""
     learning_rate: float = Field(gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
-    lora_rank: int = also("lora_r", 16, ge=0, le=1024)
+    lora_rank: int = renamed_field("lora_r", 16, ge=0, le=1024)
     """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
     lora_alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / rank."""
@@ -50,7 +50,7 @@ class FineTuningConfig(PolicyConfig):
     of pairs. Only these are read then. None: the names that the form has, in any case."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
-    save_every: int | None = also("save_steps", None, ge=1)
+    save_every: int | None = renamed_field("save_steps", None, ge=1)
     """Updates between checkpoints; a run that is killed loses what came after the last. None: five minutes."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order and every draw."""
@@ -74,9 +74,9 @@ class SftConfig(FineTuningConfig, TaskFiles):
     env: str | None = None
     """An environment whose rows hold references: your own, FILE.py:NAME, module:NAME or an installed package's entry
     point, or one of this project. None: text2sql if there is a database."""
-    run_dir: Path = also("output_dir", Path("outputs/sft"))
+    run_dir: Path = renamed_field("output_dir", Path("outputs/sft"))
     """Folder of the run, new or empty."""
-    num_tasks: int | None = also("max_samples", None, ge=1)
+    num_tasks: int | None = renamed_field("max_samples", None, ge=1)
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
@@ -86,7 +86,7 @@ class SftConfig(FineTuningConfig, TaskFiles):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt of a task; the schema of a longer one is shortened. None: what the model's context leaves
     beside a response, as in training."""
-    train_file: Path | None = also("tasks", None)
+    train_file: Path | None = renamed_field("tasks", None)
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
     val_file: Path | None = None
@@ -122,7 +122,7 @@ class SftConfig(FineTuningConfig, TaskFiles):
     def environment(self) -> EnvironmentSettings:
         """The environment whose episodes are imitated; a file of messages has none."""
         names = {"dbbench": "dbbench", "gsm8k": "gsm8k", "environment": self.data_name}
-        return EnvironmentSettings(names[self.source], self.protocol, database=self.database, columns=self.columns)
+        return EnvironmentSettings.of(names[self.source], self)
 
     @property
     def data_name(self) -> str:
@@ -136,11 +136,11 @@ class DpoConfig(FineTuningConfig):
     dataset: Path = Field(validation_alias="train_file")
     """Pairs to train on: a file that `pairs_from_rollouts` or `agentgrpo reward convert` wrote, or one that the latter
     reads."""
-    val_file: Path | None = also("eval_dataset", None)
+    val_file: Path | None = renamed_field("eval_dataset", None)
     """Held-out pairs; none: a part of the prompts of --dataset is held out."""
     held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Without --val-file: the share of the pairs to hold out, whole prompts at a time; 0 for none."""
-    run_dir: Path = also("output_dir", Path("outputs/dpo"))
+    run_dir: Path = renamed_field("output_dir", Path("outputs/dpo"))
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the pairs; held-out pairs are measured after each."""
