@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
     run_module("dbbench_adapter.episode")
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -91,7 +91,7 @@ class _Case(BaseModel, Generic[_TaskForm]):
     model_config = ConfigDict(extra="forbid")
 
     id: Any = None
-    variant: ProtocolName
+    variant: Literal["text", "fc", "lab"]
     task: _TaskForm
     max_round: int = Field(ge=1)
     replies: list[Any]

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     run_module("dbbench_adapter.judge")
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
@@ -25,7 +25,7 @@ from agentgrpo.flags import described_parser
 from agentgrpo.json_lines import serve_lines
 from agentgrpo.json_text import JsonObject
 from dbbench_adapter.datatypes import Rows
-from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
+from dbbench_adapter.judges import fc, lab, strict, text
 from dbbench_adapter.judges.base import Answers
 
 _Cell = StrictInt | StrictFloat | StrictStr | None
@@ -38,7 +38,7 @@ class _Case(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: Any = None
-    variant: JudgeName
+    variant: Literal["text", "fc", "lab", "strict"]
     expected: Any
     given: Any
 
@@ -62,7 +62,7 @@ def _line(given: object) -> str:
     return given
 
 
-_JUDGES: dict[JudgeName, Callable[[Any, Any], bool]] = {
+_JUDGES: dict[str, Callable[[Any, Any], bool]] = {
     "text": lambda expected, given: text.same_answers(_line(given), _TEXTS.validate_python(expected)),
     "fc": lambda expected, given: fc.same_answers(
         given, expected if isinstance(expected, str) else _TEXTS.validate_python(expected)

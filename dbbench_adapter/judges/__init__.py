@@ -1,4 +1,4 @@
-"""A new judge needs a module with a `judge(end: EndState) -> Score` and a line here."""
+"""A new judge needs a module with a `judge(end: EndState) -> Score`, and its name and a line here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dbbench_adapter.judges.base import Answers, EndState, Judge, NoReferenceErr
 
 __all__ = ["JUDGES", "Answers", "EndState", "Judge", "JudgeName", "NoReferenceError"]
 
-JudgeName = Literal["text", "fc", "lab", "strict"]
+JudgeName = Literal["strict", "text", "fc", "lab"]
 
 JUDGES: dict[JudgeName, Judge] = {
     "text": text.judge,

@@ -42,10 +42,44 @@ class Protocol:
     """The limit in the original's configuration."""
     tools: list[dict[str, Any]]
     """Tools of the model, in chat-completions form; none if it writes its actions as text."""
+    solution: Callable[[Task], list[Message]]
+    """The replies of a perfect agent."""
     max_replies: Callable[[int], int] = lambda max_rounds: max_rounds
     """The number of replies that `max_rounds` rounds may take."""
     history: Callable[[Sequence[Message]], list[Message]] = list
     """The part of the conversation that the model reads."""
+
+
+def gold_answers(task: Task) -> list[str]:
+    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
+    if task.changes_state:
+        return []
+    if task.gold.answers is not None:
+        return list(task.gold.answers)
+    return [repr(row) for row in task.gold.rows or ()]
+
+
+def _written(task: Task, answers: str) -> list[Message]:
+    replies = [f"Action: Answer\nFinal Answer: {answers}"]
+    if task.gold.sql is not None:
+        sql = task.gold.sql.replace("\n", " ")
+        replies.insert(0, f"Action: Operation\n```sql\n{sql}\n```")
+    return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]
+
+
+def _text_solution(task: Task) -> list[Message]:
+    return _written(task, json.dumps(gold_answers(task)))
+
+
+def _lab_solution(task: Task) -> list[Message]:
+    return _written(task, str(list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])))
+
+
+def _called_solution(task: Task) -> list[Message]:
+    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, numbered_id(1)))
+    if task.gold.sql is None:
+        return [commit]
+    return [calls(call("execute_sql", {"query": task.gold.sql}, numbered_id(0))), commit]
 
 
 PROTOCOLS: dict[ProtocolName, Protocol] = {
@@ -56,11 +90,12 @@ PROTOCOLS: dict[ProtocolName, Protocol] = {
         text.TextEpisode,
         text.MAX_ROUNDS,
         [],
+        _text_solution,
         lambda rounds: rounds + 1,
         text.trimmed,
     ),
-    "fc": Protocol(fc.messages, fc.RULES, fc.TOOL_NAMES, fc.FcEpisode, fc.MAX_ROUNDS, fc.TOOLS),
-    "lab": Protocol(lab.messages, lab.RULES, text.MARKS, lab.LabEpisode, lab.MAX_ROUNDS, []),
+    "fc": Protocol(fc.messages, fc.RULES, fc.TOOL_NAMES, fc.FcEpisode, fc.MAX_ROUNDS, fc.TOOLS, _called_solution),
+    "lab": Protocol(lab.messages, lab.RULES, text.MARKS, lab.LabEpisode, lab.MAX_ROUNDS, [], _lab_solution),
 }
 
 
@@ -88,30 +123,4 @@ def open_episode(
 
 def solution(task: Task, protocol: ProtocolName = "fc") -> list[Message]:
     """The replies of a perfect agent: the reference statement, if there is one, and the gold answer."""
-    return _called_solution(task) if protocol == "fc" else _written_solution(task, protocol)
-
-
-def _written_solution(task: Task, protocol: ProtocolName) -> list[Message]:
-    rows = list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])
-    answers = str(rows) if protocol == "lab" else json.dumps(gold_answers(task))
-    replies = [f"Action: Answer\nFinal Answer: {answers}"]
-    if task.gold.sql is not None:
-        sql = task.gold.sql.replace("\n", " ")
-        replies.insert(0, f"Action: Operation\n```sql\n{sql}\n```")
-    return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]
-
-
-def _called_solution(task: Task) -> list[Message]:
-    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, numbered_id(1)))
-    if task.gold.sql is None:
-        return [commit]
-    return [calls(call("execute_sql", {"query": task.gold.sql}, numbered_id(0))), commit]
-
-
-def gold_answers(task: Task) -> list[str]:
-    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
-    if task.changes_state:
-        return []
-    if task.gold.answers is not None:
-        return list(task.gold.answers)
-    return [repr(row) for row in task.gold.rows or ()]
+    return PROTOCOLS[protocol].solution(task)

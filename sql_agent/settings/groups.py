@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings, VerlKey
 from dbbench_adapter.engines import DatabaseSpec
+from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.names import ENVIRONMENTS, check_name
 
@@ -42,7 +43,7 @@ def address(secret: str) -> AfterValidator:
     return AfterValidator(checked)
 
 
-Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
+Judge = Literal[JudgeName, "spider", "bird"]
 """Judges of all environments; each environment knows its own."""
 PrecisionName = Literal["auto", "float32", "bfloat16"]
 SharedPrompts = Literal["flex_attention"]

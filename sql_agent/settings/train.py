@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings
+from dbbench_adapter.judges import JudgeName
 from sql_agent.names import ENVIRONMENTS, JUDGE, functions
 from sql_agent.settings.groups import (
     AgentConfig,
@@ -196,11 +197,10 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _goes_with_the_environment(self) -> TrainConfig:
-        originals = {"dbbench": ("text", "fc", "lab"), "text2sql": ("spider", "bird")}
-        known = (environment for environment, judges in originals.items() if self.rollout.judge in judges)
-        environment = next(known, self.env.type)
+        judge = self.rollout.judge
+        environment = self.env.type if judge == "strict" else "dbbench" if judge in get_args(JudgeName) else "text2sql"
         if environment != self.env.type:
-            raise ValueError(f"rollout.judge={self.rollout.judge} belongs to env.type={environment}; take strict")
+            raise ValueError(f"rollout.judge={judge} belongs to env.type={environment}; take strict")
         if self.env.agent is not None and not self.llm_proxy:
             raise ValueError(
                 "an agent of your own is traced by the LLM proxy, and llm_proxy is false; add --llm-proxy, or name the "
