@@ -95,7 +95,7 @@ CHECKS = (
     Check("database", ("database", "tasks", "splits", "columns"), "every reference is run", f"{_READ}:check_database"),
     Check(
         "prompts",
-        ("tasks", "model", "database", "max_prompt_tokens", "columns"),
+        ("tasks", "model", "database", "max_prompt_tokens", "columns", "schema_form"),
         "1 s a 100 tasks",
         f"{_READ}:check_prompts",
     ),

@@ -7,6 +7,7 @@ import what they need, so that settings know all engines in an instant. The reco
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from dbbench_adapter.engines.base import Backend, Result
 SAMPLED_ROWS = 1_000
 SAMPLES = 2
 SAMPLE_CHARS = 24
+# A column with at most this many values, each of which occurs several times on average, holds codes.
+CODES = 5
+CODE_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class ColumnInfo:
     """The declared type; empty if none is declared."""
     samples: tuple[str, ...] = ()
     """Values as SQL literals."""
+    is_code: bool = False
+    """Whether `samples` are all values that occur, each in several of the first rows; else they are the first two."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,22 @@ def format_unreadable(unreadable: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in unreadable.items())
 
 
-def sample_values(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> dict[str, tuple[str, ...]]:
-    """The first few values of each column as SQL literals."""
-    found: dict[str, dict[str, None]] = {column: {} for column in columns}
+def described_columns(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]]) -> tuple[ColumnInfo, ...]:
+    """
+    Args:
+        columns: names and declared types.
+        rows: the first of the table, of which examples are taken.
+    """
+    found: list[Counter[str]] = [Counter() for _ in columns]
     for row in rows:
-        for column, cell in zip(columns, row, strict=False):
-            if len(found[column]) < SAMPLES and cell is not None and not isinstance(cell, bytes):
-                found[column][_literal(cell)] = None
-    return {column: tuple(values) for column, values in found.items()}
+        for values, cell in zip(found, row, strict=False):
+            if len(values) <= CODES and cell is not None and not isinstance(cell, bytes):
+                values[_literal(cell)] += 1
+    infos = []
+    for (name, kind), values in zip(columns, found, strict=True):
+        is_code = len(values) <= CODES and values.total() >= CODE_REPEATS * len(values) > 0
+        infos.append(ColumnInfo(name, kind, tuple(values)[: None if is_code else SAMPLES], is_code))
+    return tuple(infos)
 
 
 def _literal(cell: object) -> str:

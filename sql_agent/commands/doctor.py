@@ -18,8 +18,9 @@ from agentgrpo.outputs import named_path
 from dbbench_adapter.engines import named_database
 from sql_agent.startup.machine import STORE_PORT, this_machine
 
-# The protocols of `dbbench_adapter.protocols`, which cannot be imported if packages are broken.
+# Those of `dbbench_adapter.protocols` and `sql_agent.settings`, which cannot be imported if packages are broken.
 PROTOCOLS = ("fc", "text", "lab")
+SCHEMA_FORMS = ("compact", "ddl", "linked")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,6 +60,12 @@ def main(argv: list[str] | None = None) -> int:
         "--columns", metavar="question=COLUMN,...", help="with --database: your names of the columns, as in training"
     )
     parser.add_argument(
+        "--schema-form",
+        choices=SCHEMA_FORMS,
+        default=SCHEMA_FORMS[0],
+        help=f"with --database: how prompts show it, as in training (default {SCHEMA_FORMS[0]})",
+    )
+    parser.add_argument(
         "--max-prompt-tokens",
         type=int,
         metavar="N",
@@ -91,7 +98,7 @@ def make_checks(args: argparse.Namespace) -> list[tuple[str, Finding]]:
         if args.model and not any(each.blocks for name, each in found if name in ("model", "database")):
             prompts = {"model": args.model, "database": args.database, "max_prompt_tokens": args.max_prompt_tokens}
             for file in files:
-                found += examine(tasks=file, columns=args.columns, **prompts)
+                found += examine(tasks=file, columns=args.columns, schema_form=args.schema_form, **prompts)
     elif args.env or args.agent or args.train_file:
         env = args.env or ("agent" if args.agent else "dbbench")
         rest = {"protocol": args.protocol, "database": args.database, "agent": args.agent}

@@ -39,6 +39,9 @@ class PromptTokenizer:
     def prompt_tokens(self, task: Any) -> int:
         return len(self.prompt_ids(task))
 
+    def text_tokens(self, text: str) -> int:
+        return len(self._encode(text))
+
     def reply_tokens(self, task: Any) -> list[int]:
         """Tokens of each reply of the solution, end token included; [] if none is known."""
         first, replies = self._environment.messages(task), self._environment.reference_replies(task)

@@ -150,7 +150,21 @@ class DataConfig(TaskFiles):
         return self.prompt_tokens + self.max_response_tokens
 
 
-class EnvConfig(Settings):
+SchemaForm = Literal["compact", "ddl", "linked"]
+
+
+class QuestionsConfig(Settings):
+    """How questions about a database are read and asked, in every command."""
+
+    columns: Annotated[str | None, FlagName("columns")] = None
+    """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
+    texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""
+    schema_form: Annotated[SchemaForm, FlagName("schema-form")] = "compact"
+    """For text2sql: how the prompt shows the database. compact: one line a table; linked: only the tables that the
+    question's words lead to, so a large database takes few tokens; ddl: CREATE statements with example values."""
+
+
+class EnvConfig(QuestionsConfig):
     type: Annotated[str, FlagName("env")] = "dbbench"
     """What the policy is trained on: dbbench, text2sql or gsm8k; an environment of your own, FILE.py:NAME,
     module:NAME or an installed package's entry point (`doc/own_environment.md`); or agent, which `agent` implies."""
@@ -161,9 +175,6 @@ class EnvConfig(Settings):
     database: Annotated[DatabaseSpec | None, FlagName("database")] = None
     """Your own database, for text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or
     mysql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`."""
-    columns: Annotated[str | None, FlagName("columns")] = None
-    """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
-    texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""
     call_timeout_s: float = Field(default=30.0, gt=0)
     """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
     longer loses its rollout."""
@@ -176,10 +187,9 @@ class EnvConfig(Settings):
                 "env.agent and env.type=agent belong together, and --agent FILE.py:NAME sets both; leave --env out, or "
                 "--agent"
             )
-        if self.columns is not None and self.type != "text2sql":
-            raise ValueError(f"env.columns belongs to env.type=text2sql, this run's is {self.type}; leave it out")
-        if self.database is not None and self.type != "text2sql":
-            raise ValueError(f"env.database belongs to env.type=text2sql, this run's is {self.type}; leave it out")
+        for name in ("columns", "schema_form", "database"):
+            if getattr(self, name) != EnvConfig.model_fields[name].default and self.type != "text2sql":
+                raise ValueError(f"env.{name} belongs to env.type=text2sql, this run's is {self.type}; leave it out")
         return self
 
 
@@ -201,6 +211,7 @@ class EnvironmentSettings:
     """Text file; None: the environment's own."""
     columns: str | None = None
     """The user's names of the columns of questions."""
+    schema_form: SchemaForm = "compact"
 
     @classmethod
     def of(cls, type: str, *groups: Settings) -> Self:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
-from agentgrpo.flags import FlagName
+from agentgrpo.flags import FlagName, dashed
 from agentgrpo.passwords import BackendSpec
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.settings import Settings
@@ -27,6 +27,7 @@ from sql_agent.settings.groups import (
     Judge,
     JudgeConfig,
     PrecisionName,
+    QuestionsConfig,
     RewardModelConfig,
     SharedPrompts,
     TaskFiles,
@@ -153,6 +154,7 @@ FLAGS_OF = {
     "backend": ("dbbench",),
     "protocol": ("dbbench",),
     "columns": ("text2sql",),
+    "schema_form": ("text2sql",),
 }
 """The environments that read a flag, by its name."""
 
@@ -166,7 +168,7 @@ def check_flags(cfg: Settings, env: str, flags: Mapping[str, tuple[str, ...]]) -
     for name, environments in flags.items():
         if name in cfg.model_fields_set and env not in environments:
             known = " or ".join(environments)
-            raise ValueError(f"--{name} belongs to --env {known}, this one is {env}; leave it out")
+            raise ValueError(f"--{dashed(name)} belongs to --env {known}, this one is {env}; leave it out")
 
 
 class DbBenchConfig(Settings):
@@ -182,7 +184,7 @@ class DbBenchConfig(Settings):
     (lab)."""
 
 
-class EnvironmentFlags(DbBenchConfig):
+class EnvironmentFlags(DbBenchConfig, QuestionsConfig):
     """The flags that name an environment."""
 
     env: str | None = None
@@ -191,9 +193,6 @@ class EnvironmentFlags(DbBenchConfig):
     database: DatabaseSpec | None = None
     """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or
     mysql://user:password@host:port/database. It is only read."""
-    columns: str | None = None
-    """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
-    texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""
     call_timeout_s: float = Field(default=30.0, gt=0, validation_alias="call_timeout")
     """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
 
@@ -472,7 +471,7 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
         return EnvironmentSettings.of("gsm8k", self)
 
 
-class InteractiveConfig(DbBenchConfig):
+class InteractiveConfig(DbBenchConfig, QuestionsConfig):
     """The flags of `agentgrpo interactive` with their defaults."""
 
     model: ModelConfig = ModelConfig()
@@ -485,8 +484,6 @@ class InteractiveConfig(DbBenchConfig):
     database: DatabaseSpec | None = None
     """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
     DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
-    columns: str | None = None
-    """For text2sql: your names of the columns of --tasks, as in training."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""

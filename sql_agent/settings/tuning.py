@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from agentgrpo.flags import dashed
 from dbbench_adapter.engines import DatabaseSpec
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.settings.groups import EnvironmentSettings, TaskFiles
+from sql_agent.settings.groups import EnvironmentSettings, QuestionsConfig, TaskFiles
 from sql_agent.settings.local import PolicyConfig, check_environment, renamed_field
 
 DATASETS = ("dbbench", "text2sql", "gsm8k")
@@ -65,7 +65,7 @@ class FineTuningConfig(PolicyConfig):
         return self
 
 
-class SftConfig(FineTuningConfig, TaskFiles):
+class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
     """The flags of `agentgrpo sft` with their defaults."""
 
     dataset: str | None = None

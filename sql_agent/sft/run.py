@@ -172,6 +172,7 @@ def rows_again(cfg: SftConfig) -> list[str]:
         "env": cfg.env,
         "database": cfg.database,
         "columns": cfg.columns,
+        "schema-form": cfg.schema_form if "schema_form" in cfg.model_fields_set else None,
         "train-file": cfg.train_file,
         "val-file": val_file,
     }
@@ -193,6 +194,7 @@ FLAGS_OF = {
     **dict.fromkeys(("train_file", "val_file", "held_out_fraction"), _OF_ROWS),
     "database": {"environment": "--dataset text2sql"},
     "columns": {"environment": "--dataset text2sql", "file": "--dataset FILE"},
+    "schema_form": {"environment": "--dataset text2sql"},
     "protocol": {"dbbench": "--dataset dbbench"},
     "max_prompt_tokens": {"gsm8k": "--dataset gsm8k", **_OF_ROWS},
 }

@@ -25,6 +25,7 @@ from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy, Rows
 from sql_agent.local.run_folder import resume, save_checkpoint
 from sql_agent.local.weighted_loss import LossStats
+from sql_agent.packed_rows import shared_beginning
 from sql_agent.settings.local import LossConfig, OptimConfig
 from sql_agent.settings.tuning import SftConfig
 from sql_agent.sft.fine_tuning import Start, in_bfloat16
@@ -113,12 +114,12 @@ def train_epochs(
     steps = cfg.num_epochs * per_epoch
     tokens = resume(checkpoint, policy, learner)["tokens"] if checkpoint else 0
     log.begin(learner.steps, steps, policy.device.type)
-    saves = SaveClock(cfg.save_every)
+    saves, related = SaveClock(cfg.save_every), related_conversations(encoded)
     for step in range(learner.steps + 1, steps + 1):
         epoch, place = divmod(step - 1, per_epoch)
         if place == 0:  # as torch's DataLoader: dropout is the one that a seed gave with TRL's trainer
             torch.empty((), dtype=torch.int64).random_()
-        order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(cfg.seed + epoch)).tolist()
+        order = epoch_order(related, cfg.batch_size, cfg.seed + epoch)
         chosen = [encoded[i] for i in order[place * size : (place + 1) * size]]
         tokens += sum(len(one.ids) for one in chosen)
         metrics = learner.update(chosen, cfg.learning_rate * (steps - step + 1) / steps)
@@ -129,6 +130,40 @@ def train_epochs(
         if saves.is_due(step) or step == steps:
             save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, {"tokens": tokens, "record": record})
     return steps
+
+
+def related_conversations(conversations: Sequence[EncodedReplies]) -> list[list[int]]:
+    """The numbers of conversations whose prompts share more than half of their tokens at the beginning.
+
+    Questions about one database do, since the schema stands first.
+    """
+    prompts = [one.ids[: next(n for n, learnt in enumerate([*one.mask, 1]) if learnt)] for one in conversations]
+    related: list[list[int]] = []
+    before: list[int] = []
+    for number in sorted(range(len(prompts)), key=prompts.__getitem__):
+        prompt = prompts[number]
+        if not related or 2 * len(shared_beginning([before, prompt])) <= len(prompt):
+            related.append([])
+        related[-1].append(number)
+        before = prompt
+    return related
+
+
+def epoch_order(related: Sequence[Sequence[int]], batch_size: int, seed: int) -> list[int]:
+    """Draw the order of an epoch, in which the conversations of a batch are related, so that it computes less.
+
+    Which ones share a batch is drawn, and so is the order of the batches. What remains of each relation stands at the
+    end. If all are related, or none, the order is that of torch's `RandomSampler`, as with TRL.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(sum(map(len, related)), generator=generator).tolist()
+    if len(related) in (1, len(order)):
+        return order
+    place = {number: at for at, number in enumerate(order)}
+    ordered = [sorted(group, key=place.__getitem__) for group in related]
+    batches = [group[at : at + batch_size] for group in ordered for at in range(0, len(group), batch_size)]
+    drawn = [batches[at] for at in torch.randperm(len(batches), generator=generator).tolist()]
+    return [number for batch in sorted(drawn, key=lambda each: len(each) < batch_size) for number in batch]
 
 
 def format_sft_metrics(metrics: Mapping[str, float]) -> str:

@@ -34,7 +34,11 @@ def evaluate_flags(cfg: TrainConfig) -> list[str] | None:
         "max-prompt-tokens": data.max_prompt_tokens,
         "instructions": cfg.agent.instructions,
     }
-    played = ((cfg.rollout, ("backend", "judge")), (cfg.agent, ("protocol", *LIMITS)), (env, ("call_timeout_s",)))
+    played = (
+        (cfg.rollout, ("backend", "judge")),
+        (cfg.agent, ("protocol", *LIMITS)),
+        (env, ("call_timeout_s", "schema_form")),
+    )
     for group, names in played:
         values = {name: getattr(group, name) for name in names}
         given |= {dashed(n): v for n, v in values.items() if v != type(group).model_fields[n].default}

@@ -16,7 +16,7 @@ from sql_agent.model_check import check_model_dir, check_tensor_parallel, read_j
 from sql_agent.names import check_name
 from sql_agent.prompts.fit import choose_limit, describe_lengths, fit_tasks
 from sql_agent.prompts.tokenizer import PromptTokenizer
-from sql_agent.settings.groups import DataConfig, EnvironmentSettings
+from sql_agent.settings.groups import DataConfig, EnvironmentSettings, SchemaForm
 from sql_agent.startup.data import few_held_out, kinds_apart
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
@@ -97,11 +97,16 @@ def _without_result(environment: TextToSql, tasks: Path, questions: Sequence[Que
 
 
 def check_prompts(
-    tasks: Path, model: Path, database: Path | str, max_prompt_tokens: int | None, columns: str | None = None
+    tasks: Path,
+    model: Path,
+    database: Path | str,
+    max_prompt_tokens: int | None,
+    columns: str | None,
+    schema_form: SchemaForm,
 ) -> Finding:
     """Say how long the first prompts are, as every command plays them, what is cut, and what fine-tuning learns."""
     folder = model_folder(model, fetch=False)
-    with _answering(), TextToSql(database, columns=columns) as environment:
+    with _answering(), TextToSql(database, columns=columns, form=schema_form) as environment:
         tokenizer = PromptTokenizer(folder, environment, template_of_run(folder, "fc")[0])
         limit = choose_limit(folder, max_prompt_tokens, "--max-prompt-tokens")
         found = fit_tasks(environment.read_tasks(tasks), environment, tokenizer.prompt_tokens, limit)

@@ -131,7 +131,7 @@ def test_a_context_without_room_is_refused(asked, response, words):
 
 
 def test_what_is_cut_is_named_and_so_are_references_that_use_it(wide):
-    with TextToSql(wide[0]) as environment:
+    with TextToSql(wide[0], form="ddl") as environment:
         tasks = environment.read_tasks(wide[1])
         count = characters(environment)
         whole = fit_tasks(tasks, environment, count, given(100_000))
@@ -154,7 +154,7 @@ def test_what_is_cut_is_named_and_so_are_references_that_use_it(wide):
 
 
 def test_tables_are_cut_last_and_named_too(wide):
-    with TextToSql(wide[0]) as environment:
+    with TextToSql(wide[0], form="ddl") as environment:
         (shortest,) = environment.shorter(Question("q", "?", "store", "SELECT name, e.id FROM entry e"))[-1:]
         assert environment.left_out(shortest).parts == (
             ("example values", ()),
@@ -165,7 +165,7 @@ def test_tables_are_cut_last_and_named_too(wide):
 
 
 def test_references_never_decide_what_a_prompt_holds(wide):
-    with TextToSql(wide[0]) as environment:
+    with TextToSql(wide[0], form="ddl") as environment:
         count = characters(environment)
         asked = [Question("q", "What?", "store", f"SELECT {column} FROM track") for column in ("name", "note")]
         limit = given(count(environment.shorter(asked[0])[1]))
@@ -193,7 +193,7 @@ def test_the_columns_that_a_query_names(query, named):
 
 
 def test_a_prompt_that_stays_too_long_is_left_out_of_training_and_counted(wide):
-    with TextToSql(wide[0]) as environment:
+    with TextToSql(wide[0], form="ddl") as environment:
         short, long = (Question("q", text, "store", "SELECT 1") for text in ("?", "?" * 10_000))
         count = characters(environment)
         limit = given(count(short))
@@ -206,20 +206,21 @@ def test_a_prompt_that_stays_too_long_is_left_out_of_training_and_counted(wide):
 # every command --------------------------------------------------------------------------------------------------------
 
 
-def settings_of(model, wide, *settings):
+def settings_of(model, wide, *settings, form="ddl"):
     data = [f"data.train_file={wide[1]}", f"data.val_file={wide[2]}", "env.type=text2sql", f"env.database={wide[0]}"]
+    data.append(f"env.schema_form={form}")
     return load_config(None, [f"model={model}", *data, *settings])
 
 
-def main_job(model, wide, *settings):
+def main_job(model, wide, *settings, form="ddl"):
     """The prompts and the settings of the main job."""
-    cfg = settings_of(model, wide, *settings)
+    cfg = settings_of(model, wide, *settings, form=form)
     chosen = choose_tasks(cfg, make_taskset(cfg.environment))
     with chosen.environment:
         return [*map(chosen.tokenizer.prompt_ids, chosen.split.train)], with_prompts(cfg, chosen, cpu=True).data, chosen
 
 
-def fine_tuning(model, wide, folder, *flags):
+def fine_tuning(model, wide, folder, *flags, form="ddl"):
     from sql_agent.settings.tuning import SftConfig
     from sql_agent.sft.run import prepare_sft
 
@@ -230,6 +231,7 @@ def fine_tuning(model, wide, folder, *flags):
         tasks=wide[1],
         val_file=wide[2],
         output_dir=folder / "sft",
+        schema_form=form,
         **dict(flags),
     )
     said = []
@@ -237,14 +239,14 @@ def fine_tuning(model, wide, folder, *flags):
     return [each.ids[: each.mask.index(1)] for each in run.encoded], said
 
 
-def local(model, wide, limit):
+def local(model, wide, limit, form):
     """The prompts of local GRPO and of a conversation in a terminal."""
     from sql_agent.interactive.session import Chat, Tasks
     from sql_agent.local.datatypes import GREEDY
     from sql_agent.local.start import load_conversation
     from sql_agent.local.tasks import fit_to_context
 
-    with TextToSql(wide[0]) as environment:
+    with TextToSql(wide[0], form=form) as environment:
         tasks = environment.read_tasks(wide[1])
         tokenizer, conversation = load_conversation(str(model), environment.tools)
         split, _ = fit_to_context(Split(tasks, tasks), environment, str(model), limit)
@@ -259,22 +261,23 @@ def local(model, wide, limit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [None, 1200])
-def test_every_command_plays_the_same_tokens(random_policy_folder, wide, tmp_path, limit):
-    """Eleven tables, whole or cut: the small policy's limit is 3,328 tokens, and the whole prompts are longer."""
+@pytest.mark.parametrize(("form", "limit"), [("ddl", None), ("ddl", 1200), ("compact", 400), ("linked", 300)])
+def test_every_command_plays_the_same_tokens(random_policy_folder, wide, tmp_path, form, limit):
+    """Eleven tables, whole or cut: the small policy's limit is 3,328 tokens, and CREATE statements are longer."""
     settings = [f"data.max_prompt_tokens={limit}"] if limit else []
-    ids, data, chosen = main_job(random_policy_folder, wide, *settings)
+    ids, data, chosen = main_job(random_policy_folder, wide, *settings, form=form)
     assert len(ids) == 22 and all(task.schema_chars for task in chosen.split.train)
     assert max(map(len, ids)) <= (limit or 3328)
     assert data.max_prompt_tokens == (limit or max(map(len, ids)))  # what verl gets
-    tuned, said = fine_tuning(random_policy_folder, wide, tmp_path, ("max_prompt_tokens", limit))
+    tuned, said = fine_tuning(random_policy_folder, wide, tmp_path, ("max_prompt_tokens", limit), form=form)
     assert tuned == ids
-    grpo, talk = local(random_policy_folder, wide, limit)
+    grpo, talk = local(random_policy_folder, wide, limit, form)
     assert grpo == talk == ids
-    finding = check_prompts(wide[1], random_policy_folder, wide[0], limit)
+    finding = check_prompts(wide[1], random_policy_folder, wide[0], limit, None, form)
     lengths = f"{min(map(len, ids)):,} to {max(map(len, ids)):,} tokens"
     assert f"first prompts: {lengths}" in finding.found and any(lengths in line for line in said)
-    assert finding.problems[0].what.startswith("the schema of store is cut in 22 of 22 first prompts; left out: ")
+    if form != "linked":  # of which each question shows others
+        assert finding.problems[0].what.startswith("the schema of store is cut in 22 of 22 first prompts; left out: ")
 
 
 def test_a_model_with_a_long_context_reads_the_whole_schema(random_policy_folder, wide, tmp_path):
@@ -348,7 +351,7 @@ def test_a_server_makes_the_tokens_that_training_plays(served_policy_folder, vll
     wide = wide_database(tmp_path, columns)
     ids, _, chosen = main_job(served_policy_folder, wide)
     assert {task.schema_chars is None for task in chosen.split.train} == {whole}
-    with TextToSql(wide[0]) as environment, DeadlineClient("-") as client:
+    with TextToSql(wide[0], form="ddl") as environment, DeadlineClient("-") as client:
         served = ServedTokenizer(vllm, "policy", client, environment)
         limit = served.limit(None, "--max-prompt-tokens", reply_tokens=512)
         assert limit == choose_limit(served_policy_folder, None, "--max-prompt-tokens")
@@ -361,7 +364,7 @@ def test_a_server_makes_the_tokens_that_training_plays(served_policy_folder, vll
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_reply_that_is_longer_than_what_training_leaves_lowers_the_limit(vllm, wide):
-    with TextToSql(wide[0]) as environment, DeadlineClient("-") as client:
+    with TextToSql(wide[0], form="ddl") as environment, DeadlineClient("-") as client:
         served = ServedTokenizer(vllm, "policy", client, environment)
         limit = served.limit(None, "--max-prompt-tokens", reply_tokens=1024)
     why = "the context that policy is served with, 4,096 tokens, less 1,024 for a reply"
@@ -392,6 +395,7 @@ def test_evaluate_cuts_as_the_server_counts_and_sends_the_whole_schema_to_others
     flags = ["--max-prompt-tokens", "2000"] if counts else []
     with oracle.serve(counting(served) if counts else served) as url:
         where = ["--base-url", url, "--model", oracle.MODEL, "--database", str(wide[0]), "--tasks", str(wide[1])]
+        where += ["--schema-form", "ddl"]
         evaluate.main([*where, "--output", str(tmp_path / "out.jsonl"), *flags])
     said = capsys.readouterr().out
     prompts = [request["messages"] for request in asked if len(request["messages"]) == 2]

@@ -212,14 +212,14 @@ CREATE VIEW spent (
 
 
 def test_the_schema_shows_types_keys_and_values(shop):
-    whole = render_schema(read_schema(shop).tables)
+    whole = render_schema(read_schema(shop).tables, ddl=True)
     assert (whole.text, whole.values, whole.columns, whole.tables) == (WHOLE, True, (), ())
 
 
 def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
     tables = read_schema(shop).tables
-    assert render_schema(tables, len(WHOLE)).text == WHOLE
-    cut = render_schema(tables, len(WHOLE) - 1)
+    assert render_schema(tables, len(WHOLE), ddl=True).text == WHOLE
+    cut = render_schema(tables, len(WHOLE) - 1, ddl=True)
     text = cut.text
     assert (cut.values, cut.columns, cut.tables) == (False, (), ())
     assert text.startswith("CREATE TABLE customer (\n  id INTEGER,\n") and text.endswith("-- left out: example values")
@@ -227,17 +227,19 @@ def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
         'CREATE TABLE customer (\n  id INTEGER,\n  name TEXT,\n  "home town" TEXT,\n  PRIMARY KEY (id)\n);\n'
         "-- left out: example values, the columns of orders, spent"
     )
-    assert (render_schema(tables, 200).text, render_schema(tables, 200).tables) == (shortest, ("orders", "spent"))
-    assert render_schema(tables, 1).text == shortest  # never empty
-    assert lengths(tables) == sorted(lengths(tables), reverse=True) and lengths(tables)[-1] == len(shortest)
+    cut = render_schema(tables, 200, ddl=True)
+    assert (cut.text, cut.tables) == (shortest, ("orders", "spent"))
+    assert render_schema(tables, 1, ddl=True).text == shortest  # never empty
+    found = lengths(tables, ddl=True)
+    assert found == sorted(found, reverse=True) and found[-1] == len(shortest)
     wide = tmp_path / "wide.db"
     with closing(sqlite3.connect(wide)) as connection:
         connection.execute(f"CREATE TABLE w ({', '.join(f'c{i} INT' for i in range(50))}, PRIMARY KEY (c49))")
-    cut = render_schema(read_schema(wide).tables, 150)
+    cut = render_schema(read_schema(wide).tables, 150, ddl=True)
     assert cut.columns == tuple(("w", f"c{i}") for i in range(4, 49))  # the key stays
     assert cut.text == (
         "CREATE TABLE w (\n  c0 INT,\n  c1 INT,\n  c2 INT,\n  c3 INT,\n  c49 INT,\n  PRIMARY KEY (c49)\n);\n"
-        "-- left out: example values, 45 columns"
+        "-- left out: 45 columns"
     )
 
 
@@ -281,7 +283,7 @@ def test_the_schema_shows_what_a_statement_may_name_as_it_has_to_be_written(odd)
         "near_vector_chunks00": data,
     }
     assert (
-        render_schema([tables[name] for name in ("order", "cast", "trimmed")]).text
+        render_schema([tables[name] for name in ("order", "cast", "trimmed")], ddl=True).text
         == """\
 CREATE TABLE "order" (
   id INTEGER, -- 7
@@ -306,7 +308,7 @@ def test_the_cuts_of_a_schema_of_many_tables_take_no_time():
     columns = tuple(ColumnInfo(f"column{i}", "INT") for i in range(5))
     tables = [TableInfo(f"t{i}", columns) for i in range(1000)]
     started = time.thread_time()
-    assert len(lengths(tables)) == 1000  # without values, then 999 with ever fewer tables
+    assert len(lengths(tables)) == 999  # ever fewer tables
     assert time.thread_time() - started < seconds_here(0.5)
 
 
@@ -726,7 +728,7 @@ def test_the_reference_is_in_no_message(environment):
         {"role": "system", "content": environment.messages(asked)[0]["content"]},
         {"role": "user", "content": "Who?\nnames are in name"},
     ]
-    assert WHOLE in environment.messages(asked)[0]["content"]
+    assert environment.schema_text(asked) in environment.messages(asked)[0]["content"]
     assert "secret" not in str(environment.messages(asked))
     assert json.loads(environment.reference_replies(asked)[0]["tool_calls"][0]["function"]["arguments"]) == {
         "sql": "SELECT secret"
@@ -749,8 +751,8 @@ def test_prompts_that_are_too_long_get_a_shorter_schema_which_is_said(environmen
     }
     assert all(length(question) < length(found.train[0]) for question in cut.train)
     assert [str(problem) for problem in prompts.cuts()] == [
-        "the schema of my shop? is cut in 4 of 4 first prompts; left out: example values; --max_prompt_tokens "
-        f"{length(found.train[0])} keeps everything, where the model's context holds it"
+        "the schema of my shop? is cut in 4 of 4 first prompts; left out: 2 all columns of the tables: orders, spent; "
+        f"--max_prompt_tokens {length(found.train[0])} keeps everything, where the model's context holds it"
     ]
 
 

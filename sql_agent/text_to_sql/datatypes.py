@@ -9,6 +9,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from agentgrpo.json_text import JsonObject
 from dbbench_adapter.datatypes import Rows
+from sql_agent.text_to_sql.schema import LinkedTables
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Question:
     """Whether the reference changes data, so that the rows that it leaves behind are judged."""
     schema_chars: int | None = None
     """Characters to which the schema in the prompt is cut; None: it is whole."""
+    tables: LinkedTables | None = None
+    """What the prompt shows of the database; None: every table."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

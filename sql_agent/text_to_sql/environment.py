@@ -22,7 +22,7 @@ from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSes
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
-from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings
+from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings, SchemaForm
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import (
     MAX_ROUNDS,
@@ -45,13 +45,16 @@ from sql_agent.text_to_sql.judges import (
     same_state,
     undecodable,
 )
+from sql_agent.text_to_sql.linking import SchemaLinker, column_values
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
-from sql_agent.text_to_sql.schema import Rendered, lengths, render_schema
+from sql_agent.text_to_sql.schema import LinkedTables, Rendered, lengths, render_schema
 from sql_agent.text_to_sql.ties import probes, ranked, ranks
 
 # Seconds that a reference or a submitted query may take, longer than other statements; for `bird` both together.
 JUDGED_S = 30.0
+# Seconds for the values of one column, which a linked schema looks up.
+LINKED_S = 2.0
 # Questions without a usable reference that are printed.
 SHOWN = 5
 PROGRESS_S = 10.0
@@ -72,6 +75,7 @@ class TextToSql(Environment):
     Args:
         place: a path or an address, in one of the forms that the engines name (`Engine.places`).
         columns: the user's names of the columns of questions (`agentgrpo.columns.parse_columns`).
+        form: how prompts show a database.
     Raises:
         DatabaseError: there is no such database.
         ValueError: the judge does not compare results of such a database.
@@ -79,7 +83,13 @@ class TextToSql(Environment):
 
     name: ClassVar[str] = "text2sql"
 
-    def __init__(self, place: Path | str, judge: ExecutionJudge = "strict", columns: str | None = None) -> None:
+    def __init__(
+        self,
+        place: Path | str,
+        judge: ExecutionJudge = "strict",
+        columns: str | None = None,
+        form: SchemaForm = "compact",
+    ) -> None:
         self.databases, self._columns = open_databases(place), columns
         self._engine = self.databases.engine
         if self._engine.dialect != EVALUATED_DIALECT and judge != "strict":
@@ -88,9 +98,11 @@ class TextToSql(Environment):
                 "strict"
             )
         self._judge: ExecutionJudge = judge
+        self._form: SchemaForm = form
         self.tools = TOOLS
         self.instructions, self.marks = RULES.format(engine=self._engine.name).strip(), TOOL_NAMES
         self._rendered = lru_cache(maxsize=1024)(self._render)  # questions about one database share their schema
+        self._linker = lru_cache(maxsize=None)(self._make_linker)
         self._reference = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
         self._reference_ranks = lru_cache(maxsize=256)(self._run_ranks)
         self._reference_changes = lru_cache(maxsize=16)(self._run_change)
@@ -106,38 +118,56 @@ class TextToSql(Environment):
         if judge is None:
             known = ", ".join(EXECUTION_JUDGES)
             raise ValueError(f"the judge of env.type=text2sql is one of {known}; got {settings.judge}")
-        return cls(settings.database, judge, settings.columns)
+        return cls(settings.database, judge, settings.columns, settings.schema_form)
 
     def messages(self, task: Question) -> list[Message]:
-        schema = self._rendered(task.db_id, task.schema_chars).text
-        return messages(task, schema, self._engine.name, self.instructions)
+        return messages(task, self.schema_text(task), self._engine.name, self.instructions)
 
-    def _render(self, db_id: str, chars: int | None) -> Rendered:
-        return render_schema(self.databases.schema(db_id), chars)
+    def schema_text(self, task: Question) -> str:
+        return self._rendered(task.db_id, task.schema_chars, task.tables).text
+
+    def _render(self, db_id: str, chars: int | None, linked: LinkedTables | None) -> Rendered:
+        return render_schema(self.databases.schema(db_id), chars, ddl=self._form == "ddl", linked=linked)
+
+    def _link(self, questions: Sequence[Question]) -> list[Question]:
+        """Choose what the prompt of each shows; the choice stays with the question, so that it is made once."""
+        if self._form != "linked":
+            return list(questions)
+        return [replace(each, tables=self._linker(each.db_id).link(each.question, each.evidence)) for each in questions]
+
+    def _make_linker(self, db_id: str) -> SchemaLinker:
+        tables = self.databases.schema(db_id)
+        with closing(self.databases.open(db_id, statement_timeout_s=LINKED_S)) as session:
+            return SchemaLinker(tables, column_values(tables, session))
 
     def shorter(self, task: Question) -> list[Question]:
-        return [replace(task, schema_chars=chars) for chars in lengths(self.databases.schema(task.db_id))]
+        tables = self.databases.schema(task.db_id)
+        found = lengths(tables, ddl=self._form == "ddl", linked=task.tables)
+        return [replace(task, schema_chars=chars) for chars in found]
 
     def left_out(self, task: Question) -> LeftOut | None:
-        cut = self._rendered(task.db_id, task.schema_chars)
-        columns = tuple(f"{table}.{column}" for table, column in cut.columns if table not in cut.tables)
+        cut = self._rendered(task.db_id, task.schema_chars, task.tables)
+        if task.schema_chars is None or cut.is_whole:
+            return None
+        columns = tuple(f"{table}.{column}" for table, column in cut.columns)
         parts = {"columns": columns, "all columns of the tables": cut.tables}
         named = tuple((kind, names) for kind, names in parts.items() if names)
-        return None if cut.values else LeftOut(f"the schema of {task.db_id}", (("example values", ()), *named))
+        return LeftOut(f"the schema of {task.db_id}", (*(() if cut.values else (("example values", ()),)), *named))
 
     def missed(self, task: Question) -> tuple[str, ...]:
-        cut = self._rendered(task.db_id, task.schema_chars)
-        if cut.values or task.query is None:
+        cut = self._rendered(task.db_id, task.schema_chars, task.tables)
+        if cut.is_whole or task.query is None:
             return ()
         schema = self.databases.schema(task.db_id)
-        gone = [(table, column) for table, column in cut.columns if table not in cut.tables]
+        gone = [*cut.columns]
         gone += [(table.name, column.name) for table in schema if table.name in cut.tables for column in table.columns]
         return named_in(task.query, gone, self._engine)
 
     def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
         open_one = self.databases.open_view if task.changes else self.databases.open
         database = open_one(task.db_id, statement_timeout_s=limits.statement_timeout_s)
-        return TextToSqlEpisode(task, database, submission_timeout_s=JUDGED_S)
+        tables = self.databases.schema(task.db_id)
+        return TextToSqlEpisode(task, database, tables, submission_timeout_s=JUDGED_S)
 
     def judge(self, episode: TextToSqlEpisode) -> Score:
         """Compare the results of the submitted query and the reference, or what both have left behind.
@@ -314,7 +344,7 @@ class TextToSql(Environment):
         left_out = Counter[str]()
         self._say_unreadable({question.db_id for question in (*train, *val)})
         kept = self._usable(train, left_out, train=True), self._usable(val, left_out, train=False)
-        return Split(*kept, left_out=left_out)
+        return Split(self._link(kept[0]), self._link(kept[1]), left_out=left_out)
 
     def _say_unreadable(self, db_ids: set[str]) -> None:
         for db_id in sorted(db_ids):
@@ -364,7 +394,7 @@ class TextToSql(Environment):
         return digest([tables, " ".join(task.question.casefold().split())])
 
     def read_tasks(self, file: Path) -> list[Question]:
-        return read_questions(file, self.databases, self._columns)
+        return self._link(read_questions(file, self.databases, self._columns))
 
     def row(self, task: Question) -> dict[str, object]:
         solution = {"answer": task.answer} if task.query is None else {"query": task.query}
@@ -381,7 +411,7 @@ class TextToSql(Environment):
             raise ValueError(
                 f"there are {len(ids)} databases; ask a task first, :task N, which chooses one, or give the file of one"
             )
-        return Question(id, question, like.db_id if like else ids[0], answer=())
+        return self._link([Question(id, question, like.db_id if like else ids[0], answer=())])[0]
 
     def task(self, fields: JsonObject) -> Question:
         return Question.from_dict(fields)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 from agentgrpo.chat.calls import call, calls, numbered_id, tool
+from agentgrpo.json_text import JsonObject
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
-from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session
+from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session, TableInfo
 from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import is_sql
+from sql_agent.text_to_sql.schema import describe_table
 
 MAX_ROUNDS = 8
 MAX_SHOWN_ROWS = 20
@@ -20,29 +23,19 @@ MAX_SHOWN_CHARS = 1_000
 # Bytes of a text that is no UTF-8, and half pairs of a policy's own.
 _SURROGATES = re.compile(r"[\uD800-\uDFFF]")
 RULES = """\
-You answer questions about a {engine} database by a query. execute_sql runs a SELECT statement and shows its rows; \
-submit_sql hands in the query whose result is the answer, and ends the task. The query returns the columns that are \
-asked for and nothing else.
+Answer the question with one {engine} query that returns only what is asked for. execute_sql shows the rows of a \
+query; submit_sql hands in the answer and ends the task.
 """
 RULES_OF_CHANGES = """\
-You change the data of a {engine} database as you are asked. execute_sql runs a SELECT, INSERT, UPDATE or DELETE \
-statement and shows its rows, or how many it changed; submit_sql runs the last statement, and ends the task. The rows \
-of all tables are compared with what was asked for, so change nothing else.
+Change the data of a {engine} database as you are asked, and nothing else: the rows of all tables are compared. \
+execute_sql runs a SELECT, INSERT, UPDATE or DELETE statement; submit_sql runs the last one and ends the task.
 """
 
 
-_SQL = {"sql": "The statement."}
+_SQL: dict[str, JsonObject] = {"sql": {"type": "string"}}
 TOOLS = [
-    tool(
-        "execute_sql",
-        "Run one SELECT statement and return its rows. In a task that changes data also INSERT, UPDATE or DELETE.",
-        _SQL,
-    ),
-    tool(
-        "submit_sql",
-        "Hand in the query that answers the question. In a task that changes data, run the last statement.",
-        _SQL,
-    ),
+    tool("execute_sql", "Run a statement and show its rows.", _SQL),
+    tool("submit_sql", "Hand in the last statement.", _SQL),
 ]
 
 
@@ -71,11 +64,15 @@ def solution_calls(question: Question, engine: Engine) -> list[Message]:
     return [calls(call(name, {"sql": sql}, numbered_id(number))) for number, (name, sql) in enumerate(asked)]
 
 
+_DESCRIBE = re.compile(r"\s*desc(?:ribe)?\s+(?:table\s+)?[\"`]?(?P<name>[^\"`;]+?)[\"`]?\s*;?\s*", re.IGNORECASE)
+
+
 class TextToSqlEpisode(CallingEpisode):
     """Plays an episode in which a reply without a call ends it without an answer.
 
     Args:
         database: a `ChangingSession` if the task changes data; what is submitted is run there.
+        tables: those that DESCRIBE shows.
         submission_timeout_s: limit of what is submitted (`Backend.open`).
     """
 
@@ -83,10 +80,12 @@ class TextToSqlEpisode(CallingEpisode):
         self,
         question: Question,
         database: Session,
+        tables: Sequence[TableInfo],
         *,
         submission_timeout_s: float,
     ) -> None:
         self.question, self.database = question, database
+        self._tables = {table.name.lower(): table for table in tables}
         self._submission_timeout_s = submission_timeout_s
         self.submitted: str | None = None
         # What the database said about `submitted`; of a query after the judge has run it.
@@ -103,6 +102,8 @@ class TextToSqlEpisode(CallingEpisode):
             raise MalformedCallError(f'{name} takes {{"sql": "SELECT ..."}}')
         sql = unfenced(sql)
         if name == "execute_sql":
+            if (asked := _DESCRIBE.fullmatch(sql)) and (table := self._tables.get(asked["name"].lower())):
+                return describe_table(table)
             result = self.database.run(sql)
             self._end_if_spent(self.database)
             return format_rows(result)

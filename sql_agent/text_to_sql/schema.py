@@ -1,15 +1,17 @@
 """Renders the schema of a database for the policy, cut to a length.
 
-It shows tables, columns with types, keys, and a few values of each column.
+`compact` is one line a table; `ddl` is CREATE statements, three times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
-from dbbench_adapter.engines.engine import TableInfo
+from dbbench_adapter.engines.engine import SAMPLES, ColumnInfo, TableInfo
 
 # Words that are names in SQLite only if they are quoted.
 _KEYWORDS = (
@@ -18,13 +20,19 @@ _KEYWORDS = (
     "group having in index insert intersect into is isnull join limit not nothing notnull null on or order primary "
     "raise references returning select set table then to transaction union unique update using values when where"
 )
+# Values that `compact` shows, for their form or because they are codes.
+_DATE = re.compile(r"'\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*'|'\d{1,2}:\d{2}.*'")
+_CODE_CHARS = 16
+
+LinkedTables = tuple[tuple[str, tuple[str, ...]], ...]
+"""Tables, the most relevant one first, each with those of its columns that a prompt shows."""
 
 
 @dataclass(frozen=True)
 class Rendered:
     """A schema as the policy reads it, and the names of what it leaves out."""
 
-    statements: Sequence[str]
+    text: str
     values: bool = True
     """Whether it shows example values."""
     columns: tuple[tuple[str, str], ...] = ()
@@ -33,76 +41,150 @@ class Rendered:
     """Tables whose columns are all left out."""
 
     @property
-    def text(self) -> str:
-        """The schema, never empty; the last line counts columns and does not name them, to be short."""
-        said = [] if self.values else ["example values"]
-        if self.columns:
-            said.append(f"{len(self.columns)} column{'s' if len(self.columns) > 1 else ''}")
-        if self.tables:
-            said.append(f"the columns of {', '.join(self.tables)}")
-        return "\n".join(self.statements) + (f"\n-- left out: {', '.join(said)}" if said else "")
+    def is_whole(self) -> bool:
+        return self.values and not self.columns and not self.tables
 
 
-def render_schema(tables: Sequence[TableInfo], max_chars: int | None = None) -> Rendered:
+def render_schema(
+    tables: Sequence[TableInfo], max_chars: int | None = None, *, ddl: bool = False, linked: LinkedTables | None = None
+) -> Rendered:
     """The schema as the policy reads it.
 
     A schema that is too long loses, in this order: example values; columns of wide tables; the last tables.
 
     Args:
         max_chars: the longest text; None: no limit.
+        linked: what it shows at most; None: everything.
     """
-    for rendered in _cuts(tables):
+    for rendered in _ever_shorter(_cuts(tables, linked, ddl=ddl)):
         if max_chars is None or len(rendered.text) <= max_chars:
             break
     return rendered
 
 
-def lengths(tables: Sequence[TableInfo]) -> list[int]:
+def lengths(tables: Sequence[TableInfo], *, ddl: bool = False, linked: LinkedTables | None = None) -> list[int]:
     """The lengths, in characters, of the shortened schemas that `render_schema` chooses from, longest first."""
-    return [len(rendered.text) for rendered in _cuts(tables)][1:]
+    return [len(rendered.text) for rendered in _ever_shorter(_cuts(tables, linked, ddl=ddl))][1:]
 
 
-def _cuts(tables: Sequence[TableInfo]) -> Iterator[Rendered]:
-    yield Rendered([*map(_statement, tables)])
-    cut = [_without_values(table) for table in tables]
-    statements, gone = [*map(_statement, cut)], ()
-    yield Rendered(statements, values=False)
+def describe_table(table: TableInfo) -> str:
+    return _line(table, whole=table)
+
+
+def _ever_shorter(cuts: Iterable[Rendered]) -> Iterator[Rendered]:
+    # to name a small table may take more than to show it
+    before: int | None = None
+    for cut in cuts:
+        if before is None or len(cut.text) < before:
+            before = len(cut.text)
+            yield cut
+
+
+def _cuts(tables: Sequence[TableInfo], linked: LinkedTables | None, *, ddl: bool) -> Iterator[Rendered]:
+    wholes = {table.name: table for table in tables}
+    if linked is not None:
+        kept = [_with_columns(wholes[name], columns) for name, columns in linked]
+    else:
+        kept = [*tables] if ddl else sorted(tables, key=_is_idle)
+    names = [table.name for table in kept]
+    names += [name for name in wholes if name not in set(names)]
+
+    def parts_of(tables: Sequence[TableInfo]) -> list[_Part]:
+        return [_part(table, wholes[table.name], ddl=ddl) for table in tables]
+
+    whole = parts_of(kept)
+    yield _rendered(whole, names[len(whole) :], values=True, ddl=ddl)
+    cut = [replace(table, columns=tuple(replace(column, samples=()) for column in table.columns)) for table in kept]
+    parts = parts_of(cut)
+    rendered = partial(_rendered, values=parts == whole, ddl=ddl)
+    if parts != whole:
+        yield rendered(parts, names[len(parts) :])
     for most in (40, 20, 10, 5):
         narrow = [_narrow(table, most) for table in cut]
         if narrow != cut:
-            cut, statements, gone = narrow, [*map(_statement, narrow)], _gone(tables, narrow)
-            yield Rendered(statements, values=False, columns=gone)
-    for count in range(len(cut) - 1, 0, -1):
-        names = tuple(table.name for table in cut[count:])
-        yield Rendered(statements[:count], values=False, columns=gone, tables=names)
+            cut, parts = narrow, parts_of(narrow)
+            yield rendered(parts, names[len(parts) :])
+    for count in range(len(parts) - 1, 0, -1):
+        yield rendered(parts[:count], names[count:])
 
 
-def _gone(tables: Sequence[TableInfo], cut: Sequence[TableInfo]) -> tuple[tuple[str, str], ...]:
-    gone: list[tuple[str, str]] = []
-    for table, kept in zip(tables, cut, strict=True):
-        names = {column.name for column in kept.columns}
-        gone += [(table.name, column.name) for column in table.columns if column.name not in names]
-    return tuple(gone)
+class _Part(NamedTuple):
+    """One table of a rendered schema."""
+
+    text: str
+    gone: list[tuple[str, str]]
+    """Columns that it has lost."""
 
 
-def _without_values(table: TableInfo) -> TableInfo:
-    return replace(table, columns=tuple(replace(column, samples=()) for column in table.columns))
+def _part(table: TableInfo, whole: TableInfo, *, ddl: bool) -> _Part:
+    shown = {column.name for column in table.columns}
+    gone = [(table.name, column.name) for column in whole.columns if column.name not in shown]
+    return _Part(_statement(table) if ddl else _line(table, whole=whole), gone)
+
+
+def _rendered(parts: Sequence[_Part], rest: Sequence[str], *, values: bool, ddl: bool) -> Rendered:
+    columns = tuple(column for part in parts for column in part.gone)
+    if ddl:
+        last = _format_left_out(len(columns), rest, values=values)
+    else:
+        last = f"More tables, by DESCRIBE: {', '.join(rest)}" if rest else ""
+    return Rendered(
+        "\n".join([*(part.text for part in parts), *([last] if last else [])]), values, columns, tuple(rest)
+    )
+
+
+def _format_left_out(columns: int, tables: Sequence[str], *, values: bool) -> str:
+    # Columns are counted, to be short.
+    said = [] if values else ["example values"]
+    if columns:
+        said.append(f"{columns} column{'s' if columns > 1 else ''}")
+    if tables:
+        said.append(f"the columns of {', '.join(tables)}")
+    return f"-- left out: {', '.join(said)}" if said else ""
+
+
+def _is_idle(table: TableInfo) -> int:
+    """Sorts tables that few questions are about, views and empty ones, behind the others."""
+    return 1 if table.is_view else 0 if any(column.samples for column in table.columns) else 2
+
+
+def _with_columns(table: TableInfo, names: Collection[str]) -> TableInfo:
+    return replace(table, columns=tuple(column for column in table.columns if column.name in names))
 
 
 def _narrow(table: TableInfo, most: int) -> TableInfo:
-    """Columns of keys stay first."""
-    if len(table.columns) <= most:
-        return table
+    """Columns of keys stay first, and bytes go first."""
     keys = {*table.primary_key, *(column for column, _, _ in table.foreign_keys)}
-    kept = {c.name for c in sorted(table.columns, key=lambda column: column.name not in keys)[:most]}
-    return replace(table, columns=tuple(column for column in table.columns if column.name in kept))
+
+    def place(column: ColumnInfo) -> int:
+        return 0 if column.name in keys else 2 if column.type.upper() == "BLOB" else 1
+
+    return _with_columns(table, {column.name for column in sorted(table.columns, key=place)[:most]})
+
+
+def _line(table: TableInfo, *, whole: TableInfo) -> str:
+    """`name(column, column key, column = table.column, column 'F' 'M')`, with `...` for columns that are left out."""
+    name = partial(_name, quote=table.quote)
+    references = {column: f" = {name(other)}.{name(theirs)}" for column, other, theirs in table.foreign_keys}
+    columns = []
+    for column in table.columns:
+        key = " key" if column.name in table.primary_key else ""
+        columns.append(f"{name(column.name)}{key}{references.get(column.name) or _values(column)}")
+    more = ["..."] if len(table.columns) < len(whole.columns) else []
+    return f"{name(table.name)}({', '.join([*columns, *more])})"
+
+
+def _values(column: ColumnInfo) -> str:
+    if column.is_code and all(len(value) <= _CODE_CHARS for value in column.samples):
+        return "".join(f" {value}" for value in column.samples)
+    return next((f" {value}" for value in column.samples[:1] if _DATE.fullmatch(value)), "")
 
 
 def _statement(table: TableInfo) -> str:
     name = partial(_name, quote=table.quote)
     lines = []
     for column in table.columns:
-        shown = f" -- {', '.join(column.samples)}" if column.samples else ""
+        shown = f" -- {', '.join(column.samples[:SAMPLES])}" if column.samples else ""
         lines.append((f"  {name(column.name)} {column.type}".rstrip(), shown))
     if table.primary_key:
         lines.append((f"  PRIMARY KEY ({', '.join(map(name, table.primary_key))})", ""))
@@ -114,4 +196,8 @@ def _statement(table: TableInfo) -> str:
 
 def _name(name: str, quote: str) -> str:
     plain = quote == '"' and name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
-    return name if plain else quote + name.replace(quote, 2 * quote) + quote
+    return name if plain else quoted(name, quote)
+
+
+def quoted(name: str, quote: str) -> str:
+    return quote + name.replace(quote, 2 * quote) + quote

@@ -12,11 +12,10 @@ from dbbench_adapter.engines.engine import (
     MAX_RESULT_CHARS,
     MAX_RESULT_ROWS,
     SAMPLED_ROWS,
-    ColumnInfo,
     Databases,
     TableInfo,
+    described_columns,
     format_unreadable,
-    sample_values,
 )
 from dbbench_adapter.engines.mysql import MYSQL
 from dbbench_adapter.engines.mysql.read_only import ReadOnlyServer
@@ -128,8 +127,7 @@ def read_server_schema(server: ReadOnlyServer) -> tuple[tuple[TableInfo, ...], d
             unreadable[name] = f"{error}; a view needs its tables and the account that made it" if is_view else error
             continue
         found = None if is_view else _answer(server, f"SELECT * FROM {backquoted(name)} LIMIT {SAMPLED_ROWS}")
-        samples = sample_values([column for column, _ in columns[name]], found.rows or () if found else ())
-        infos = tuple(ColumnInfo(column, kind, samples[column]) for column, kind in columns[name])
+        infos = described_columns(columns[name], found.rows or () if found else ())
         tables.append(TableInfo(name, infos, tuple(keys[name]), tuple(references[name]), is_view, quote="`"))
     if not tables:
         more = f": {format_unreadable(unreadable)}" if unreadable else ""

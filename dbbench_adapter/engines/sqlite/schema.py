@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import BackendUnavailable
-from dbbench_adapter.engines.engine import SAMPLED_ROWS, ColumnInfo, TableInfo, format_unreadable, sample_values
+from dbbench_adapter.engines.engine import SAMPLED_ROWS, TableInfo, described_columns, format_unreadable
 from dbbench_adapter.engines.sqlite.foreign_schema import table_list
 from dbbench_adapter.engines.sqlite.read_only import opened
 
@@ -112,8 +112,7 @@ def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> Tab
     found = connection.execute("SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1", (name,)).fetchall()
     # a view is only prepared, since its rows may take long; this finds collations that are missing
     rows = connection.execute(f"SELECT * FROM {quoted(name)} LIMIT {0 if is_view else SAMPLED_ROWS}")
-    samples = sample_values([column for column, _, _ in found], rows)
-    columns = tuple(ColumnInfo(column, kind, samples.get(column, ())) for column, kind, _ in found)
+    columns = described_columns([(column, kind) for column, kind, _ in found], rows)
     key = tuple(column for column, _, place in sorted(found, key=lambda row: row[2]) if place)
     return TableInfo(name, columns, key, _foreign_keys(connection, name), is_view)
 

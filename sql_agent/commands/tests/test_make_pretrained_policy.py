@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from agentgrpo.chat.calls import tool
 from sql_agent.commands.pretrained_policy import RECIPE_FILE, main, make_pretrained_policy
 from sql_agent.model_check import PROBE, check_model_dir
 from sql_agent.pretrained_policy.convert import CHAT_TEMPLATE
@@ -232,11 +233,19 @@ def test_a_conversation_with_a_tool_call_reads_as_chatml():
 
 def test_tools_stand_in_the_system_message_given_or_not():
     with_tools = rendered(PROBE, TOOLS)
-    assert with_tools.startswith('<|im_start|>system\nprobe_system\n\nTools:\n{"type": "function", ')
+    assert with_tools.startswith("<|im_start|>system\nprobe_system\n\nTools:\nexecute_sql(query): Run one statement.\n")
     assert 'Call a tool with <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call><|im_end|>\n' in with_tools
     without_system = rendered(PROBE[1:], TOOLS)
     assert without_system.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by")
     assert without_system.count("probe_user") == 1
+
+
+def test_an_argument_that_is_no_plain_text_keeps_its_schema():
+    properties = {"name": {"type": "string"}, "count": {"type": "integer"}, "way": {"type": "string", "enum": ["up"]}}
+    tools = [tool("move", "Move it.", properties), tool("stop", "Stop.", {})]
+    assert (
+        '\nmove(name, count: {"type": "integer"}, way: {"type": "string", "enum": ["up"]}): Move it.\nstop(): Stop.\n'
+    ) in rendered(PROBE, tools)
 
 
 CALLS = [{"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}] * 2

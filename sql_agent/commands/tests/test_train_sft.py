@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from agentgrpo.chat.replies import EncodedReplies
 from agentgrpo.checks import UsageError
 from agentgrpo.limited_fork import forked
 from agentgrpo.printed_commands import program_command
@@ -26,7 +27,7 @@ from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import SETTINGS, check_resumed, load_trainable
 from sql_agent.sft.run import RECORD, SftConfig, SftRun, commands_after_sft, prepare_sft
-from sql_agent.sft.trainer import CrossEntropy, train_epochs, trained_policy
+from sql_agent.sft.trainer import CrossEntropy, epoch_order, related_conversations, train_epochs, trained_policy
 
 ROOT = Path(__file__).parents[3]
 AGENTGRPO = program_command("agentgrpo")
@@ -188,6 +189,31 @@ def test_losses_and_weights_of_several_updates_are_those_of_trls_trainer(base, r
     expected = dict(trainer.model.named_parameters())
     for name, weight in policy.model.named_parameters():
         torch.testing.assert_close(weight, expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_conversations_whose_prompts_share_more_than_half_are_related():
+    a, b = [1, 2, 3, 4, 5, 6], [1, 7, 7, 7, 7, 7]
+    prompts = [[*a, 20], [*b, 20], [*a, 21, 22, 23], [*a[:3], 30, 31, 32], [*b, 21]]  # the fourth shares just half
+    encoded = [EncodedReplies([*prompt, 9, 9], [0] * len(prompt) + [1, 1]) for prompt in prompts]
+    assert sorted(map(sorted, related_conversations(encoded))) == [[0, 2], [1, 4], [3]]
+
+
+def test_an_epochs_order_keeps_related_conversations_in_a_batch_and_draws_the_rest():
+    related = [[*range(0, 9)], [*range(9, 15)], [*range(15, 20)]]
+    order = epoch_order(related, 4, seed=1)
+    assert sorted(order) == [*range(20)]
+    of = [next(i for i, group in enumerate(related) if number in group) for number in order]
+    full, rest = [of[at : at + 4] for at in (0, 4, 8, 12)], of[16:]
+    assert sorted(map(tuple, map(set, full))) == [(0,), (0,), (1,), (2,)]  # 9 = 2 x 4 + 1, 6 = 4 + 2, 5 = 4 + 1
+    assert sorted(rest) == [0, 1, 1, 2]
+    orders = {tuple(epoch_order(related, 4, seed)) for seed in range(20)}
+    assert len(orders) == 20 and len({order[0] // 9 for order in orders}) > 1  # no relation always comes first
+    assert epoch_order(related, 4, seed=1) == order
+
+
+def test_where_all_or_none_are_related_the_order_is_torchs():
+    drawn = torch.randperm(6, generator=torch.Generator().manual_seed(5)).tolist()
+    assert epoch_order([[*range(6)]], 2, 5) == epoch_order([[number] for number in range(6)], 2, 5) == drawn
 
 
 class Largest(TorchDispatchMode):

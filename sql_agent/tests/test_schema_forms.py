@@ -1,0 +1,157 @@
+"""How a prompt shows a database: one line a table, or only the tables that the question's words lead to."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bench.prompts import measure, used
+from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
+from dbbench_adapter.engines.sqlite.schema import read_schema
+from sql_agent.settings.groups import AgentConfig
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.linking import SchemaLinker
+from sql_agent.text_to_sql.schema import render_schema
+
+SPIDER = Path(__file__).resolve().parents[3] / "shared" / "text2sql" / "spider"
+PRETRAINED = Path(__file__).resolve().parents[2] / "models" / "smollm2-135m-instruct"
+NAMES = ("audit", "badge", "cable", "depot", "event", "fence", "glove", "hotel", "invoice", "jacket")
+
+
+@pytest.fixture
+def company(tmp_path) -> Path:
+    """Twelve tables and a view: three of a shop, and nine that no question is about."""
+    file = tmp_path / "company.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("""
+            CREATE TABLE customer (id INTEGER PRIMARY KEY, full_name TEXT, home_town TEXT, photo BLOB);
+            CREATE TABLE sales_order (
+                id INTEGER PRIMARY KEY, customer INTEGER REFERENCES customer, ordered_on TEXT, paid TEXT);
+            CREATE TABLE order_line (
+                sales_order INTEGER REFERENCES sales_order, product INTEGER REFERENCES product, amount INTEGER,
+                PRIMARY KEY (sales_order, product));
+            CREATE TABLE product (id INTEGER PRIMARY KEY, "group" TEXT, productTitle TEXT);
+            CREATE VIEW unpaid AS SELECT * FROM sales_order WHERE paid = 'no';
+        """)
+        for name in NAMES[:8]:
+            columns = ", ".join(f"{name}_value_{number} REAL" for number in range(9))
+            connection.execute(f"CREATE TABLE {name}_log (id INTEGER PRIMARY KEY, {columns})")
+            connection.execute(f"INSERT INTO {name}_log (id) VALUES (1)")
+        connection.execute("CREATE TABLE empty_log (id INTEGER)")
+        customers = [(n, f"Ann {n}", town) for n, town in enumerate(["Ulm", "Bad Aibling", "Kiel"] * 5)]
+        connection.executemany("INSERT INTO customer (id, full_name, home_town) VALUES (?, ?, ?)", customers)
+        orders = [(n, n % 15, f"2026-03-{n + 1:02}", "no" if n % 2 else "yes") for n in range(20)]
+        connection.executemany("INSERT INTO sales_order VALUES (?, ?, ?, ?)", orders)
+        connection.executemany("INSERT INTO product VALUES (?, ?, ?)", [(n, f"g{n}", f"title {n}") for n in range(30)])
+        connection.executemany("INSERT INTO order_line VALUES (?, ?, ?)", [(n, n, n) for n in range(20)])
+        connection.commit()
+    return file
+
+
+def linked(company, question):
+    with TextToSql(company, form="linked") as environment:
+        return environment._link([Question("q", question, "company", "SELECT 1")])[0]
+
+
+def test_compact_has_a_line_for_each_table_with_keys_references_dates_and_codes(company):
+    tables = [table for table in read_schema(company).tables if not table.name.endswith("_log")]
+    assert render_schema(tables).text.splitlines() == [
+        "customer(id key, full_name, home_town 'Ulm' 'Bad Aibling' 'Kiel', photo)",
+        "sales_order(id key, customer = customer.id, ordered_on '2026-03-01', paid 'yes' 'no')",
+        "order_line(sales_order key = sales_order.id, product key = product.id, amount)",
+        'product(id key, "group", productTitle)',
+        "unpaid(id, customer, ordered_on, paid)",  # views stand behind tables
+    ]
+
+
+def test_empty_tables_stand_last_and_the_first_to_go_are_values_then_bytes_then_tables(company):
+    tables = read_schema(company).tables
+    assert render_schema(tables).text.splitlines()[-1] == "empty_log(id)"
+    some = [table for table in tables if table.name in ("customer", "fence_log", "empty_log")]
+    kept = render_schema(some, 1)
+    assert kept.text.splitlines() == [
+        "customer(id key, full_name, home_town, photo)",
+        "More tables, by DESCRIBE: fence_log, empty_log",
+    ]
+    assert kept.tables == ("fence_log", "empty_log") and not kept.values
+
+
+@pytest.mark.parametrize(("question", "tables"), [
+    ("How many customers are there?", ["customer"]),
+    ("Who lives in bad aibling?", ["customer"]),  # no name: a value of two words, in any case
+    ("Titles of all products", ["product"]),  # plural and order of words differ
+    ("Which customers bought title 3?", ["customer", "product", "sales_order", "order_line"]),  # the way between
+])  # fmt: skip
+def test_a_linked_prompt_begins_with_the_tables_that_the_question_leads_to(company, question, tables):
+    shown = [name for name, _ in linked(company, question).tables]
+    assert set(shown[: len(tables)]) == set(tables) and shown[0] == tables[0]
+    assert "empty_log" not in shown and len(shown) < 13
+
+
+def test_a_linked_prompt_names_the_tables_that_it_leaves_out_and_describe_shows_them(company):
+    asked = linked(company, "How many customers are there?")
+    with TextToSql(company, form="linked") as environment:
+        text = environment.messages(asked)[0]["content"]
+        columns = ", ".join(f"fence_value_{number}" for number in range(9))
+        assert "fence_log(" not in text
+        assert text.splitlines()[-1].startswith("More tables, by DESCRIBE: ") and "fence_log" in text
+        with closing(environment.open(asked, AgentConfig())) as episode:
+            for sql in ("DESCRIBE fence_log", 'describe table "FENCE_LOG";', "desc `fence_log`"):
+                assert next(episode.answer(call(sql)))["content"] == f"fence_log(id key, {columns})"
+            assert next(episode.answer(call("DESCRIBE nowhere")))["content"].startswith("Error")
+
+
+def call(sql):
+    function = {"name": "execute_sql", "arguments": json.dumps({"sql": sql})}
+    calls = [{"id": "call00001", "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def test_a_question_keeps_what_its_prompt_shows_so_that_a_runner_builds_no_index(company, monkeypatch):
+    asked = linked(company, "Titles of all products")
+    monkeypatch.setattr(SchemaLinker, "link", None)
+    with TextToSql(company, form="linked") as environment:
+        again = environment.task(json.loads(json.dumps(asked.to_dict())))
+        assert again == asked and environment.messages(again) == environment.messages(asked)
+
+
+def test_of_a_wide_table_a_linked_prompt_shows_keys_and_the_columns_that_are_asked_for(tmp_path):
+    file = tmp_path / "wide.db"
+    with closing(sqlite3.connect(file)) as connection:
+        columns = ", ".join(f"measure_{number} REAL" for number in range(60))
+        connection.execute(f"CREATE TABLE station (id INTEGER PRIMARY KEY, {columns}, wind_speed REAL)")
+    tables = read_schema(file).tables
+    ((name, shown),) = SchemaLinker(tables, {}).link("What is the highest wind speed?")
+    assert name == "station" and len(shown) == 12 and {"id", "wind_speed"} <= set(shown)
+    assert render_schema(tables, linked=((name, shown),)).text.endswith(", wind_speed, ...)")
+
+
+def test_a_reference_that_uses_what_linking_leaves_out_is_told(company, tmp_path):
+    rows = [{"question": "How many customers are there?", "query": "SELECT count(glove_value_3) FROM glove_log"}] * 2
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    with TextToSql(company, form="linked") as environment:
+        asked = environment.read_tasks(tmp_path / "q.json")[0]
+        assert environment.missed(asked) == ("glove_log.glove_value_3",)
+        assert environment.left_out(asked) is None  # nothing was cut for its length
+
+
+def test_used_tables_and_columns_of_a_reference():
+    x, y, z = (ColumnInfo(name, "") for name in "xyz")
+    schema = [TableInfo("a", (x, y)), TableInfo("b", (x, z))]
+    assert used("SELECT T1.x FROM a AS T1 JOIN b AS T2 ON T1.x = T2.x WHERE z = 1", schema) == (
+        {"a", "b"}, {("a", "x"), ("b", "x"), ("b", "z")},
+    )  # fmt: skip
+    assert used("SELECT FROM WHERE", schema) is None
+
+
+@pytest.mark.skipif(not SPIDER.is_dir(), reason="../shared/text2sql/spider is not there")
+@pytest.mark.skipif(not PRETRAINED.is_dir(), reason="make it with `agentgrpo pretrained-policy`")
+def test_on_spider_linked_prompts_show_what_references_use():
+    found = {each.form: each for each in measure(SPIDER, [SPIDER / "dev.json"], PRETRAINED)}
+    assert found["linked"].tables > 0.99 and found["linked"].columns > 0.99
+    assert found["compact"].tables == found["compact"].columns == 1
+    middle = {form: sorted(each.schema_tokens)[len(each.schema_tokens) // 2] for form, each in found.items()}
+    assert middle["linked"] < middle["compact"] < 0.3 * middle["ddl"]
