@@ -37,6 +37,7 @@ COMMANDS = {
     "tiny-policy": ("sql_agent.commands.tiny_policy", "makes the small policy"),
     "pretrained-policy": ("sql_agent.commands.pretrained_policy", "makes the folder of SmolLM2-135M-Instruct"),
     "tasks generate": ("sql_agent.commands.generate", "DB-Bench tasks by skill and difficulty"),
+    "tasks from-database": ("sql_agent.commands.from_database", "questions with their SQL, made from your database"),
     "tasks validate": ("dbbench_adapter.validate", "faulty rows of task files, by a replay of their references"),
     "tasks replay": ("sql_agent.commands.replay", "the ceiling of a task file on each database"),
     "tasks split": ("dbbench_adapter.splits", "parts that share no table"),

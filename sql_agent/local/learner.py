@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Learner:
     def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig) -> None:
         self._policy, self._optim, self._settings = policy, optim, loss
         self._loss: Loss = made(LOSSES[loss.name], loss)
+        self.on_pass: Callable[[int], None] = lambda _tokens: None
+        """Receives, after each forward and backward pass, the tokens of its rows."""
         # fused, as transformers' trainer has it; on a CPU the other one makes a new tensor for each step of the formula
         self.optimiser = torch.optim.AdamW(
             policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay, fused=True
@@ -83,6 +85,7 @@ class Learner:
                     loss, stats = self._loss_of(batch, own_weights, temperature)
                     loss.backward()
                 total, done = total + loss.item(), done + stats
+                self.on_pass(sum(len(rows[i].ids) for i in part))
         finally:
             self._policy.model.eval()
         return {

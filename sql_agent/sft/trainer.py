@@ -7,17 +7,20 @@ no micro-batches by tokens. Leaves out training with several processes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import get_peft_model
+from tqdm import tqdm
 from transformers import set_seed
 from transformers.trainer_utils import align_special_tokens
 
 from agentgrpo.chat.replies import EncodedReplies
 from agentgrpo.checkpoints import CHECKPOINTS, SaveClock
+from agentgrpo.durations import left
 from agentgrpo.micro_batches import return_freed_memory
 from agentgrpo.training_run import RunLog, check_finite
 from sql_agent.credit.row import Row
@@ -114,6 +117,9 @@ def train_epochs(
     steps = cfg.num_epochs * per_epoch
     tokens = resume(checkpoint, policy, learner)["tokens"] if checkpoint else 0
     log.begin(learner.steps, steps, policy.device.type)
+    whole = cfg.num_epochs * sum(len(one.ids) for one in encoded)
+    progress = TokenProgress(whole - tokens, steps - learner.steps)
+    learner.on_pass = progress.add
     saves, related = SaveClock(cfg.save_every), related_conversations(encoded)
     for step in range(learner.steps + 1, steps + 1):
         epoch, place = divmod(step - 1, per_epoch)
@@ -126,10 +132,49 @@ def train_epochs(
         done = min((place + 1) * cfg.gradient_accumulation_steps, batches)
         metrics |= {"data/tokens": tokens, "data/epoch": epoch + done / batches}
         metrics["time/step_s"] = log.seconds_per_step(step)
-        log.log(step, metrics, format_sft_metrics(metrics))
+        with progress.bar.external_write_mode():
+            log.log(step, metrics, format_sft_metrics(metrics))
         if saves.is_due(step) or step == steps:
             save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, {"tokens": tokens, "record": record})
+    progress.bar.close()
     return steps
+
+
+QUIET_S = 30.0
+"""Seconds after which a long update says how far it is where no terminal shows a bar."""
+
+
+class TokenProgress:
+    """Says after the first pass how long the whole takes, and then how far it is: a bar in a terminal, else lines.
+
+    A pass counts by the tokens of its rows, although it computes less where they begin alike.
+
+    Args:
+        tokens: those that are still to be learnt from, of all epochs.
+    """
+
+    def __init__(self, tokens: int, updates: int) -> None:
+        self.bar = tqdm(total=tokens, unit=" tokens", unit_scale=True, disable=None, leave=False)
+        self._tokens, self._updates, self._done = tokens, updates, 0
+        self._began = self._said = time.monotonic()
+
+    def add(self, tokens: int) -> None:
+        self._done += tokens
+        self.bar.update(tokens)
+        now = time.monotonic()
+        rest = left(now - self._began, self._done, self._tokens)
+        if rest is None:
+            return
+        if self._done == tokens:
+            rate = tokens / (now - self._began)
+            said = f"{self._tokens:,} tokens in {self._updates} updates, {rate:,.0f} a second in the first pass: {rest}"
+        elif self.bar.disable and now - self._said > QUIET_S:
+            said = f"{self._done:,} of {self._tokens:,} tokens  {rest}"
+        else:
+            return
+        self._said = now
+        with self.bar.external_write_mode():
+            print(said, flush=True)
 
 
 def related_conversations(conversations: Sequence[EncodedReplies]) -> list[list[int]]:

@@ -104,6 +104,15 @@ def test_rows_of_a_group_are_told_by_their_ids():
     assert group_size(None, 4) == 1
 
 
+def test_a_batch_is_parted_into_whole_groups_or_even_parts_of_one():
+    from sql_agent.verl_side.plugin.packed_engine import even_shares
+
+    assert even_shares(64, 8) == [64, 32, 16, 8, 4, 2, 1]
+    assert even_shares(24, 8) == [24, 8, 4, 2, 1]  # 16 leaves eight rows, 12 cuts across a group
+    assert even_shares(6, 2) == [6, 2, 1]
+    assert even_shares(5, 1) == [5, 1]
+
+
 @pytest.mark.slow  # imports verl
 def test_a_model_that_carries_a_state_from_token_to_token_is_refused():
     """Its rows would run into one another where attention keeps them apart."""

@@ -164,7 +164,7 @@ def _narrow(table: TableInfo, most: int) -> TableInfo:
 
 def _line(table: TableInfo, *, whole: TableInfo) -> str:
     """`name(column, column key, column = table.column, column 'F' 'M')`, with `...` for columns that are left out."""
-    name = partial(_name, quote=table.quote)
+    name = partial(sql_name, quote=table.quote)
     references = {column: f" = {name(other)}.{name(theirs)}" for column, other, theirs in table.foreign_keys}
     columns = []
     for column in table.columns:
@@ -181,7 +181,7 @@ def _values(column: ColumnInfo) -> str:
 
 
 def _statement(table: TableInfo) -> str:
-    name = partial(_name, quote=table.quote)
+    name = partial(sql_name, quote=table.quote)
     lines = []
     for column in table.columns:
         shown = f" -- {', '.join(column.samples[:SAMPLES])}" if column.samples else ""
@@ -194,7 +194,7 @@ def _statement(table: TableInfo) -> str:
     return f"CREATE {'VIEW' if table.is_view else 'TABLE'} {name(table.name)} (\n{body}\n);"
 
 
-def _name(name: str, quote: str) -> str:
+def sql_name(name: str, quote: str) -> str:
     plain = quote == '"' and name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
     return name if plain else quoted(name, quote)
 

@@ -97,11 +97,9 @@ class PackedEngine(FSDPEngineWithLMHead):
         rows = _chains(data)
         # The workers decide alike: a micro-batch is one forward of FSDP, which all of them have to take part in.
         size = math.gcd(*self._of_workers(group_size(tu.get(data, "uid", default=None), len(rows))))
-        # take as many rows of a group together as fit into a micro-batch with their prompt counted once
+        # take as many rows together as fit into a micro-batch with what they share counted once
         together = next(
-            n
-            for n in range(size, 0, -1)
-            if size % n == 0 and (n == 1 or max(self._of_workers(_tokens(rows, n))) <= limit)
+            n for n in even_shares(len(rows), size) if n == 1 or max(self._of_workers(_tokens(rows, n))) <= limit
         )
         # verl counts a shared prompt in every row, so the limit for verl has to allow `alone` tokens
         lengths = [sum(map(len, row)) for row in rows]
@@ -192,6 +190,12 @@ def group_size(uids: Sequence[str] | None, rows: int) -> int:
     if uids is None or rows == 0:
         return 1
     return math.gcd(*(len(list(group)) for _, group in groupby(uids)))
+
+
+def even_shares(rows: int, group: int) -> list[int]:
+    """The numbers of rows, the largest first, into which a batch can be parted evenly without cutting across groups:
+    several whole groups, which may be about one database, or an even part of one."""
+    return sorted((n for n in range(1, rows + 1) if rows % n == 0 and (n % group == 0 or group % n == 0)), reverse=True)
 
 
 def trained_positions(micro_batch: Any, packed: PackedRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

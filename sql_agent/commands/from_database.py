@@ -1,0 +1,86 @@
+"""Make questions with SQL from your database: `agentgrpo tasks from-database --database FILE --output made.jsonl`.
+
+The command needs no model and no question of yours. It writes rows with `question`, `query`, `db_id`, `skill` and
+`difficulty`, which every command that takes `--database` reads by `--train-file`. Questions call tables and columns by
+the words of their names; each query was run, and its answer says something. A folder of databases gets as many
+questions of each.
+"""
+
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+from tqdm import tqdm
+
+from agentgrpo.flags import described_parser
+from agentgrpo.outputs import check_output, written
+from dbbench_adapter.engines import BackendUnavailable, DatabaseError, named_database, open_databases
+from dbbench_adapter.engines.engine import Databases
+from sql_agent.text_to_sql.made_questions import Made, made_questions, read_tables
+
+STATEMENT_S = 5.0
+# Questions that are made for each that is kept.
+DRAWN = 4
+
+
+def questions_of(databases: Databases, db_id: str, count: int, seed: int) -> list[Made]:
+    """At most `count` questions, in a drawn order, of every skill the same number as far as the database gives them."""
+    rng = random.Random(f"{db_id} {seed}")
+    with closing(databases.open(db_id, statement_timeout_s=STATEMENT_S)) as session:
+        tables = read_tables(databases.schema(db_id), session)
+        found = list(islice(made_questions(tables, session, rng), DRAWN * count))
+    places = Counter[str]()
+    numbered = []
+    for made in found:
+        numbered.append((places[made.skill], made))
+        places[made.skill] += 1
+    chosen = [made for _, made in sorted(numbered, key=lambda each: each[0])][:count]
+    rng.shuffle(chosen)
+    return chosen
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = described_parser("agentgrpo tasks from-database", __doc__)
+    parser.add_argument(
+        "--database",
+        type=named_database,
+        required=True,
+        help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database",
+    )
+    parser.add_argument("--num-questions", type=int, default=500, help="of all databases together; default 500")
+    parser.add_argument("--output", type=Path, required=True, help="the JSONL file to write")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same questions; default 0")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    args = parser.parse_args(argv)
+    if args.num_questions < 1:
+        parser.error(f"--num-questions is {args.num_questions}; it has to be 1 or more")
+    began = time.monotonic()
+    try:
+        check_output(args.output, "--output", overwrite=args.overwrite)
+        databases = open_databases(args.database)
+        each = -(-args.num_questions // len(databases.ids))
+        rows = []
+        for db_id in tqdm(databases.ids, unit="database", disable=None if len(databases.ids) > 1 else True):
+            made = questions_of(databases, db_id, each, args.seed)
+            rows += [{**one._asdict(), "db_id": db_id} for one in made]
+    except (BackendUnavailable, DatabaseError, ValueError) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    rows = rows[: args.num_questions]
+    if not rows:
+        print(f"error: {args.database} has no table with rows that a question could be about", file=sys.stderr)
+        return 1
+    with written(args.output) as part:
+        part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    for name in ("difficulty", "skill"):
+        print("  ".join(f"{key} {count}" for key, count in Counter(row[name] for row in rows).most_common()))
+    print(f"{len(rows)} questions in {time.monotonic() - began:.1f} s: {args.output}")
+    if len(rows) < args.num_questions:
+        print(f"the database gives no more than these; {args.num_questions} were asked for")
+    return 0

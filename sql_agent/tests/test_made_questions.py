@@ -1,0 +1,150 @@
+"""Questions made from a database alone: `agentgrpo tasks from-database`."""
+
+import json
+import random
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from dbbench_adapter.engines import open_databases
+from sql_agent.commands.from_database import main, questions_of
+from sql_agent.settings.groups import DataConfig
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.made_questions import SKILLS, Scene, made_questions, read_tables
+
+GUESTS = [("Ann", "Ulm", 31, "2024-03-01"), ("Bo", "Kiel", 45, "2025-01-09"), ("Cy", "Ulm", 28, "2023-07-30")]
+
+
+@pytest.fixture
+def hotel(tmp_path):
+    file = tmp_path / "hotel.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("""
+            CREATE TABLE Guests (
+                guest_id INTEGER PRIMARY KEY, guestName TEXT, town TEXT, age INTEGER, first_visit TEXT);
+            CREATE TABLE booking (
+                id INTEGER PRIMARY KEY, guest_id INTEGER REFERENCES Guests, nights INTEGER, "order" TEXT);
+            CREATE TABLE empty_table (id INTEGER PRIMARY KEY, name TEXT);
+            CREATE VIEW long_stays AS SELECT * FROM booking WHERE nights > 3;
+        """)
+        guests = [(n, f"{name} {n}", town, age + n, day) for n in range(6) for name, town, age, day in [GUESTS[n % 3]]]
+        connection.executemany("INSERT INTO Guests VALUES (?, ?, ?, ?, ?)", guests)
+        bookings = [(n, n % 4, n + 1, "yes" if n % 2 else "no") for n in range(10)]
+        connection.executemany("INSERT INTO booking VALUES (?, ?, ?, ?)", bookings)
+        connection.commit()
+    return file
+
+
+@pytest.fixture
+def tables(hotel):
+    databases = open_databases(hotel)
+    with closing(databases.open("hotel", statement_timeout_s=5.0)) as session:
+        yield read_tables(databases.schema("hotel"), session), session
+    databases.close()
+
+
+class First(random.Random):
+    """Draws the first of everything."""
+
+    def choice(self, seq):
+        return seq[0]
+
+    def random(self):
+        return 0.0
+
+    def randint(self, a, b):
+        return a
+
+    def sample(self, population, k, **_):
+        return population[:k]
+
+
+def test_columns_have_the_role_that_their_keys_and_values_give_them(tables):
+    guests, booking = tables[0]  # neither the view nor the empty table
+    assert (guests.singular, guests.plural, booking.plural) == ("guest", "guests", "bookings")
+    assert {column.words: column.role for column in guests.columns} == {
+        "id": "key", "name": "label", "town": "category", "age": "number", "first visit": "date",
+    }  # fmt: skip
+    assert {column.words: column.role for column in booking.columns} == {
+        "id": "key", "guest id": "key", "nights": "number", "order": "category",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("skill", "table", "question", "query"), [
+    ("count", 0, "How many guests are there?", "SELECT count(*) FROM Guests"),
+    ("count_where", 0, "How many guests whose town is Ulm are there?",
+     "SELECT count(*) FROM Guests WHERE town = 'Ulm'"),
+    ("filter", 0, "What are the names of the guests whose town is Ulm?",
+     "SELECT guestName FROM Guests WHERE town = 'Ulm'"),
+    ("columns", 0, "Show the name and the town of every guest.", "SELECT guestName, town FROM Guests"),
+    ("distinct", 1, "What are the different orders of bookings?", 'SELECT DISTINCT "order" FROM booking'),
+    ("superlative", 0, "Which guest has the highest age?",
+     "SELECT guestName FROM Guests WHERE age IS NOT NULL ORDER BY age DESC LIMIT 1"),
+    ("order", 0, "List the names of all guests in descending order of age.",
+     "SELECT guestName FROM Guests ORDER BY age DESC"),
+    ("group", 0, "What is the average age of the guests for each town?",
+     "SELECT town, avg(age) FROM Guests GROUP BY town"),
+    ("having", 0, "Which towns have at least 2 guests?",
+     "SELECT town FROM Guests GROUP BY town HAVING count(*) >= 2"),
+    ("above_average", 0, "Which guests have an age above the average?",
+     "SELECT guestName FROM Guests WHERE age > (SELECT avg(age) FROM Guests)"),
+    ("join", 1, "What are the nights of the bookings of guests whose name is Ann 0?",
+     "SELECT booking.nights FROM booking JOIN Guests ON booking.guest_id = Guests.guest_id "
+     "WHERE Guests.guestName = 'Ann 0'"),
+    ("join_group", 1, "How many bookings does each guest have? Show the name too.",
+     "SELECT Guests.guestName, count(*) FROM Guests JOIN booking ON booking.guest_id = Guests.guest_id "
+     "GROUP BY Guests.guest_id"),
+    ("without", 1, "Which guests have no bookings?",
+     "SELECT Guests.guestName FROM Guests WHERE Guests.guest_id NOT IN "
+     "(SELECT booking.guest_id FROM booking WHERE booking.guest_id IS NOT NULL)"),
+])  # fmt: skip
+def test_each_skill_asks_in_the_words_of_the_names(tables, skill, table, question, query):
+    found, session = tables
+    asked = SKILLS[skill][1](Scene(First(), found[table], {each.name: each for each in found}))
+    assert (asked.question, asked.query) == (question, query)
+    assert session.run(query).rows
+
+
+def test_every_question_was_run_and_its_answer_says_something(tables):
+    found, session = tables
+    made = list(made_questions(found, session, random.Random(3)))
+    assert len(made) > 100 and len({one.question for one in made}) == len({one.query for one in made}) == len(made)
+    for one in made:
+        rows = session.run(one.query).rows
+        assert rows and rows not in (((0,),), ((None,),))
+    # two guests book most often, and no question asks for the first of ties
+    assert not any("the most bookings" in one.question for one in made)
+
+
+def test_a_small_request_has_every_skill_that_the_database_gives(hotel):
+    with closing(open_databases(hotel)) as databases:
+        made = questions_of(databases, "hotel", 30, seed=0)
+        assert made == questions_of(databases, "hotel", 30, seed=0) != questions_of(databases, "hotel", 30, seed=1)
+    assert {one.skill for one in made} >= {"count", "filter", "aggregate", "group", "join", "having", "without"}
+    assert {one.difficulty for one in made} == {"easy", "medium", "hard"}
+
+
+def test_the_command_writes_rows_that_training_reads(hotel, tmp_path, capsys):
+    file = tmp_path / "made.jsonl"
+    flags = ["--database", str(hotel), "--output", str(file)]
+    assert main([*flags, "--num-questions", "40"]) == 0
+    said = capsys.readouterr().out
+    assert "40 questions in " in said and "easy " in said
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {*rows[0]} == {"question", "query", "skill", "difficulty", "db_id"}
+    with TextToSql(hotel) as environment:
+        split = environment.read_split(DataConfig(train_file=file), seed=0)
+    assert len(split.train) + len(split.val) == 40 and not split.left_out
+    assert {task.kind for task in split.train} == {"easy", "medium", "hard"}
+    assert main([*flags, "--num-questions", "40"]) == 1 and "is there already" in capsys.readouterr().err
+    assert main([*flags, "--num-questions", "100000", "--overwrite"]) == 0
+    assert "the database gives no more than these" in capsys.readouterr().out
+
+
+def test_a_database_without_rows_makes_no_questions(tmp_path, capsys):
+    with closing(sqlite3.connect(tmp_path / "new.db")) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER)")
+    flags = ["--database", str(tmp_path / "new.db"), "--output", str(tmp_path / "made.jsonl")]
+    assert main(flags) == 1 and not (tmp_path / "made.jsonl").exists()
+    assert "has no table with rows" in capsys.readouterr().err

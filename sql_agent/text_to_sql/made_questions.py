@@ -1,0 +1,476 @@
+"""Makes questions with their SQL from a database alone: its schema, its keys and its values; no model has a part.
+
+Each skill is a function of a table that draws one question, or none where the table has nothing for it. Tables and
+columns are called by the words of their names, so a question reads as its database is named.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from functools import cache, partial
+from typing import NamedTuple
+
+import inflect
+
+from dbbench_adapter.engines.engine import ColumnInfo, Session, TableInfo
+from sql_agent.text_to_sql.schema import sql_name
+
+# Values of a column that are drawn from, and the most that a category has.
+VALUES = 200
+CATEGORIES = 30
+MAX_ANSWER_ROWS = 1_000
+MAX_IDLE = 100
+_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}.*")
+_VALUES_IN_NAMES = {"average", "avg", "count", "highest", "lowest", "maximum", "minimum", "max", "min", "total", "sum"}
+_words = inflect.engine()
+
+
+class Made(NamedTuple):
+    question: str
+    query: str
+    skill: str
+    difficulty: str
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    sql: str
+    """As a statement of its table alone names it."""
+    full: str
+    """With its table in front."""
+    words: str
+    values: tuple[object, ...]
+    """Different values, in the order of the table; without NULL."""
+    role: str
+    """`number`, `date`, `category`, `label` (a text that tells rows apart), `key` or `other`."""
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    sql: str
+    singular: str
+    plural: str
+    rows: int
+    columns: tuple[Column, ...]
+    references: tuple[tuple[str, str, str], ...]
+    """Statements' names of an own column and of the other table's, and that table's name."""
+
+    def of(self, *roles: str) -> list[Column]:
+        return [column for column in self.columns if column.role in roles]
+
+    @property
+    def label(self) -> Column | None:
+        """The column that says which row is meant."""
+        labels = self.of("label")
+        named = [column for column in labels if {"name", "title"} & set(column.words.split())]
+        return next(iter([*named, *labels]), None)
+
+
+def read_tables(tables: Sequence[TableInfo], session: Session) -> list[Table]:
+    """Views and tables without rows make no questions."""
+    found = []
+    for table in tables:
+        of, name = sql_name(table.name, table.quote), partial(sql_name, quote=table.quote)
+        counted = session.run(f"SELECT count(*) FROM {of}").rows
+        if table.is_view or not counted or not counted[0][0]:
+            continue
+        columns = tuple(_column(table, column, counted[0][0], session) for column in table.columns)
+        references = tuple(
+            (f"{of}.{name(ours)}", f"{name(other)}.{name(theirs)}", other) for ours, other, theirs in table.foreign_keys
+        )
+        singular = _singular(_in_words(table.name))
+        found.append(Table(table.name, of, singular, _plural(singular), counted[0][0], columns, references))
+    return found
+
+
+def _column(table: TableInfo, column: ColumnInfo, rows: int, session: Session) -> Column:
+    of, name = sql_name(table.name, table.quote), sql_name(column.name, table.quote)
+    asked = session.run(f"SELECT DISTINCT {name} FROM {of} WHERE {name} IS NOT NULL LIMIT {VALUES}").rows or ()
+    values = tuple(_plain(value) for (value,) in asked)
+    keys = {*table.primary_key, *(ours for ours, _, _ in table.foreign_keys)}
+    words = _in_words(column.name)
+    for begin in ("is", "has", _singular(_in_words(table.name))):
+        words = words.removeprefix(f"{begin} ")
+    return Column(column.name, name, f"{of}.{name}", words, values, _role(column, values, rows, keys))
+
+
+def _plain(value: object) -> object:
+    """A server's numbers and dates as SQLite has them."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value) if isinstance(value, date) else value
+
+
+def _role(column: ColumnInfo, values: Sequence[object], rows: int, keys: set[str]) -> str:
+    words = _in_words(column.name).split()
+    if column.name in keys or {"id", "code", "key", "nr", "number"} & set(words) or not values:
+        return "key"
+    if all(isinstance(value, int | float) for value in values):
+        # "the highest lowest" says nothing
+        return "number" if len(values) > 2 and not _VALUES_IN_NAMES & set(words) else "other"
+    if not all(isinstance(value, str) and 0 < len(value) <= 60 for value in values):
+        return "other"
+    if all(_DATE.fullmatch(str(value)) for value in values):
+        return "date"
+    if len(values) <= CATEGORIES and 2 * len(values) <= rows:
+        return "category" if len(values) > 1 else "other"
+    return "label" if len(values) == min(rows, VALUES) else "other"
+
+
+def _in_words(name: str) -> str:
+    return " ".join(part.lower() for part in _PART.findall(name)) or name
+
+
+@cache
+def _singular(words: str) -> str:
+    *first, last = words.split()
+    return " ".join([*first, _words.singular_noun(last) or last])
+
+
+@cache
+def _plural(singular: str) -> str:
+    *first, last = singular.split()
+    return " ".join([*first, _words.plural_noun(last)])
+
+
+def _many(words: str) -> str:
+    """The plural of a column's words, which may be one already."""
+    return _plural(_singular(words))
+
+
+# Skills ---------------------------------------------------------------------------------------------------------------
+
+
+class Scene(NamedTuple):
+    rng: random.Random
+    table: Table
+    tables: dict[str, Table]
+
+    def one(self, *roles: str) -> Column | None:
+        columns = self.table.of(*roles)
+        return self.rng.choice(columns) if columns else None
+
+    def say(self, *wordings: str) -> str:
+        return self.rng.choice(wordings)
+
+    def parent(self) -> tuple[Table, str] | None:
+        """A table that this one refers to, and the condition that joins them."""
+        known = [reference for reference in self.table.references if reference[2] in self.tables]
+        if not known:
+            return None
+        ours, theirs, other = self.rng.choice(known)
+        return self.tables[other], f"{ours} = {theirs}"
+
+
+class Asked(NamedTuple):
+    question: str
+    query: str
+    first_two: str | None = None
+    """Of a question for the first one: the query for what the first and the second are sorted by."""
+
+
+Question = Asked | None
+
+
+def literal(value: object) -> str:
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+
+
+class Condition(NamedTuple):
+    words: str
+    """Behind the plural of the table: `whose country is France`."""
+    sql: str
+    column: Column
+
+
+def condition(scene: Scene, table: Table, *, full: bool = False) -> Condition | None:
+    """
+    Args:
+        full: whether the statement has other tables too.
+    """
+    columns = table.of("category", "number", "date")
+    if not columns:
+        return None
+    column = scene.rng.choice(columns)
+    value, name = scene.rng.choice(column.values), column.full if full else column.sql
+    more = scene.rng.random() < 0.5
+    if column.role == "category":
+        words = scene.say(f"whose {column.words} is {value}", f"with {column.words} {value}")
+        return Condition(words, f"{name} = {literal(value)}", column)
+    if column.role == "date":
+        day = str(value)[:10]
+        if more:
+            return Condition(f"with {_words.a(column.words)} after {day}", f"{name} > {literal(day)}", column)
+        return Condition(f"whose {column.words} is in {day[:4]}", f"{name} LIKE '{day[:4]}%'", column)
+    words = scene.say(*(("above", "greater than", "more than") if more else ("below", "less than", "under")))
+    return Condition(f"with {_words.a(column.words)} {words} {value}", f"{name} {'>' if more else '<'} {value}", column)
+
+
+def count_all(scene: Scene) -> Question:
+    if not scene.table.of("label", "category", "number", "date"):  # it only links others
+        return None
+    many = scene.table.plural
+    question = scene.say(f"How many {many} are there?", f"What is the number of {many}?", f"Count the {many}.")
+    return Asked(question, f"SELECT count(*) FROM {scene.table.sql}")
+
+
+def count_some(scene: Scene) -> Question:
+    where = condition(scene, scene.table)
+    if where is None:
+        return None
+    many = scene.table.plural
+    question = scene.say(
+        f"How many {many} {where.words} are there?", f"Count the {many} {where.words}.",
+        f"What is the number of {many} {where.words}?",
+    )  # fmt: skip
+    return Asked(question, f"SELECT count(*) FROM {scene.table.sql} WHERE {where.sql}")
+
+
+def list_some(scene: Scene) -> Question:
+    where, shown = condition(scene, scene.table), scene.table.label or scene.one("category")
+    if where is None or shown is None or shown == where.column:
+        return None
+    many, named = scene.table.plural, _many(shown.words)
+    question = scene.say(
+        f"What are the {named} of the {many} {where.words}?", f"List the {named} of {many} {where.words}.",
+        f"Show the {shown.words} of each {scene.table.singular} {where.words}.",
+    )  # fmt: skip
+    return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {where.sql}")
+
+
+def list_two(scene: Scene) -> Question:
+    shown, other = scene.table.label, scene.one("number", "category", "date")
+    if shown is None or other is None:
+        return None
+    question = scene.say(
+        f"Show the {shown.words} and the {other.words} of every {scene.table.singular}.",
+        f"What are the {shown.words} and {other.words} of all {scene.table.plural}?",
+    )
+    return Asked(question, f"SELECT {shown.sql}, {other.sql} FROM {scene.table.sql}")
+
+
+def distinct(scene: Scene) -> Question:
+    shown = scene.one("category")
+    if shown is None:
+        return None
+    named = _many(shown.words)
+    question = scene.say(
+        f"What are the different {named} of {scene.table.plural}?",
+        f"List all distinct {named} of the {scene.table.plural}.",
+        f"Which {named} do the {scene.table.plural} have?",
+    )  # fmt: skip
+    return Asked(question, f"SELECT DISTINCT {shown.sql} FROM {scene.table.sql}")
+
+
+def aggregate(scene: Scene) -> Question:
+    column = scene.one("number")
+    if column is None:
+        return None
+    word, function = scene.rng.choice([("average", "avg"), ("highest", "max"), ("lowest", "min"), ("total", "sum")])
+    where = condition(scene, scene.table) if scene.rng.random() < 0.4 else None
+    of = f"{scene.table.plural} {where.words}" if where else f"all {scene.table.plural}"
+    question = scene.say(f"What is the {word} {column.words} of {of}?", f"Find the {word} {column.words} of {of}.")
+    rows = f"{scene.table.sql} WHERE {where.sql}" if where else scene.table.sql
+    return Asked(question, f"SELECT {function}({column.sql}) FROM {rows}")
+
+
+def superlative(scene: Scene) -> Question:
+    shown, column = scene.table.label, scene.one("number", "date")
+    if shown is None or column is None:
+        return None
+    most = scene.rng.random() < 0.5
+    word = ("highest" if most else "lowest") if column.role == "number" else "latest" if most else "earliest"
+    question = scene.say(
+        f"Which {scene.table.singular} has the {word} {column.words}?",
+        f"What is the {shown.words} of the {scene.table.singular} with the {word} {column.words}?",
+    )
+    rows = f"FROM {scene.table.sql} WHERE {column.sql} IS NOT NULL ORDER BY {column.sql}{' DESC' if most else ''}"
+    return Asked(question, f"SELECT {shown.sql} {rows} LIMIT 1", f"SELECT {column.sql} {rows} LIMIT 2")
+
+
+def ordered(scene: Scene) -> Question:
+    shown, column = scene.table.label, scene.one("number", "date")
+    if shown is None or column is None:
+        return None
+    falling = scene.rng.random() < 0.5
+    way = scene.say("descending" if falling else "ascending", "decreasing" if falling else "increasing")
+    question = scene.say(
+        f"List the {_many(shown.words)} of all {scene.table.plural} in {way} order of {column.words}.",
+        f"Show the {shown.words} of each {scene.table.singular}, sorted by {column.words} in {way} order.",
+    )
+    return Asked(
+        question, f"SELECT {shown.sql} FROM {scene.table.sql} ORDER BY {column.sql}{' DESC' if falling else ''}"
+    )
+
+
+def group(scene: Scene) -> Question:
+    by = scene.one("category")
+    if by is None:
+        return None
+    number = scene.one("number")
+    if number is not None and scene.rng.random() < 0.5:
+        word, function = scene.rng.choice([("average", "avg"), ("highest", "max"), ("total", "sum")])
+        question = scene.say(
+            f"What is the {word} {number.words} of the {scene.table.plural} for each {by.words}?",
+            f"For each {by.words}, show the {word} {number.words} of its {scene.table.plural}.",
+        )
+        counted = f"{function}({number.sql})"
+    else:
+        question = scene.say(
+            f"How many {scene.table.plural} are there for each {by.words}?",
+            f"For each {by.words}, show the number of {scene.table.plural}.",
+            f"Count the {scene.table.plural} of each {by.words}.",
+        )
+        counted = "count(*)"
+    return Asked(question, f"SELECT {by.sql}, {counted} FROM {scene.table.sql} GROUP BY {by.sql}")
+
+
+def having(scene: Scene) -> Question:
+    by = scene.one("category")
+    if by is None:
+        return None
+    least = scene.rng.randint(2, max(2, scene.table.rows // len(by.values)))
+    question = scene.say(
+        f"Which {_many(by.words)} have at least {least} {scene.table.plural}?",
+        f"What are the {_many(by.words)} with {least} or more {scene.table.plural}?",
+    )
+    return Asked(question, f"SELECT {by.sql} FROM {scene.table.sql} GROUP BY {by.sql} HAVING count(*) >= {least}")
+
+
+def above_average(scene: Scene) -> Question:
+    shown, column = scene.table.label, scene.one("number")
+    if shown is None or column is None:
+        return None
+    question = scene.say(
+        f"Which {scene.table.plural} have {_words.a(column.words)} above the average?",
+        f"List the {_many(shown.words)} of {scene.table.plural} whose {column.words} is higher than the average.",
+    )
+    mean = f"(SELECT avg({column.sql}) FROM {scene.table.sql})"
+    return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {column.sql} > {mean}")
+
+
+def either(scene: Scene) -> Question:
+    shown, column = scene.table.label, scene.one("category")
+    if shown is None or column is None or len(column.values) < 3:
+        return None
+    one, other = scene.rng.sample(column.values, 2)
+    question = f"List the {_many(shown.words)} of {scene.table.plural} whose {column.words} is {one} or {other}."
+    where = f"{column.sql} = {literal(one)} OR {column.sql} = {literal(other)}"
+    return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {where}")
+
+
+def join_some(scene: Scene) -> Question:
+    joined, shown = scene.parent(), scene.table.label or scene.one("category", "number", "date")
+    if joined is None or shown is None:
+        return None
+    other, on = joined
+    where = condition(scene, other, full=True)
+    if other.label is not None and (where is None or scene.rng.random() < 0.5):
+        value = scene.rng.choice(other.label.values)
+        where = Condition(
+            f"whose {other.label.words} is {value}", f"{other.label.full} = {literal(value)}", other.label
+        )
+    if where is None:
+        return None
+    question = scene.say(
+        f"What are the {_many(shown.words)} of the {scene.table.plural} of {other.plural} {where.words}?",
+        f"Show the {shown.words} of each {scene.table.singular} that belongs to {_words.a(other.singular)} {where.words}.",
+    )
+    return Asked(question, f"SELECT {shown.full} FROM {scene.table.sql} JOIN {other.sql} ON {on} WHERE {where.sql}")
+
+
+def join_count(scene: Scene) -> Question:
+    joined = scene.parent()
+    if joined is None or joined[0].label is None or joined[0].name == scene.table.name:
+        return None
+    (other, on), label = joined, joined[0].label
+    by = on.partition(" = ")[2]
+    form = scene.rng.choice(["each", "most", "some"])
+    rows = f"FROM {other.sql} JOIN {scene.table.sql} ON {on} GROUP BY {by}"
+    if form == "each":
+        question = scene.say(
+            f"How many {scene.table.plural} does each {other.singular} have? Show the {label.words} too.",
+            f"For each {other.singular}, show the {label.words} and the number of {scene.table.plural}.",
+        )
+        return Asked(question, f"SELECT {label.full}, count(*) {rows}")
+    if form == "most":
+        question = scene.say(
+            f"Which {other.singular} has the most {scene.table.plural}?",
+            f"What is the {label.words} of the {other.singular} with the largest number of {scene.table.plural}?",
+        )
+        rows += " ORDER BY count(*) DESC"
+        return Asked(question, f"SELECT {label.full} {rows} LIMIT 1", f"SELECT count(*) {rows} LIMIT 2")
+    least = scene.rng.randint(2, 3)
+    question = f"Which {other.plural} have at least {least} {scene.table.plural}? Show their {_many(label.words)}."
+    return Asked(question, f"SELECT {label.full} {rows} HAVING count(*) >= {least}")
+
+
+def without(scene: Scene) -> Question:
+    joined = scene.parent()
+    if joined is None or joined[0].label is None or joined[0].name == scene.table.name:
+        return None
+    (other, on), label = joined, joined[0].label
+    ours, _, theirs = on.partition(" = ")
+    question = scene.say(
+        f"Which {other.plural} have no {scene.table.plural}?",
+        f"List the {_many(label.words)} of {other.plural} without any {scene.table.singular}.",
+    )
+    inner = f"SELECT {ours} FROM {scene.table.sql} WHERE {ours} IS NOT NULL"
+    return Asked(question, f"SELECT {label.full} FROM {other.sql} WHERE {theirs} NOT IN ({inner})")
+
+
+SKILLS: dict[str, tuple[str, Callable[[Scene], Question]]] = {
+    "count": ("easy", count_all),
+    "count_where": ("easy", count_some),
+    "filter": ("easy", list_some),
+    "columns": ("easy", list_two),
+    "distinct": ("easy", distinct),
+    "aggregate": ("easy", aggregate),
+    "superlative": ("medium", superlative),
+    "order": ("medium", ordered),
+    "group": ("medium", group),
+    "either": ("medium", either),
+    "join": ("medium", join_some),
+    "having": ("hard", having),
+    "join_group": ("hard", join_count),
+    "above_average": ("hard", above_average),
+    "without": ("hard", without),
+}
+
+
+def made_questions(tables: Sequence[Table], session: Session, rng: random.Random) -> Iterator[Made]:
+    """Draw questions whose answer says something, a skill after the other, until `MAX_IDLE` rounds have made none.
+
+    An answer is neither empty nor 0 nor longer than `MAX_ANSWER_ROWS`, and the first of several is the only first.
+    """
+    by_name = {table.name: table for table in tables}
+    seen: set[str] = set()
+    idle = 0
+    while tables and idle < MAX_IDLE:
+        idle += 1
+        for skill, (difficulty, ask) in SKILLS.items():
+            asked = ask(Scene(rng, rng.choice(tables), by_name))  # large tables and small ones alike
+            if asked is None or asked.query in seen or asked.question in seen:
+                continue
+            seen |= {asked.question, asked.query}
+            if _says_something(asked, session):
+                idle = 0
+                yield Made(asked.question, asked.query, skill, difficulty)
+
+
+def _says_something(asked: Asked, session: Session) -> bool:
+    rows = session.run(asked.query).rows
+    if not rows or len(rows) > MAX_ANSWER_ROWS or rows in (((0,),), ((None,),)):
+        return False
+    if asked.first_two is None:
+        return True
+    firsts = session.run(asked.first_two).rows or ()
+    return len(firsts) < 2 or firsts[0] != firsts[1]
