@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.large_shop import make_shop
 from bench.prompts import measure, used
 from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
 from dbbench_adapter.engines.sqlite.schema import read_schema
@@ -155,3 +156,26 @@ def test_on_spider_linked_prompts_show_what_references_use():
     assert found["compact"].tables == found["compact"].columns == 1
     middle = {form: sorted(each.schema_tokens)[len(each.schema_tokens) // 2] for form, each in found.items()}
     assert middle["linked"] < middle["compact"] < 0.3 * middle["ddl"]
+
+
+@pytest.fixture(scope="module")
+def large_shop(tmp_path_factory):
+    return make_shop(tmp_path_factory.mktemp("shop"))
+
+
+def test_the_large_shop_has_32_tables_and_60_questions_whose_answers_say_something(large_shop):
+    database, questions = large_shop
+    with TextToSql(database) as environment:
+        assert len(environment.databases.schema("shop")) == 32
+        asked = environment.read_tasks(questions)
+        assert len(asked) == len({task.query for task in asked}) == 60
+        assert [task.question for task in asked if environment.finds_nothing(task)] == []
+
+
+@pytest.mark.skipif(not PRETRAINED.is_dir(), reason="make it with `agentgrpo pretrained-policy`")
+def test_of_a_large_schema_a_tenth_holds_what_references_use(large_shop):
+    database, questions = large_shop
+    found = {each.form: each for each in measure(database, [questions], PRETRAINED)}
+    assert found["linked"].tables > 0.98 and found["linked"].columns > 0.98
+    whole = {form: sum(each.schema_tokens) for form, each in found.items()}
+    assert whole["linked"] < 0.12 * whole["ddl"] and whole["compact"] < 0.36 * whole["ddl"]

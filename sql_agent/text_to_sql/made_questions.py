@@ -380,9 +380,10 @@ def join_some(scene: Scene) -> Question:
         )
     if where is None:
         return None
+    of = f"{_words.a(other.singular)} {where.words}"
     question = scene.say(
         f"What are the {_many(shown.words)} of the {scene.table.plural} of {other.plural} {where.words}?",
-        f"Show the {shown.words} of each {scene.table.singular} that belongs to {_words.a(other.singular)} {where.words}.",
+        f"Show the {shown.words} of each {scene.table.singular} that belongs to {of}.",
     )
     return Asked(question, f"SELECT {shown.full} FROM {scene.table.sql} JOIN {other.sql} ON {on} WHERE {where.sql}")
 
