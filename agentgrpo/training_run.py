@@ -71,10 +71,14 @@ class RunLog:
         self.last_time, self.last_step = now, step
         return seconds
 
+    @property
+    def seconds_passed(self) -> float:
+        return time.monotonic() - self.first_time
+
     def log(self, step: int, metrics: Mapping[str, float], line: str) -> None:
         row = {"train_step": step, "at": time.time(), **metrics}
         append_line(self.output_dir / METRICS, json.dumps(row))
-        rest = left(time.monotonic() - self.first_time, step - self.first_step, self.steps - self.first_step)
+        rest = left(self.seconds_passed, step - self.first_step, self.steps - self.first_step)
         print("  ".join(filter(None, [f"step {step}/{self.steps}", line, rest])), flush=True)
 
 

@@ -79,6 +79,9 @@ class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
     num_tasks: int | None = renamed_field("max_samples", None, ge=1)
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Most minutes of training. After two updates it plans as many as fit, and the learning rate falls to 0 over those.
+    None: all epochs."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
     lora_dropout: float = Field(default=0.05, ge=0, lt=1)

@@ -114,14 +114,15 @@ def train_epochs(
     learner, log = CrossEntropy(policy, cfg.learning_rate), RunLog("sft", cfg.run_dir, cfg.model_dump(mode="json"))
     size = cfg.batch_size * cfg.gradient_accumulation_steps
     batches, per_epoch = -(-len(encoded) // cfg.batch_size), -(-len(encoded) // size)
-    steps = cfg.num_epochs * per_epoch
-    tokens = resume(checkpoint, policy, learner)["tokens"] if checkpoint else 0
+    state = resume(checkpoint, policy, learner) if checkpoint else {"tokens": 0}
+    tokens, steps = state["tokens"], state.get("steps", cfg.num_epochs * per_epoch)
     log.begin(learner.steps, steps, policy.device.type)
-    whole = cfg.num_epochs * sum(len(one.ids) for one in encoded)
-    progress = TokenProgress(whole - tokens, steps - learner.steps)
+    whole = steps / per_epoch * sum(len(one.ids) for one in encoded)
+    progress = TokenProgress(round(whole) - tokens, steps - learner.steps)
     learner.on_pass = progress.add
     saves, related = SaveClock(cfg.save_every), related_conversations(encoded)
-    for step in range(learner.steps + 1, steps + 1):
+    while learner.steps < steps:
+        step = learner.steps + 1
         epoch, place = divmod(step - 1, per_epoch)
         if place == 0:  # as torch's DataLoader: dropout is the one that a seed gave with TRL's trainer
             torch.empty((), dtype=torch.int64).random_()
@@ -134,10 +135,24 @@ def train_epochs(
         metrics["time/step_s"] = log.seconds_per_step(step)
         with progress.bar.external_write_mode():
             log.log(step, metrics, format_sft_metrics(metrics))
+        if cfg.minutes is not None and step == MEASURED:
+            fit = updates_that_fit(cfg.minutes, log.seconds_passed, metrics["time/step_s"], step, steps)
+            print(f"{fit} of {steps} updates fit into {cfg.minutes:g} minutes", flush=True)
+            progress.shorten(fit / steps)
+            steps = log.steps = fit
         if saves.is_due(step) or step == steps:
-            save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, {"tokens": tokens, "record": record})
+            state = {"tokens": tokens, "steps": steps, "record": record}
+            save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, state)
     progress.bar.close()
     return steps
+
+
+MEASURED = 2
+"""The update whose time tells how many fit into `minutes`; in the first one kernels are compiled."""
+
+
+def updates_that_fit(minutes: float, passed_s: float, update_s: float, done: int, planned: int) -> int:
+    return min(planned, done + max(1, int((60 * minutes - passed_s) / update_s)))
 
 
 QUIET_S = 30.0
@@ -157,6 +172,10 @@ class TokenProgress:
         self.bar = tqdm(total=tokens, unit=" tokens", unit_scale=True, disable=None, leave=False)
         self._tokens, self._updates, self._done = tokens, updates, 0
         self._began = self._said = time.monotonic()
+
+    def shorten(self, share: float) -> None:
+        """Plan only this share of the tokens."""
+        self.bar.total = self._tokens = max(round(share * self._tokens), self._done)
 
     def add(self, tokens: int) -> None:
         self._done += tokens

@@ -27,7 +27,14 @@ from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.tuning import DpoConfig
 from sql_agent.sft.fine_tuning import SETTINGS, check_resumed, load_trainable
 from sql_agent.sft.run import RECORD, SftConfig, SftRun, commands_after_sft, prepare_sft
-from sql_agent.sft.trainer import CrossEntropy, epoch_order, related_conversations, train_epochs, trained_policy
+from sql_agent.sft.trainer import (
+    CrossEntropy,
+    epoch_order,
+    related_conversations,
+    train_epochs,
+    trained_policy,
+    updates_that_fit,
+)
 
 ROOT = Path(__file__).parents[3]
 AGENTGRPO = program_command("agentgrpo")
@@ -209,6 +216,32 @@ def test_an_epochs_order_keeps_related_conversations_in_a_batch_and_draws_the_re
     orders = {tuple(epoch_order(related, 4, seed)) for seed in range(20)}
     assert len(orders) == 20 and len({order[0] // 9 for order in orders}) > 1  # no relation always comes first
     assert epoch_order(related, 4, seed=1) == order
+
+
+@pytest.mark.parametrize(("minutes", "passed_s", "update_s", "updates"), [
+    (10, 20, 5, 2 + 116),  # (600 - 20) / 5
+    (1, 20, 5, 2 + 8),
+    (0.1, 20, 5, 3),  # one more at least, so that the learning rate ends at 0
+    (1000, 20, 5, 200),  # all that are planned
+])  # fmt: skip
+def test_as_many_updates_are_planned_as_fit(minutes, passed_s, update_s, updates):
+    assert updates_that_fit(minutes, passed_s, update_s, 2, 200) == updates
+
+
+def test_a_run_with_few_minutes_ends_early_at_a_learning_rate_of_0(base, rows, tmp_path, capsys):
+    settings = {"lora_r": 0, "batch_size": 2, "num_epochs": 30, "minutes": 1e-4, "save_every": 2}
+    run, policy = started(base, rows, tmp_path / "out", **settings)
+    assert train_epochs(policy, run.encoded, run.cfg, {}, None) == 3
+    said = capsys.readouterr().out
+    assert "tokens in 240 updates, " in said.splitlines()[0]  # after the first pass
+    assert "3 of 240 updates fit into 0.0001 minutes" in said
+    rates = [row["optim/learning_rate"] for row in metrics(tmp_path / "out")]
+    assert rates == pytest.approx([2e-4, 2e-4 * 239 / 240, 2e-4 / 3])
+    # a run that was killed then goes on to the same end
+    run, policy = started(base, rows, tmp_path / "out", **settings)
+    (second,) = (folder for folder in (tmp_path / "out" / "checkpoints").iterdir() if folder.name.endswith("2"))
+    assert train_epochs(policy, run.encoded, run.cfg, {}, second) == 3
+    assert [row["optim/learning_rate"] for row in metrics(tmp_path / "out")] == pytest.approx(rates)
 
 
 def test_where_all_or_none_are_related_the_order_is_torchs():

@@ -1,0 +1,257 @@
+"""Improve a model on your database by fine-tuning and GRPO: `agentgrpo improve --model MODEL --database FILE`.
+
+The stages are commands that you can give yourself; each line is printed before it runs, and each has a folder in
+--run-dir:
+
+  questions/     questions made from the database, and your own (--train-file) but for a held-out fifth
+  before.jsonl   what the model answers to the held-out questions at the start
+  1-sft/         the model after fine-tuning on the questions
+  2-grpo/        the model after GRPO from there, with its curve, trajectories and report
+
+The held-out questions are learnt in no stage. A stopped command goes on where it was when it is given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+
+from agentgrpo.checks import UsageError, require
+from agentgrpo.flags import Parser
+from agentgrpo.hub import model_folder
+from agentgrpo.machine import count_gpus, free_port
+from agentgrpo.model_kinds import count_weights
+from agentgrpo.outputs import written
+from agentgrpo.printed_commands import agentgrpo_command
+from agentgrpo.processes import end_with_parent, ends_in_order
+from agentgrpo.run_folder import claim
+from sql_agent.interface import command, read_rows
+from sql_agent.learning_rates import BILLION, usual_learning_rate
+from sql_agent.report.reading import Row, ValidationChange, had_zero_variance, read_run, solved
+from sql_agent.serve_commands import HOST, serve_command
+from sql_agent.settings.flags import add_flags, read_flags
+from sql_agent.settings.groups import DataConfig
+from sql_agent.settings.improve import ImproveConfig
+from sql_agent.settings.load import config_flag
+from sql_agent.startup.evaluate_flags import evaluate_flags
+from sql_agent.startup.flags import parse_train_args, resolve
+from sql_agent.success_rate import Rate, rate
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.load import split_questions
+from sql_agent.verl_side.config import precision
+
+FINE_TUNING_SHARE = 0.4
+"""Share of the minutes that are left after the first measurement."""
+SERVER_START_S = 600.0
+RECORD = "improve.json"
+"""The stages that are done, with their minutes."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="agentgrpo improve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, ImproveConfig)
+    cfg = read_flags(parser, ImproveConfig, parser.parse_args(argv))
+    try:
+        cfg.run_dir.mkdir(parents=True, exist_ok=True)
+        with ends_in_order(), claim(cfg.run_dir):
+            Improvement(cfg).run()
+    except (ValueError, RuntimeError, OSError) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class Improvement:
+    """The stages of one command, each of which is left out if it was done before."""
+
+    def __init__(self, cfg: ImproveConfig) -> None:
+        require(files=[cfg.train_file, cfg.val_file], place=cfg.database)
+        self._cfg, self._folder = cfg, cfg.run_dir.resolve()
+        self._model = model_folder(cfg.model).resolve()
+        self._weights = count_weights(self._model)
+        self._record = self._folder / RECORD
+        self._done: dict[str, float] = json.loads(self._record.read_text()) if self._record.is_file() else {}
+        self._began = time.monotonic() - 60 * sum(self._done.values())
+        self._questions = self._folder / "questions"
+        self._train_file, self._held_out = (self._questions / f"{name}.jsonl" for name in ("train", "held_out"))
+        adapter = self._weights is None or self._weights >= BILLION
+        self._tuned = self._folder / ("1-sft-merged" if adapter else "1-sft")
+        self._rank = 16 if adapter else 0
+
+    def run(self) -> None:
+        stages = [("questions", self._write_questions), ("before", self._measure), ("fine-tuning", self._fine_tune)]
+        stages += [("merge", self._merge)] if self._rank else []
+        stages += [("first step", self._first_step), ("GRPO", self._train), ("report", self._report)]
+        for number, (name, stage) in enumerate(stages, 1):
+            if name in self._done:
+                continue
+            left = self._minutes_left()
+            print(
+                f"\n[{number}/{len(stages)}] {name}; {max(left, 0):.0f} of {self._cfg.minutes:g} minutes left",
+                flush=True,
+            )
+            began = time.monotonic()
+            stage()
+            self._done[name] = (time.monotonic() - began) / 60
+            with written(self._record) as part:
+                part.write_text(json.dumps(self._done))
+        print("\n".join(["", *self._summary()]))
+
+    def _minutes_left(self) -> float:
+        return self._cfg.minutes - (time.monotonic() - self._began) / 60
+
+    @property
+    def _database(self) -> list[str]:
+        return ["--database", str(self._cfg.database), "--schema-form", self._cfg.schema_form]
+
+    def _run(self, name: str, *words: str | Path) -> None:
+        print(agentgrpo_command(name, *words), flush=True)
+        command(name, *words)
+
+    # Stages -----------------------------------------------------------------------------------------------------------
+
+    def _write_questions(self) -> None:
+        cfg, made_file = self._cfg, self._questions / "made.jsonl"
+        self._questions.mkdir(exist_ok=True)
+        made: list[Question] = []
+        if cfg.num_questions:
+            count = ("--num-questions", str(cfg.num_questions), "--seed", str(cfg.seed), "--overwrite")
+            self._run("tasks from-database", "--database", str(cfg.database), "--output", made_file, *count)
+            with TextToSql(cfg.database) as environment:
+                made = environment.read_tasks(made_file)
+        with TextToSql(cfg.database, columns=cfg.columns) as environment:
+            own = environment.read_tasks(cfg.train_file) if cfg.train_file else []
+            if cfg.val_file is not None:
+                held_out = environment.read_tasks(cfg.val_file)
+            elif own or made:
+                split, held_out = split_questions(own or made, DataConfig().held_out_fraction)
+                made, own = (made, split) if own else (split, [])
+            if not (made or own):
+                raise UsageError("there is no question to learn: give --train-file, or a --num-questions above 0")
+            known = set(map(_answered_by, held_out))
+            learnt = [task for task in (*made, *own) if _answered_by(task) not in known]
+            for file, tasks in ((self._train_file, learnt), (self._held_out, held_out)):
+                with written(file) as part:
+                    part.write_text("".join(json.dumps(environment.row(task)) + "\n" for task in tasks), "utf-8")
+        print(f"{len(learnt)} questions to learn, {len(held_out)} held out: {self._questions}")
+
+    def _measure(self) -> None:
+        flags = evaluate_flags(resolve(parse_train_args(self._train_words(1, self._model))))
+        assert flags is not None
+        output = self._folder / "before.jsonl"
+        with self._served() as url:
+            self._run("evaluate", "--base-url", url, "--model", "policy", *flags, "--output", output)
+
+    def _fine_tune(self) -> None:
+        folder = self._folder / "1-sft"
+        learning_rate = usual_learning_rate(self._weights, method="sft", lora=self._rank > 0)
+        minutes = max(FINE_TUNING_SHARE * self._minutes_left(), 1.0)
+        self._run(
+            *("sft", "--model", self._model, *self._database, "--train-file", self._train_file),
+            *("--val-file", self._held_out, "--lora-rank", str(self._rank), "--learning-rate", f"{learning_rate:g}"),
+            *("--num-epochs", "3", "--minutes", f"{minutes:.1f}", "--seed", str(self._cfg.seed), "--run-dir", folder),
+            *(["--resume"] if (folder / "checkpoints").is_dir() else []),
+        )
+
+    def _merge(self) -> None:
+        self._run("merge", "--adapter", self._folder / "1-sft", "--output", self._tuned)
+
+    def _first_step(self) -> None:
+        self._run("train", *self._train_words(1, self._tuned))
+
+    def _train(self) -> None:
+        first = next(row for row in read_run(self._folder / "2-grpo").metrics if "time/step_s" in row)
+        if had_zero_variance(first):
+            print("every group of the first step had equal rewards, so GRPO would learn nothing: give more --minutes")
+            return
+        step_s = first["time/step_s"]
+        # starting and measuring again take what they took beside the first step
+        rest_min = self._minutes_left() - (self._done["first step"] - step_s / 60)
+        steps = 1 + int(rest_min * 60 / step_s)
+        if steps < 2:
+            print(f"a step takes {step_s / 60:.0f} minutes, and no second one fits into the minutes that are left")
+            return
+        print(f"a step takes {step_s:.0f} s: {steps} steps in all")
+        self._run("train", *self._train_words(steps, self._tuned))
+
+    def _report(self) -> None:
+        self._run("report", self._folder / "2-grpo")
+
+    def _train_words(self, steps: int, model: Path) -> list[str]:
+        settings = [f"trainer.steps={steps}", f"trainer.val_every={steps}", f"seed={self._cfg.seed}"]
+        settings += ["trainer.val_before_train=true", "data.val_limit=200"]
+        return [
+            *("--model", str(model), *self._database, "--train-file", str(self._train_file)),
+            *("--val-file", str(self._held_out), *config_flag(self._weights), "--set", *settings),
+            *("--run-dir", str(self._folder / "2-grpo")),
+        ]
+
+    @contextlib.contextmanager
+    def _served(self) -> Iterator[str]:
+        """Serve the model as it was, and yield the address.
+
+        Raises:
+            RuntimeError: the server has ended, or does not answer in time.
+        """
+        cfg, cpu = resolve(parse_train_args(self._train_words(1, self._model))), count_gpus() == 0
+        line = serve_command(self._model, "policy", cpu=cpu, dtype=precision(cfg.engine, self._model, cpu=cpu))
+        port, log = free_port(), self._folder / "before.server.log"
+        print(f"{line} --port {port}", flush=True)
+        words = ["env", *shlex.split(line), "--port", str(port), "--max-model-len", str(cfg.data.row_tokens)]
+        with log.open("w") as out:
+            server = subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True, preexec_fn=end_with_parent)
+        try:
+            url, deadline = f"http://{HOST}:{port}/v1", time.monotonic() + SERVER_START_S
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    httpx.get(f"{url}/models", timeout=5).raise_for_status()
+                    break
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the model server ended or did not answer in {SERVER_START_S:.0f} s: {log}")
+                time.sleep(1.0)
+            yield url
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+
+    # Report -----------------------------------------------------------------------------------------------------------
+
+    def _summary(self) -> list[str]:
+        stages = {"before": read_rows(self._folder / "before.jsonl")}
+        played = [row for row in read_run(self._folder / "2-grpo").trajectories if row.get("validate")]
+        first, last = (find(row["train_step"] for row in played) for find in (min, max))
+        for name, step in (("after fine-tuning", first), (f"after GRPO, step {last}", last)):
+            stages[name] = [row for row in played if row["train_step"] == step]
+        lines = [f"held-out success {name:<24} {success_of(rows)}" for name, rows in stages.items()]
+        if change := compared(stages["before"], [row for row in played if row["train_step"] == last]):
+            lines.append(f"change in all: {change}")
+        return [*lines, f"minutes: {sum(self._done.values()):.0f}"]
+
+
+def _answered_by(task: Question) -> str:
+    return " ".join((task.query or task.question).lower().split())
+
+
+def success_of(rows: Sequence[Row]) -> Rate:
+    return rate([(row["task_id"], solved(row)) for row in rows])
+
+
+def compared(before: Sequence[Row], after: Sequence[Row]) -> ValidationChange | None:
+    results = {row["task_id"]: solved(row) for row in after}
+    return ValidationChange.between((solved(row), results.get(row["task_id"])) for row in before)

@@ -1,0 +1,73 @@
+"""`agentgrpo improve`: questions, fine-tuning and GRPO by one command."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from sql_agent.commands.improve import compared, main
+
+COMMAND = [sys.executable, "-m", "agentgrpo", "improve"]
+
+
+@pytest.fixture
+def hotel(tmp_path):
+    file = tmp_path / "hotel.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("""
+            CREATE TABLE guest (id INTEGER PRIMARY KEY, name TEXT, town TEXT, age INTEGER);
+            CREATE TABLE booking (id INTEGER PRIMARY KEY, guest_id INTEGER REFERENCES guest, nights INTEGER);
+        """)
+        guests = [(n, f"Ann {n}", ["Ulm", "Kiel", "Graz"][n % 3], 20 + n) for n in range(30)]
+        connection.executemany("INSERT INTO guest VALUES (?, ?, ?, ?)", guests)
+        connection.executemany("INSERT INTO booking VALUES (?, ?, ?)", [(n, 7 * n % 29, n % 9 + 1) for n in range(60)])
+        connection.commit()
+    return file
+
+
+def test_before_and_after_are_compared_by_task():
+    def row(task, value):
+        return {"task_id": task, "score": {"value": value, "reason": "match" if value else "wrong_result"}}
+
+    change = compared([row("a", 0), row("b", 1), row("c", 0), row("d", None)], [row("c", 1), row("a", 1), row("b", 0)])
+    assert change is not None and (change.tasks, change.gained, change.lost) == (3, 2, 1)
+
+
+def test_without_any_question_the_command_says_what_to_give(hotel, small_policy, tmp_path, capsys):
+    flags = ["--model", str(small_policy), "--database", str(hotel), "--run-dir", str(tmp_path / "run")]
+    assert main([*flags, "--num-questions", "0"]) == 1
+    assert "there is no question to learn: give --train-file" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_stage_runs_and_the_same_command_begins_none_again(hotel, small_policy, tmp_path):
+    own = [(f"Guests older than {age}?", f"SELECT name FROM guest WHERE age > {age}") for age in range(20, 30)]
+    own = [{"question": question, "query": query} for question, query in own]
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    run = tmp_path / "run"
+    words = ["--model", small_policy, "--database", hotel, "--train-file", tmp_path / "own.json"]
+    words += ["--num-questions", "30", "--minutes", "0.1", "--run-dir", run]
+    first = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=800)
+    assert first.returncode == 0, first.stdout + first.stderr
+    held_out = [json.loads(line) for line in (run / "questions" / "held_out.jsonl").read_text().splitlines()]
+    learnt = [json.loads(line) for line in (run / "questions" / "train.jsonl").read_text().splitlines()]
+    assert len(held_out) == 2 and {row["query"] for row in held_out} <= {row["query"] for row in own}
+    assert not {row["query"] for row in held_out} & {row["query"] for row in learnt}
+    assert 30 < len(learnt) <= 38
+    assert len((run / "before.jsonl").read_text().splitlines()) == 2
+    said = first.stdout
+    for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_1", "2-grpo/report.html"):
+        assert (run / stage).exists(), said
+    for line in ("agentgrpo sft --model", "agentgrpo train --model", "agentgrpo report"):
+        assert line in said
+    end = said[said.rindex("held-out success before") :].splitlines()
+    assert [line.partition("  ")[0].partition(":")[0] for line in end] == [
+        "held-out success before", "held-out success after fine-tuning", "held-out success after GRPO, step 1",
+        "change in all", "minutes",
+    ]  # fmt: skip
+    again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0 and again.stdout.strip().splitlines() == end
