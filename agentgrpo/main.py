@@ -17,7 +17,7 @@ from agentgrpo.spelling import did_you_mean
 # Commands by name: the module, and what it is for.
 COMMANDS = {
     "train": ("sql_agent.train_sql_agent", "GRPO with vLLM and verl; --algorithm apo improves instructions instead"),
-    "improve": ("sql_agent.commands.improve", "your model on your database: fine-tuning, then GRPO, in given minutes"),
+    "improve": ("sql_agent.improve", "your model on your database: fine-tuning, then GRPO, in given minutes"),
     "sft": ("sql_agent.commands.sft", "fine-tuning on references, demonstrations or conversations"),
     "dpo": ("sql_agent.commands.dpo", "DPO on preference pairs"),
     "local": ("sql_agent.commands.local", "GRPO in one process, without servers"),

@@ -69,6 +69,8 @@ class TrainedOn(_Written):
     """The environment of the last training; None: not known."""
     protocol: str | None = None
     """DB-Bench's protocol; the other environments have one."""
+    schema_form: str | None = None
+    """How prompts showed a database of the user's."""
     sources: tuple[TaskSource, ...] = ()
     """One of each training, the oldest first."""
     learnt: tuple[str, ...] = ()
@@ -117,7 +119,7 @@ def _base_of(folder: Path) -> str | None:
 
 
 def environment_flags(folder: Path) -> dict[str, str]:
-    """The flags `env` and `protocol` with which the model in `folder` was trained; {} if it does not say.
+    """The flags `env`, `protocol` and `schema_form` with which the model in `folder` was trained; {} if it does not say.
 
     Raises:
         OwnEnvironmentError: it was trained on an environment that this project does not have.
@@ -134,7 +136,8 @@ def environment_flags(folder: Path) -> dict[str, str]:
             f"{folder / FILE} says that the model was trained on {record.env}, a program that is not part of this "
             f"project; if you trust it, give --env {shlex.quote(record.env)}"
         )
-    return {"env": record.env} | ({"protocol": record.protocol} if record.protocol is not None else {})
+    played = {"protocol": record.protocol, "schema_form": record.schema_form}
+    return {"env": record.env} | {flag: value for flag, value in played.items() if value is not None}
 
 
 # Training further -----------------------------------------------------------------------------------------------------
@@ -169,7 +172,8 @@ def trained_further(
     of_env: dict[str, Any] = {}
     if settings is not None:
         protocol = settings.protocol if settings.type == "dbbench" else None
-        of_env = {"env": settings.type, "protocol": protocol}
+        form = settings.schema_form if settings.type == "text2sql" else None
+        of_env = {"env": settings.type, "protocol": protocol, "schema_form": form}
     lists = {"learnt": tuple(sorted({*before.learnt, *learnt})), "held_out": tuple(sorted(set(held_out)))}
     return before.model_copy(update={**of_env, **lists, "sources": (*before.sources, source)})
 

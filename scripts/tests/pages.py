@@ -18,6 +18,7 @@ NOT_TYPED = {
     "make gpu-check": "It needs a GPU; test_gpu_check.py runs its stages on a CPU.",
     ": make demo$": "With --full test_caged_runs.py runs it.",
     "--backend mongo|docker compose": "It needs MongoDB or Docker, and its page says that it was not run.",
+    r"^README.*agentgrpo improve": "test_improve.py types it.",
     r"^README.*(?:questions\.json|/mine\b|--model mine)": "test_own_database_recipe.py types it.",
 }
 """What is parsed only, and why; so is what a page marks with `*`. Patterns look at the page's name and the command."""

@@ -1,6 +1,7 @@
 """`agentgrpo improve`: questions, fine-tuning and GRPO by one command."""
 
 import json
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from sql_agent.commands.improve import compared, main
+from scripts.tests.pages import commands
+from sql_agent.improve import compared, main
 
 COMMAND = [sys.executable, "-m", "agentgrpo", "improve"]
 
@@ -49,8 +51,14 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(hotel, small_po
     own = [{"question": question, "query": query} for question, query in own]
     (tmp_path / "own.json").write_text(json.dumps(own))
     run = tmp_path / "run"
-    words = ["--model", small_policy, "--database", hotel, "--train-file", tmp_path / "own.json"]
-    words += ["--num-questions", "30", "--minutes", "0.1", "--run-dir", run]
+    (typed,) = (each.text for each in commands("README.md") if "agentgrpo improve" in each.text)
+    for stands, ours in {
+        "models/smollm2-135m-instruct": small_policy, "FILE.sqlite": hotel, "questions.json": tmp_path / "own.json",
+        "runs/improved": run, "--minutes 60": "--minutes 0.1 --num-questions 30",
+    }.items():  # fmt: skip
+        assert stands in typed
+        typed = typed.replace(stands, str(ours))
+    words = shlex.split(typed)[2:]
     first = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=800)
     assert first.returncode == 0, first.stdout + first.stderr
     held_out = [json.loads(line) for line in (run / "questions" / "held_out.jsonl").read_text().splitlines()]

@@ -22,7 +22,7 @@ from sql_agent.local.tasks import entered
 from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
-from sql_agent.trained_on import TrainedOn, environment_flags, write_trained_on
+from sql_agent.trained_on import TaskSource, TrainedOn, environment_flags, trained_further, write_trained_on
 
 ROOT = Path(__file__).parents[3]
 QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm", "COLUMNS": "100"}
@@ -244,6 +244,13 @@ def test_a_model_folder_names_no_program_that_would_run(tmp_path, capsys):
 def test_a_model_that_does_not_say_it_is_taken_for_dbbenchs(tmp_path, text):
     (tmp_path / "trained_on.json").write_text(text)
     assert environment_flags(tmp_path) == {} == environment_flags(tmp_path / "nowhere")
+
+
+def test_a_model_says_how_its_prompts_showed_a_database(tmp_path):
+    settings = EnvironmentSettings("text2sql", database="shop.db", schema_form="linked")
+    source = TaskSource(command="agentgrpo sft", tasks="questions.json", learnt=1, held_out=1)
+    write_trained_on(tmp_path, trained_further(TrainedOn(), source, settings=settings))
+    assert environment_flags(tmp_path) == {"env": "text2sql", "schema_form": "linked"}
 
 
 def test_a_database_is_closed_when_ctrl_c_comes_twice(random_policy_folder, monkeypatch):  # noqa: F811
