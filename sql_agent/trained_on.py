@@ -119,7 +119,7 @@ def _base_of(folder: Path) -> str | None:
 
 
 def environment_flags(folder: Path) -> dict[str, str]:
-    """The flags `env`, `protocol` and `schema_form` with which the model in `folder` was trained; {} if it does not say.
+    """The flags `env`, `protocol` and `schema_form` of the training of the model in `folder`; {} if it does not say.
 
     Raises:
         OwnEnvironmentError: it was trained on an environment that this project does not have.
