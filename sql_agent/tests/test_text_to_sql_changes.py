@@ -449,8 +449,8 @@ def test_the_prompt_says_that_data_may_be_changed_and_a_demonstration_changes_th
     (tmp_path / "q.json").write_text(json.dumps([{"question": "Drop one.", "query": query}, {"question": "?",
                                                  "query": "SELECT a FROM t"}]))  # fmt: skip
     change, look = read_questions(tmp_path / "q.json", DatabaseFiles(environment.databases.path))
-    assert "You change the data" in environment.messages(change)[0]["content"]
-    assert "You answer questions" in environment.messages(look)[0]["content"]
+    assert "Change the data" in environment.messages(change)[0]["content"]
+    assert "Answer the question" in environment.messages(look)[0]["content"]
     other = environment.with_instructions("Read with execute_sql, end with submit_sql.\n")
     schema = environment.messages(look)[0]["content"].partition("\n\n")[2]
     assert other.messages(look)[0]["content"] == f"Read with execute_sql, end with submit_sql.\n\n{schema}"

@@ -48,8 +48,8 @@ def test_a_rollout_is_prompted_played_and_judged(place, tmp_path):
     with make_environment(EnvironmentSettings("text2sql", database=place)) as environment:
         [task] = environment.read_tasks(tasks)
         system, user = environment.messages(task)
-        assert system["content"].startswith("You answer questions about a CSV database by a query.")
-        assert system["content"].endswith("\n\nCREATE TABLE boat (\n  name, -- 'Alba', 'Brae'\n  crew -- '3', '5'\n);")
+        assert system["content"].startswith("Answer the question with one CSV query")
+        assert system["content"].endswith("\n\nboat(name, crew)")
         assert user["content"] == "Who has the larger crew?"
         episode = environment.open(task, AgentConfig())
         assert episode.call_tool("execute_sql", '{"sql": "SELECT crew FROM boat"}') == '["crew"]\n["3"]\n["5"]'

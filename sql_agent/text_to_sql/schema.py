@@ -175,7 +175,7 @@ def _line(table: TableInfo, *, whole: TableInfo) -> str:
 
 
 def _values(column: ColumnInfo) -> str:
-    if column.is_code and all(len(value) <= _CODE_CHARS for value in column.samples):
+    if column.is_code and len(column.samples) > 1 and all(len(value) <= _CODE_CHARS for value in column.samples):
         return "".join(f" {value}" for value in column.samples)
     return next((f" {value}" for value in column.samples[:1] if _DATE.fullmatch(value)), "")
 
