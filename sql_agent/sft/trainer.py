@@ -135,6 +135,7 @@ def train_epochs(
         metrics["time/step_s"] = log.seconds_per_step(step)
         with progress.bar.external_write_mode():
             log.log(step, metrics, format_sft_metrics(metrics))
+        progress.said()
         if cfg.minutes is not None and step == MEASURED:
             fit = updates_that_fit(cfg.minutes, log.seconds_passed, metrics["time/step_s"], step, steps)
             print(f"{fit} of {steps} updates fit into {cfg.minutes:g} minutes", flush=True)
@@ -177,6 +178,10 @@ class TokenProgress:
         """Plan only this share of the tokens."""
         self.bar.total = self._tokens = max(round(share * self._tokens), self._done)
 
+    def said(self) -> None:
+        """Keep quiet for a while, since another line said how far it is."""
+        self._said = time.monotonic()
+
     def add(self, tokens: int) -> None:
         self._done += tokens
         self.bar.update(tokens)
@@ -186,14 +191,14 @@ class TokenProgress:
             return
         if self._done == tokens:
             rate = tokens / (now - self._began)
-            said = f"{self._tokens:,} tokens in {self._updates} updates, {rate:,.0f} a second in the first pass: {rest}"
+            line = f"{self._tokens:,} tokens in {self._updates} updates, {rate:,.0f} a second in the first pass: {rest}"
         elif self.bar.disable and now - self._said > QUIET_S:
-            said = f"{self._done:,} of {self._tokens:,} tokens  {rest}"
+            line = f"{self._done:,} of {self._tokens:,} tokens  {rest}"
         else:
             return
-        self._said = now
         with self.bar.external_write_mode():
-            print(said, flush=True)
+            print(line, flush=True)
+        self.said()
 
 
 def related_conversations(conversations: Sequence[EncodedReplies]) -> list[list[int]]:
