@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
@@ -33,9 +34,11 @@ from agentgrpo.hub import model_folder
 from agentgrpo.machine import count_gpus, free_port
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import written
+from agentgrpo.passwords import VARIABLE, revealed
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import end_with_parent, ends_in_order
 from agentgrpo.run_folder import claim
+from dbbench_adapter.splits import draw_by_kind
 from sql_agent.interface import command, read_rows
 from sql_agent.learning_rates import BILLION, usual_learning_rate
 from sql_agent.report.reading import Row, ValidationChange, had_zero_variance, read_run, solved
@@ -55,8 +58,10 @@ from sql_agent.verl_side.config import precision
 FINE_TUNING_SHARE = 0.4
 """Share of the minutes that are left after the first measurement."""
 SERVER_START_S = 600.0
+MOST_HELD_OUT = 200
+"""Held-out questions that are asked, so that each measurement takes minutes."""
 RECORD = "improve.json"
-"""The stages that are done, with their minutes."""
+"""The settings, and the stages that are done with their minutes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,8 +86,16 @@ class Improvement:
         self._cfg, self._folder = cfg, cfg.run_dir.resolve()
         self._model = model_folder(cfg.model).resolve()
         self._weights = count_weights(self._model)
+        _pass_password_on(str(cfg.database))
         self._record = self._folder / RECORD
-        self._done: dict[str, float] = json.loads(self._record.read_text()) if self._record.is_file() else {}
+        kept = json.loads(self._record.read_text()) if self._record.is_file() else {"minutes": {}}
+        self._settings = cfg.model_dump(mode="json", exclude={"minutes", "run_dir"})
+        if kept.get("settings", self._settings) != self._settings:
+            changed = [name for name, value in self._settings.items() if kept["settings"].get(name) != value]
+            raise UsageError(
+                f"{cfg.run_dir} holds a run with another {', '.join(changed)}; give the same, or another --run-dir"
+            )
+        self._done: dict[str, float] = kept["minutes"]
         self._began = time.monotonic() - 60 * sum(self._done.values())
         self._questions = self._folder / "questions"
         self._train_file, self._held_out = (self._questions / f"{name}.jsonl" for name in ("train", "held_out"))
@@ -106,7 +119,7 @@ class Improvement:
             stage()
             self._done[name] = (time.monotonic() - began) / 60
             with written(self._record) as part:
-                part.write_text(json.dumps(self._done))
+                part.write_text(json.dumps({"settings": self._settings, "minutes": self._done}))
         print("\n".join(["", *self._summary()]))
 
     def _minutes_left(self) -> float:
@@ -140,8 +153,11 @@ class Improvement:
                 made, own = (made, split) if own else (split, [])
             if not (made or own):
                 raise UsageError("there is no question to learn: give --train-file, or a --num-questions above 0")
-            known = set(map(_answered_by, held_out))
-            learnt = [task for task in (*made, *own) if _answered_by(task) not in known]
+            held_out = draw_by_kind(held_out, MOST_HELD_OUT, cfg.seed)
+            known = {key for task in held_out for key in _keys(task)}
+            learnt = [task for task in (*made, *own) if not known.intersection(_keys(task))]
+            if not (learnt and held_out):
+                raise UsageError(f"{len(learnt)} questions are left to learn and {len(held_out)} held out; give more")
             for file, tasks in ((self._train_file, learnt), (self._held_out, held_out)):
                 with written(file) as part:
                     part.write_text("".join(json.dumps(environment.row(task)) + "\n" for task in tasks), "utf-8")
@@ -150,12 +166,16 @@ class Improvement:
     def _measure(self) -> None:
         flags = evaluate_flags(resolve(parse_train_args(self._train_words(1, self._model))))
         assert flags is not None
-        output = self._folder / "before.jsonl"
+        part = self._folder / "before.part.jsonl"
+        part.unlink(missing_ok=True)  # of a start that was stopped
         with self._served() as url:
-            self._run("evaluate", "--base-url", url, "--model", "policy", *flags, "--output", output)
+            self._run("evaluate", "--base-url", url, "--model", "policy", *flags, "--output", part)
+        part.rename(self._folder / "before.jsonl")
 
     def _fine_tune(self) -> None:
         folder = self._folder / "1-sft"
+        if (folder / "sft.json").is_file():  # finished by a start that was stopped then
+            return
         learning_rate = usual_learning_rate(self._weights, method="sft", lora=self._rank > 0)
         minutes = max(FINE_TUNING_SHARE * self._minutes_left(), 1.0)
         self._run(
@@ -166,7 +186,8 @@ class Improvement:
         )
 
     def _merge(self) -> None:
-        self._run("merge", "--adapter", self._folder / "1-sft", "--output", self._tuned)
+        if not self._tuned.is_dir():
+            self._run("merge", "--adapter", self._folder / "1-sft", "--output", self._tuned)
 
     def _first_step(self) -> None:
         self._run("train", *self._train_words(1, self._tuned))
@@ -191,7 +212,7 @@ class Improvement:
 
     def _train_words(self, steps: int, model: Path) -> list[str]:
         settings = [f"trainer.steps={steps}", f"trainer.val_every={steps}", f"seed={self._cfg.seed}"]
-        settings += ["trainer.val_before_train=true", "data.val_limit=200"]
+        settings += ["trainer.val_before_train=true", f"data.val_limit={MOST_HELD_OUT}"]
         return [
             *("--model", str(model), *self._database, "--train-file", str(self._train_file)),
             *("--val-file", str(self._held_out), *config_flag(self._weights), "--set", *settings),
@@ -244,8 +265,17 @@ class Improvement:
         return [*lines, f"minutes: {sum(self._done.values()):.0f}"]
 
 
-def _answered_by(task: Question) -> str:
-    return " ".join((task.query or task.question).lower().split())
+def _keys(task: Question) -> Iterator[tuple[str, str]]:
+    """What makes two questions about one database the same: their words, or their query."""
+    yield task.db_id, " ".join(task.question.casefold().split())
+    if task.query is not None:
+        yield task.db_id, " ".join(task.query.split())
+
+
+def _pass_password_on(address: str) -> None:
+    """Let the commands of the stages have the password of a server, which no command line shows."""
+    if (password := urlsplit(revealed(address)).password) is not None:
+        os.environ[VARIABLE] = unquote(password)
 
 
 def success_of(rows: Sequence[Row]) -> Rate:

@@ -136,7 +136,9 @@ def environment_flags(folder: Path) -> dict[str, str]:
             f"{folder / FILE} says that the model was trained on {record.env}, a program that is not part of this "
             f"project; if you trust it, give --env {shlex.quote(record.env)}"
         )
-    played = {"protocol": record.protocol, "schema_form": record.schema_form}
+    # before prompts had several forms, they had CREATE statements
+    form = record.schema_form or ("ddl" if record.env == "text2sql" else None)
+    played = {"protocol": record.protocol, "schema_form": form}
     return {"env": record.env} | {flag: value for flag, value in played.items() if value is not None}
 
 

@@ -34,7 +34,7 @@ class ColumnInfo:
     samples: tuple[str, ...] = ()
     """Values as SQL literals."""
     is_code: bool = False
-    """Whether `samples` are all values that occur, each in several of the first rows; else they are the first two."""
+    """Whether `samples` are all values of the first rows, few and often repeated; else they are the first two."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from tqdm import tqdm
@@ -35,6 +35,7 @@ def questions_of(databases: Databases, db_id: str, count: int, seed: int) -> lis
     with closing(databases.open(db_id, statement_timeout_s=STATEMENT_S)) as session:
         tables = read_tables(databases.schema(db_id), session)
         found = list(islice(made_questions(tables, session, rng), DRAWN * count))
+    rng.shuffle(found)
     places = Counter[str]()
     numbered = []
     for made in found:
@@ -65,14 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_output(args.output, "--output", overwrite=args.overwrite)
         databases = open_databases(args.database)
         each = -(-args.num_questions // len(databases.ids))
-        rows = []
+        made: list[list[dict[str, str]]] = []
         for db_id in tqdm(databases.ids, unit="database", disable=None if len(databases.ids) > 1 else True):
-            made = questions_of(databases, db_id, each, args.seed)
-            rows += [{**one._asdict(), "db_id": db_id} for one in made]
+            try:
+                found = questions_of(databases, db_id, each, args.seed)
+            except DatabaseError as fault:  # an empty one among others
+                print(f"{db_id}: {fault}", file=sys.stderr)
+                continue
+            made.append([{**one._asdict(), "db_id": db_id} for one in found])
+        # a database after the other, so that none is cut off at the end
+        rows = [row for part in zip_longest(*made) for row in part if row is not None][: args.num_questions]
     except (BackendUnavailable, DatabaseError, ValueError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
-    rows = rows[: args.num_questions]
     if not rows:
         print(f"error: {args.database} has no table with rows that a question could be about", file=sys.stderr)
         return 1

@@ -27,8 +27,8 @@ class ImproveConfig(QuestionsConfig):
     num_questions: int = Field(default=500, ge=0)
     """Questions to make from the database and to learn beside your own; 0 makes none."""
     minutes: float = Field(default=120, gt=0)
-    """About how long the whole may take: as many updates and steps are planned as fit. Start-up and measuring take some
-    minutes of it, and at least one step is made."""
+    """About how long the whole may take: it plans as many updates and steps as fit, beside start-up and measuring. It
+    always makes one step, which may take longer."""
     run_dir: Path = Path("runs/improve")
     """Folder for questions, models, measurements and the report, one folder a stage. The same command goes on after a
     stop."""

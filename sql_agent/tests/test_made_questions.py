@@ -2,8 +2,11 @@
 
 import json
 import random
+import shutil
 import sqlite3
+from collections import Counter
 from contextlib import closing
+from itertools import islice
 
 import pytest
 
@@ -11,7 +14,7 @@ from dbbench_adapter.engines import open_databases
 from sql_agent.commands.from_database import main, questions_of
 from sql_agent.settings.groups import DataConfig
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.made_questions import SKILLS, Scene, made_questions, read_tables
+from sql_agent.text_to_sql.made_questions import SKILLS, Column, Scene, Table, condition, made_questions, read_tables
 
 GUESTS = [("Ann", "Ulm", 31, "2024-03-01"), ("Bo", "Kiel", 45, "2025-01-09"), ("Cy", "Ulm", 28, "2023-07-30")]
 
@@ -104,6 +107,98 @@ def test_each_skill_asks_in_the_words_of_the_names(tables, skill, table, questio
     asked = SKILLS[skill][1](Scene(First(), found[table], {each.name: each for each in found}))
     assert (asked.question, asked.query) == (question, query)
     assert session.run(query).rows
+
+
+def column(name, role, values, *, has_nulls=False):
+    return Column(name, name, f"t.{name}", name.replace("_", " "), values, role, has_nulls)
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    (column("city", "category", ("Ulm",)),
+     {("from Ulm", "city = 'Ulm'"), ("in Ulm", "city = 'Ulm'"), ("with city Ulm", "city = 'Ulm'"),
+      ("whose city is Ulm", "city = 'Ulm'")}),
+    (column("status", "category", ("late",)),
+     {("that are late", "status = 'late'"), ("with status late", "status = 'late'"),
+      ("whose status is late", "status = 'late'")}),
+    (column("closed_on", "date", ("2024-05-01",), has_nulls=True),
+     {("not closed yet", "closed_on IS NULL"), ("closed after 2024-05-01", "closed_on > '2024-05-01'"),
+      ("closed in 2024", "closed_on LIKE '2024%'")}),
+    (column("discontinued", "flag", (0, 1)),
+     {("that are discontinued", "discontinued = 1"), ("that are not discontinued", "discontinued = 0")}),
+    (column("newsletter", "flag", (0, 1)),
+     {("with newsletter", "newsletter = 1"), ("without newsletter", "newsletter = 0")}),
+])  # fmt: skip
+def test_a_condition_is_said_as_people_say_it(asked, said):
+    table = Table("t", "t", "thing", "things", 9, (asked,), ())
+    rng = random.Random(0)
+    drawn = {condition(Scene(rng, table, {}), table)[:2] for _ in range(200)}
+    assert drawn == said
+
+
+def test_prices_are_cheap_and_ages_old(tables):
+    prices = Table("t", "t", "thing", "things", 9, (column("price", "number", (5,)),), ())
+    rng = random.Random(0)
+    drawn = {condition(Scene(rng, prices, {}), prices)[:2] for _ in range(200)}
+    assert {("that cost more than 5", "price > 5"), ("that cost less than 5", "price < 5")} < drawn
+    guests = next(table for table in tables[0] if table.name == "Guests")
+    asked = {SKILLS["superlative"][1](Scene(rng, guests, {})).question for _ in range(200)}
+    assert {"Which guest is the oldest?", "What is the youngest guest?"} < asked
+
+
+def test_columns_that_a_question_could_not_mean_are_asked_about_in_none(tmp_path):
+    """Names without letters, texts among numbers, keys of several columns, two keys to one table."""
+    with closing(sqlite3.connect(tmp_path / "odd.db")) as connection:
+        connection.executescript("""
+            CREATE TABLE Team (id INTEGER PRIMARY KEY, name TEXT);
+            CREATE TABLE game (" " TEXT, home INTEGER REFERENCES TEAM, away INTEGER REFERENCES team, title TEXT);
+            CREATE TABLE course (year INTEGER, num INTEGER, name TEXT, PRIMARY KEY (year, num));
+            CREATE TABLE exam (
+                title TEXT, price INTEGER, y INTEGER, n INTEGER, FOREIGN KEY (y, n) REFERENCES course(year, num));
+            CREATE TABLE player (name TEXT, team_id INTEGER REFERENCES TEAM);
+            CREATE TABLE "--" (x INTEGER);
+            INSERT INTO "--" VALUES (1);
+        """)
+        for n in range(300):
+            connection.execute("INSERT INTO Team VALUES (?, ?)", (n, f"team {n}"))
+            connection.execute("INSERT INTO game VALUES ('x', ?, ?, ?)", (n, n + 1, f"game {n}"))
+            connection.execute("INSERT INTO course VALUES (?, ?, ?)", (2000 + n // 10, n, f"course {n}"))
+            connection.execute("INSERT INTO exam VALUES (?, ?, 2000, 1)", (f"exam {n}", n if n < 299 else "N/A"))
+            connection.execute("INSERT INTO player VALUES (?, ?)", (f"player {n % 290}", n))
+        connection.commit()
+    databases = open_databases(tmp_path / "odd.db")
+    with closing(databases), closing(databases.open("odd", statement_timeout_s=5.0)) as session:
+        found = {table.name: table for table in read_tables(databases.schema("odd"), session)}
+        assert {*found} == {"Team", "game", "course", "exam", "player"}
+        assert not found["game"].references and not found["exam"].references
+        assert [other for _, _, other in found["player"].references] == ["Team"]  # whatever the case of its name
+        roles = {column.name: column.role for table in found.values() for column in table.columns}
+        assert roles["price"] == "other" and " " not in roles
+        assert found["player"].columns[0].role == "other"  # ten names are those of two players
+        made = islice(made_questions([*found.values()], session, random.Random(0)), 80)
+        assert all(session.run(one.query).rows for one in made)
+
+
+def test_words_that_are_not_english_keep_their_letters_and_their_number(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "de.db")) as connection:
+        connection.execute("CREATE TABLE Gebäude (Größe INTEGER, 金额 INTEGER)")
+        connection.executemany("INSERT INTO Gebäude VALUES (?, ?)", [(n, n) for n in range(5)])
+        connection.commit()
+    databases = open_databases(tmp_path / "de.db")
+    with closing(databases), closing(databases.open("de", statement_timeout_s=5.0)) as session:
+        (table,) = read_tables(databases.schema("de"), session)
+    assert (table.plural, [column.words for column in table.columns]) == ("gebäude", ["größe", "金额"])
+
+
+def test_of_several_databases_each_gets_questions_and_an_empty_one_is_named(tmp_path, hotel, capsys):
+    for name in ("a", "b", "c"):
+        (tmp_path / "many" / name).mkdir(parents=True)
+        shutil.copy(hotel, tmp_path / "many" / name / f"{name}.sqlite")
+    (tmp_path / "many" / "d").mkdir()
+    sqlite3.connect(tmp_path / "many" / "d" / "d.sqlite").close()
+    file = tmp_path / "made.jsonl"
+    assert main(["--database", str(tmp_path / "many"), "--num-questions", "5", "--output", str(file)]) == 0
+    assert "d: " in capsys.readouterr().err
+    assert Counter(json.loads(line)["db_id"] for line in file.read_text().splitlines()) == {"a": 2, "b": 2, "c": 1}
 
 
 def test_every_question_was_run_and_its_answer_says_something(tables):

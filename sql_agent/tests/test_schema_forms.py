@@ -2,11 +2,13 @@
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from agentgrpo.tests.seconds import seconds_here
 from bench.large_shop import make_shop
 from bench.prompts import measure, used
 from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
@@ -14,6 +16,7 @@ from dbbench_adapter.engines.sqlite.schema import read_schema
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.episode import described_name
 from sql_agent.text_to_sql.linking import SchemaLinker
 from sql_agent.text_to_sql.schema import render_schema
 
@@ -103,6 +106,53 @@ def test_a_linked_prompt_names_the_tables_that_it_leaves_out_and_describe_shows_
             for sql in ("DESCRIBE fence_log", 'describe table "FENCE_LOG";', "desc `fence_log`"):
                 assert next(episode.answer(call(sql)))["content"] == f"fence_log(id key, {columns})"
             assert next(episode.answer(call("DESCRIBE nowhere")))["content"].startswith("Error")
+
+
+@pytest.mark.parametrize(("sql", "name"), [
+    ("DESCRIBE film", "film"), (" desc  film ; ", "film"), ('describe table "a ""b"""', 'a "b"'),
+    ("DESC [film]", "film"), ("DESCRIBE 'film'", "film"), ("describe main.film", "film"), ("DESCRIBE", None),
+    ("SELECT 1", None),
+    ("desc" + " " * 20_000 + ";;" * 5_000 + "x", ";;" * 5_000 + "x"),  # a policy's loop: no time is lost
+])  # fmt: skip
+def test_the_name_behind_describe(sql, name):
+    began = time.thread_time()
+    assert described_name(sql) == name
+    assert time.thread_time() - began < seconds_here(0.5)
+
+
+def test_a_table_that_is_not_there_is_said_to_be_missing_and_a_wide_one_is_cut(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "wide.db")) as connection:
+        connection.execute(f"CREATE TABLE station ({', '.join(f'measure_{number}' for number in range(500))})")
+    with TextToSql(tmp_path / "wide.db") as environment:
+        asked = Question("q", "?", "wide", "SELECT 1")
+        with closing(environment.open(asked, AgentConfig())) as episode:
+            said = next(episode.answer(call("DESCRIBE statoin")))["content"]
+            assert said.startswith("Error: there is no table statoin") and "station" in said
+            assert len(next(episode.answer(call("DESCRIBE station")))["content"]) < 1_100
+
+
+def test_of_a_thousand_tables_a_prompt_stays_short_and_a_common_beginning_chooses_none():
+    columns = (ColumnInfo("id", "INT"), ColumnInfo("note", "TEXT"))
+    names = [f"wp_{first}_{second}" for first in ("tax", "order", "user") for second in range(333)]
+    linker = SchemaLinker([TableInfo(name, columns) for name in names], {})
+    began = time.thread_time()
+    shown = linker.link("How many wp tax notes are there?")
+    assert time.thread_time() - began < seconds_here(2.0)
+    assert len(shown) < 40 and all(name.startswith("wp_tax") for name, _ in shown[:12])
+    text = render_schema([TableInfo(name, columns) for name in names], linked=shown).text
+    assert len(text) < 3_000 and text.endswith(" more")
+
+
+@pytest.mark.parametrize(("question", "first"), [
+    ("Who was born in the U.S.?", "person"),  # the value is `u.s.`
+    ("订单的总金额是多少", "订单"),
+    ("Wie hoch sind die Gebäude?", "Gebäude"),
+])  # fmt: skip
+def test_words_of_other_scripts_and_values_with_points_are_found(question, first):
+    name = ColumnInfo("name", "TEXT")
+    tables = [TableInfo(each, (name,)) for each in ("客户", "订单", "Gebäude", "person")]
+    values = {"u.s": {("person", "name")}}
+    assert SchemaLinker(tables, values).link(question)[0][0] == first
 
 
 def call(sql):

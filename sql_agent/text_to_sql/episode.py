@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from agentgrpo.chat.calls import call, calls, numbered_id, tool
 from agentgrpo.json_text import JsonObject
+from agentgrpo.spelling import did_you_mean
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.base import json_cell
 from dbbench_adapter.engines.engine import Changes, ChangingSession, Engine, Session, TableInfo
@@ -64,9 +65,6 @@ def solution_calls(question: Question, engine: Engine) -> list[Message]:
     return [calls(call(name, {"sql": sql}, numbered_id(number))) for number, (name, sql) in enumerate(asked)]
 
 
-_DESCRIBE = re.compile(r"\s*desc(?:ribe)?\s+(?:table\s+)?[\"`]?(?P<name>[^\"`;]+?)[\"`]?\s*;?\s*", re.IGNORECASE)
-
-
 class TextToSqlEpisode(CallingEpisode):
     """Plays an episode in which a reply without a call ends it without an answer.
 
@@ -102,8 +100,8 @@ class TextToSqlEpisode(CallingEpisode):
             raise MalformedCallError(f'{name} takes {{"sql": "SELECT ..."}}')
         sql = unfenced(sql)
         if name == "execute_sql":
-            if (asked := _DESCRIBE.fullmatch(sql)) and (table := self._tables.get(asked["name"].lower())):
-                return describe_table(table)
+            if (table := described_name(sql)) is not None and (shown := self._describe(table)) is not None:
+                return shown
             result = self.database.run(sql)
             self._end_if_spent(self.database)
             return format_rows(result)
@@ -115,8 +113,34 @@ class TextToSqlEpisode(CallingEpisode):
         self.result = self.database.run(sql)
         return format_rows(self.result)  # of a typed question a person reads the rows
 
+    def _describe(self, name: str) -> str | None:
+        """None for what the database itself may know, such as DESCRIBE with a query."""
+        if (table := self._tables.get(name.lower())) is not None:
+            return _cut(describe_table(table))
+        if len(name.split()) > 1:
+            return None
+        names = [each.name for each in self._tables.values()]
+        return f"Error: there is no table {name[:64]}{did_you_mean(name[:64], names)}"
+
     def close(self) -> None:
         self.database.close()
+
+
+_QUOTES = {'"': '"', "'": "'", "`": "`", "[": "]"}
+
+
+def described_name(sql: str) -> str | None:
+    """The name behind DESCRIBE, without quotes; None for another statement."""
+    verb, _, name = sql.strip().rstrip("; \n\t").partition(" ")
+    name = name.strip()
+    if verb.lower() not in ("describe", "desc") or not name:
+        return None
+    if name[:6].lower() == "table ":
+        name = name[6:].strip()
+    name = name.removeprefix("main.")
+    if (end := _QUOTES.get(name[0])) is not None and name.endswith(end) and len(name) > 2:
+        name = name[1:-1].replace(2 * end, end)
+    return name
 
 
 _FENCED = re.compile(
@@ -164,4 +188,8 @@ def format_rows(result: Result) -> str:
         more = [f"... {len(rows) - len(shown)} more rows"] if len(rows) > len(shown) else []
         text = "\n".join([json.dumps(result.columns, ensure_ascii=False), *shown, *more])
     text = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)  # they would break the next request
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "[TRUNCATED]"

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import inflect
 
 from dbbench_adapter.engines.engine import ColumnInfo, Session, TableInfo
+from sql_agent.text_to_sql.linking import NAME_PART
 from sql_agent.text_to_sql.schema import sql_name
 
 # Values of a column that are drawn from, and the most that a category has.
@@ -25,10 +27,12 @@ VALUES = 200
 CATEGORIES = 30
 MAX_ANSWER_ROWS = 1_000
 MAX_IDLE = 100
-_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}.*")
 _VALUES_IN_NAMES = {"average", "avg", "count", "highest", "lowest", "maximum", "minimum", "max", "min", "total", "sum"}
 _words = inflect.engine()
+
+
+T = TypeVar("T")
 
 
 class Made(NamedTuple):
@@ -49,7 +53,8 @@ class Column:
     values: tuple[object, ...]
     """Different values, in the order of the table; without NULL."""
     role: str
-    """`number`, `date`, `category`, `label` (a text that tells rows apart), `key` or `other`."""
+    """`number`, `date`, `flag` (0 and 1), `category`, `label` (a text that tells rows apart), `key` or `other`."""
+    has_nulls: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,16 +80,23 @@ class Table:
 
 
 def read_tables(tables: Sequence[TableInfo], session: Session) -> list[Table]:
-    """Views and tables without rows make no questions."""
+    """Views, tables without rows and what has no name in letters or digits make no questions."""
+    by_name = {table.name.lower(): table.name for table in tables}
     found = []
     for table in tables:
         of, name = sql_name(table.name, table.quote), partial(sql_name, quote=table.quote)
         counted = session.run(f"SELECT count(*) FROM {of}").rows
-        if table.is_view or not counted or not counted[0][0]:
+        if table.is_view or not counted or not counted[0][0] or not _in_words(table.name):
             continue
-        columns = tuple(_column(table, column, counted[0][0], session) for column in table.columns)
+        columns = tuple(
+            _column(table, column, counted[0][0], session) for column in table.columns if _in_words(column.name)
+        )
+        # a key of several columns, or one of two to the same table, is none that a question could mean
+        uses = Counter(other.lower() for _, other, _ in table.foreign_keys)
         references = tuple(
-            (f"{of}.{name(ours)}", f"{name(other)}.{name(theirs)}", other) for ours, other, theirs in table.foreign_keys
+            (f"{of}.{name(ours)}", f"{name(by_name[other.lower()])}.{name(theirs)}", by_name[other.lower()])
+            for ours, other, theirs in table.foreign_keys
+            if other.lower() in by_name and uses[other.lower()] == 1
         )
         singular = _singular(_in_words(table.name))
         found.append(Table(table.name, of, singular, _plural(singular), counted[0][0], columns, references))
@@ -99,7 +111,14 @@ def _column(table: TableInfo, column: ColumnInfo, rows: int, session: Session) -
     words = _in_words(column.name)
     for begin in ("is", "has", _singular(_in_words(table.name))):
         words = words.removeprefix(f"{begin} ")
-    return Column(column.name, name, f"{of}.{name}", words, values, _role(column, values, rows, keys))
+    nulls = bool(session.run(f"SELECT 1 FROM {of} WHERE {name} IS NULL LIMIT 1").rows)
+    role = "key" if column.name in keys else _role(column.name, values, rows)
+    if role == "label" and session.run(f"SELECT count(DISTINCT {name}) FROM {of}").rows != ((rows,),):
+        role = "other"
+    # only SQLite has this function, and texts among numbers
+    if role == "number" and session.run(f"SELECT 1 FROM {of} WHERE typeof({name}) IN ('text', 'blob') LIMIT 1").rows:
+        role = "other"
+    return Column(column.name, name, f"{of}.{name}", words, values, role, nulls)
 
 
 def _plain(value: object) -> object:
@@ -109,10 +128,12 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, date) else value
 
 
-def _role(column: ColumnInfo, values: Sequence[object], rows: int, keys: set[str]) -> str:
-    words = _in_words(column.name).split()
-    if column.name in keys or {"id", "code", "key", "nr", "number"} & set(words) or not values:
+def _role(name: str, values: Sequence[object], rows: int) -> str:
+    words = _in_words(name).split()
+    if not values or {"id", "code", "key", "nr"} & {*words} or words[-1] == "number":
         return "key"
+    if {*values} == {0, 1}:
+        return "flag"
     if all(isinstance(value, int | float) for value in values):
         # "the highest lowest" says nothing
         return "number" if len(values) > 2 and not _VALUES_IN_NAMES & set(words) else "other"
@@ -126,19 +147,23 @@ def _role(column: ColumnInfo, values: Sequence[object], rows: int, keys: set[str
 
 
 def _in_words(name: str) -> str:
-    return " ".join(part.lower() for part in _PART.findall(name)) or name
+    return " ".join(part.lower() for part in NAME_PART.findall(name))
 
 
 @cache
 def _singular(words: str) -> str:
     *first, last = words.split()
-    return " ".join([*first, _words.singular_noun(last) or last])
+    return " ".join([*first, _words.singular_noun(last) or last if _is_english(last) else last])
 
 
 @cache
 def _plural(singular: str) -> str:
     *first, last = singular.split()
-    return " ".join([*first, _words.plural_noun(last)])
+    return " ".join([*first, _words.plural_noun(last) if _is_english(last) else last])
+
+
+def _is_english(word: str) -> bool:
+    return word.isascii() and word.isalpha()
 
 
 def _many(words: str) -> str:
@@ -158,7 +183,7 @@ class Scene(NamedTuple):
         columns = self.table.of(*roles)
         return self.rng.choice(columns) if columns else None
 
-    def say(self, *wordings: str) -> str:
+    def say(self, *wordings: T) -> T:
         return self.rng.choice(wordings)
 
     def parent(self) -> tuple[Table, str] | None:
@@ -184,6 +209,30 @@ def literal(value: object) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 
+# How people say what a number, by a word of its column's name, is compared by.
+_COMPARED = {
+    "age": ("older than", "younger than", "oldest", "youngest"),
+    "area": ("larger than", "smaller than", "largest", "smallest"),
+    "capacity": ("larger than", "smaller than", "largest", "smallest"),
+    "cost": ("that cost more than", "that cost less than", "most expensive", "cheapest"),
+    "fee": ("that cost more than", "that cost less than", "most expensive", "cheapest"),
+    "height": ("higher than", "lower than", "highest", "lowest"),
+    "length": ("longer than", "shorter than", "longest", "shortest"),
+    "population": ("larger than", "smaller than", "largest", "smallest"),
+    "price": ("that cost more than", "that cost less than", "most expensive", "cheapest"),
+    "rating": ("rated above", "rated below", "best rated", "worst rated"),
+    "salary": ("that earn more than", "that earn less than", "best paid", "worst paid"),
+    "size": ("larger than", "smaller than", "largest", "smallest"),
+    "weight": ("heavier than", "lighter than", "heaviest", "lightest"),
+}
+_PLACES = {"city", "continent", "country", "county", "hometown", "location", "nationality", "region", "state", "town"}
+_STATES = {"condition", "kind", "status", "type"}
+
+
+def _compared(column: Column) -> tuple[str, str, str, str] | None:
+    return next((_COMPARED[word] for word in column.words.split() if word in _COMPARED), None)
+
+
 class Condition(NamedTuple):
     words: str
     """Behind the plural of the table: `whose country is France`."""
@@ -196,22 +245,55 @@ def condition(scene: Scene, table: Table, *, full: bool = False) -> Condition | 
     Args:
         full: whether the statement has other tables too.
     """
-    columns = table.of("category", "number", "date")
+    columns = table.of("category", "number", "date", "flag")
     if not columns:
         return None
     column = scene.rng.choice(columns)
-    value, name = scene.rng.choice(column.values), column.full if full else column.sql
+    name = column.full if full else column.sql
     more = scene.rng.random() < 0.5
-    if column.role == "category":
-        words = scene.say(f"whose {column.words} is {value}", f"with {column.words} {value}")
-        return Condition(words, f"{name} = {literal(value)}", column)
-    if column.role == "date":
-        day = str(value)[:10]
-        if more:
-            return Condition(f"with {_words.a(column.words)} after {day}", f"{name} > {literal(day)}", column)
-        return Condition(f"whose {column.words} is in {day[:4]}", f"{name} LIKE '{day[:4]}%'", column)
+    words, sql = _SAID[column.role](scene, column, more)
+    return Condition(words, f"{name} {sql}", column)
+
+
+def _category(scene: Scene, column: Column, _more: bool) -> tuple[str, str]:
+    value = scene.rng.choice(column.values)
+    wordings = [f"whose {column.words} is {value}", f"with {column.words} {value}"]
+    kinds = {*column.words.split()}
+    wordings += [f"from {value}", f"in {value}"] if kinds & _PLACES else []
+    wordings += [f"that are {value}"] if kinds & _STATES else []
+    return scene.say(*wordings), f"= {literal(value)}"
+
+
+def _date(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
+    moment = str(scene.rng.choice(column.values))
+    day = moment[:10]
+    happened = column.words.removesuffix(" on").removesuffix(" at")  # `joined on`: customers joined in 2024
+    if happened != column.words:
+        if column.has_nulls and more:
+            return f"not {happened} yet", "IS NULL"
+        return scene.say(
+            (f"{happened} after {day}", f"> {literal(day)}"), (f"{happened} in {day[:4]}", f"LIKE '{day[:4]}%'")
+        )
+    if more:
+        return f"with {_words.a(column.words)} after {day}", f"> {literal(day)}"
+    return f"whose {column.words} is in {day[:4]}", f"LIKE '{day[:4]}%'"
+
+
+def _number(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
+    value, compared = scene.rng.choice(column.values), _compared(column)
     words = scene.say(*(("above", "greater than", "more than") if more else ("below", "less than", "under")))
-    return Condition(f"with {_words.a(column.words)} {words} {value}", f"{name} {'>' if more else '<'} {value}", column)
+    wordings = [f"with {_words.a(column.words)} {words} {value}"]
+    wordings += [f"{compared[0 if more else 1]} {value}"] if compared else []
+    return scene.say(*wordings), f"{'>' if more else '<'} {value}"
+
+
+def _flag(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
+    if column.words.endswith(("ed", "able", "ive", "al", "ing")):
+        return f"that are {'' if more else 'not '}{column.words}", f"= {int(more)}"
+    return f"{'with' if more else 'without'} {column.words}", f"= {int(more)}"
+
+
+_SAID = {"category": _category, "date": _date, "number": _number, "flag": _flag}
 
 
 def count_all(scene: Scene) -> Question:
@@ -242,6 +324,7 @@ def list_some(scene: Scene) -> Question:
     question = scene.say(
         f"What are the {named} of the {many} {where.words}?", f"List the {named} of {many} {where.words}.",
         f"Show the {shown.words} of each {scene.table.singular} {where.words}.",
+        *([f"List the {many} {where.words}.", f"Show all {many} {where.words}."] if shown.role == "label" else []),
     )  # fmt: skip
     return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {where.sql}")
 
@@ -288,10 +371,14 @@ def superlative(scene: Scene) -> Question:
         return None
     most = scene.rng.random() < 0.5
     word = ("highest" if most else "lowest") if column.role == "number" else "latest" if most else "earliest"
-    question = scene.say(
+    wordings = [
         f"Which {scene.table.singular} has the {word} {column.words}?",
         f"What is the {shown.words} of the {scene.table.singular} with the {word} {column.words}?",
-    )
+    ]
+    if (compared := _compared(column)) is not None:
+        said = compared[2 if most else 3]
+        wordings += [f"Which {scene.table.singular} is the {said}?", f"What is the {said} {scene.table.singular}?"]
+    question = scene.say(*wordings)
     rows = f"FROM {scene.table.sql} WHERE {column.sql} IS NOT NULL ORDER BY {column.sql}{' DESC' if most else ''}"
     return Asked(question, f"SELECT {shown.sql} {rows} LIMIT 1", f"SELECT {column.sql} {rows} LIMIT 2")
 

@@ -23,6 +23,8 @@ _KEYWORDS = (
 # Values that `compact` shows, for their form or because they are codes.
 _DATE = re.compile(r"'\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*'|'\d{1,2}:\d{2}.*'")
 _CODE_CHARS = 16
+# The most characters of the names of tables that `compact` does not show.
+_REST_CHARS = 600
 
 LinkedTables = tuple[tuple[str, tuple[str, ...]], ...]
 """Tables, the most relevant one first, each with those of its columns that a prompt shows."""
@@ -127,10 +129,18 @@ def _rendered(parts: Sequence[_Part], rest: Sequence[str], *, values: bool, ddl:
     if ddl:
         last = _format_left_out(len(columns), rest, values=values)
     else:
-        last = f"More tables, by DESCRIBE: {', '.join(rest)}" if rest else ""
+        last = f"More tables, by DESCRIBE: {_listed(rest)}" if rest else ""
     return Rendered(
         "\n".join([*(part.text for part in parts), *([last] if last else [])]), values, columns, tuple(rest)
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    listed = ", ".join(names)
+    if len(listed) <= _REST_CHARS:
+        return listed
+    shown = listed[:_REST_CHARS].rpartition(", ")[0].split(", ")
+    return f"{', '.join(shown)} and {len(names) - len(shown)} more"
 
 
 def _format_left_out(columns: int, tables: Sequence[str], *, values: bool) -> str:

@@ -44,6 +44,27 @@ def test_without_any_question_the_command_says_what_to_give(hotel, small_policy,
     assert "there is no question to learn: give --train-file" in capsys.readouterr().err
 
 
+def test_a_folder_of_another_run_is_refused(hotel, small_policy, tmp_path, capsys):
+    words = ["--model", str(small_policy), "--database", str(hotel), "--run-dir", str(tmp_path / "run")]
+    settings = {"settings": {"seed": 1}, "minutes": {"questions": 1.0}}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "improve.json").write_text(json.dumps(settings))
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "holds a run with another" in said and "seed" in said
+
+
+def test_held_out_questions_are_learnt_in_no_words_and_by_no_query(hotel, small_policy, tmp_path, capsys):
+    rows = [{"question": "How many?", "query": "SELECT count(*) FROM guest"}]
+    for name in ("own", "held"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    words = ["--model", str(small_policy), "--database", str(hotel), "--run-dir", str(tmp_path / "run")]
+    words += ["--train-file", str(tmp_path / "own.json"), "--val-file", str(tmp_path / "held.json")]
+    words += ["--num-questions", "0"]
+    assert main(words) == 1
+    assert "0 questions are left to learn and 1 held out" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_stage_runs_and_the_same_command_begins_none_again(hotel, small_policy, tmp_path):

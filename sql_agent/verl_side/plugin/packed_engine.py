@@ -98,8 +98,9 @@ class PackedEngine(FSDPEngineWithLMHead):
         # The workers decide alike: a micro-batch is one forward of FSDP, which all of them have to take part in.
         size = math.gcd(*self._of_workers(group_size(tu.get(data, "uid", default=None), len(rows))))
         # take as many rows together as fit into a micro-batch with what they share counted once
+        count = math.gcd(*self._of_workers(len(rows)))
         together = next(
-            n for n in even_shares(len(rows), size) if n == 1 or max(self._of_workers(_tokens(rows, n))) <= limit
+            n for n in even_shares(count, size) if n == 1 or max(self._of_workers(_tokens(rows, n))) <= limit
         )
         # verl counts a shared prompt in every row, so the limit for verl has to allow `alone` tokens
         lengths = [sum(map(len, row)) for row in rows]
