@@ -221,8 +221,8 @@ def related_conversations(conversations: Sequence[EncodedReplies]) -> list[list[
 def epoch_order(related: Sequence[Sequence[int]], batch_size: int, seed: int) -> list[int]:
     """Draw the order of an epoch, in which the conversations of a batch are related, so that it computes less.
 
-    The seed draws which ones share a batch, and the order of the batches. Batches that are not full stand at the end. If
-    all are related, or none, the order is that of torch's `RandomSampler`, as with TRL.
+    The seed draws which ones share a batch, and the order of the batches. Batches that are not full stand at the end.
+    If all are related, or none, the order is that of torch's `RandomSampler`, as with TRL.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(sum(map(len, related)), generator=generator).tolist()
