@@ -1,19 +1,18 @@
-"""A new protocol needs a module and a line here."""
+"""A new protocol needs a module, and its name and a line here."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentgrpo.chat.calls import call, calls, numbered_id
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend
 from dbbench_adapter.engines.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.interaction import Message
+from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import fc, lab, text
-from dbbench_adapter.protocols.base import DatabaseEpisode
+from dbbench_adapter.protocols.base import DatabaseEpisode, gold_answers
 
 __all__ = [
     "PROTOCOLS",
@@ -44,42 +43,12 @@ class Protocol:
     """Tools of the model, in chat-completions form; none if it writes its actions as text."""
     solution: Callable[[Task], list[Message]]
     """The replies of a perfect agent."""
+    judge: JudgeName
+    """The original's own; for a new protocol `strict`."""
     max_replies: Callable[[int], int] = lambda max_rounds: max_rounds
     """The number of replies that `max_rounds` rounds may take."""
     history: Callable[[Sequence[Message]], list[Message]] = list
     """The part of the conversation that the model reads."""
-
-
-def gold_answers(task: Task) -> list[str]:
-    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
-    if task.changes_state:
-        return []
-    if task.gold.answers is not None:
-        return list(task.gold.answers)
-    return [repr(row) for row in task.gold.rows or ()]
-
-
-def _written(task: Task, answers: str) -> list[Message]:
-    replies = [f"Action: Answer\nFinal Answer: {answers}"]
-    if task.gold.sql is not None:
-        sql = task.gold.sql.replace("\n", " ")
-        replies.insert(0, f"Action: Operation\n```sql\n{sql}\n```")
-    return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]
-
-
-def _text_solution(task: Task) -> list[Message]:
-    return _written(task, json.dumps(gold_answers(task)))
-
-
-def _lab_solution(task: Task) -> list[Message]:
-    return _written(task, str(list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])))
-
-
-def _called_solution(task: Task) -> list[Message]:
-    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, numbered_id(1)))
-    if task.gold.sql is None:
-        return [commit]
-    return [calls(call("execute_sql", {"query": task.gold.sql}, numbered_id(0))), commit]
 
 
 PROTOCOLS: dict[ProtocolName, Protocol] = {
@@ -90,12 +59,13 @@ PROTOCOLS: dict[ProtocolName, Protocol] = {
         text.TextEpisode,
         text.MAX_ROUNDS,
         [],
-        _text_solution,
+        text.solution,
+        "text",
         lambda rounds: rounds + 1,
         text.trimmed,
     ),
-    "fc": Protocol(fc.messages, fc.RULES, fc.TOOL_NAMES, fc.FcEpisode, fc.MAX_ROUNDS, fc.TOOLS, _called_solution),
-    "lab": Protocol(lab.messages, lab.RULES, text.MARKS, lab.LabEpisode, lab.MAX_ROUNDS, [], _lab_solution),
+    "fc": Protocol(fc.messages, fc.RULES, fc.TOOL_NAMES, fc.FcEpisode, fc.MAX_ROUNDS, fc.TOOLS, fc.solution, "fc"),
+    "lab": Protocol(lab.messages, lab.RULES, text.MARKS, lab.LabEpisode, lab.MAX_ROUNDS, [], lab.solution, "lab"),
 }
 
 

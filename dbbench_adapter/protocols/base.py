@@ -206,3 +206,12 @@ def final_answer(reply: str) -> str | None:
 
 def user_messages(texts: Sequence[str]) -> list[Message]:
     return [{"role": "user", "content": text} for text in texts]
+
+
+def gold_answers(task: Task) -> list[str]:
+    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
+    if task.changes_state:
+        return []
+    if task.gold.answers is not None:
+        return list(task.gold.answers)
+    return [repr(row) for row in task.gold.rows or ()]

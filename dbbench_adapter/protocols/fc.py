@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentgrpo.chat.calls import tool
+from agentgrpo.chat.calls import call, calls, numbered_id, tool
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
 from dbbench_adapter.interaction import CallingEpisode, MalformedCallError, Message, read_arguments
-from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, user_messages
+from dbbench_adapter.protocols.base import DatabaseEpisode, format_result, gold_answers, user_messages
 
 # The limit of replies, as configured by AgentBench.
 MAX_ROUNDS = 15
@@ -115,3 +115,10 @@ class FcEpisode(DatabaseEpisode, CallingEpisode):
 
 
 _NOTHING = object()
+
+
+def solution(task: Task) -> list[Message]:
+    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, numbered_id(1)))
+    if task.gold.sql is None:
+        return [commit]
+    return [calls(call("execute_sql", {"query": task.gold.sql}, numbered_id(0))), commit]

@@ -14,7 +14,7 @@ from typing import Literal
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.interaction import Message
 from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_answer, format_result, user_messages
-from dbbench_adapter.protocols.text import HOW_TO_ACT
+from dbbench_adapter.protocols.text import HOW_TO_ACT, written_solution
 
 MAX_ROUNDS = 3
 # The original never cuts a result (the longest of a reference has 1,583 characters). No context holds more than this,
@@ -85,3 +85,7 @@ def parse_action(reply: str) -> Literal["Operation", "Answer"] | None:
     if operation < 0 and answer < 0:
         return None
     return "Operation" if answer < 0 or 0 <= operation < answer else "Answer"
+
+
+def solution(task: Task) -> list[Message]:
+    return written_solution(task, str(list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])))

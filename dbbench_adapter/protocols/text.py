@@ -8,13 +8,21 @@ history. The rules say the same in other words. Source: AgentBench branch v0.2, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.dialect.lexer import split_statements
 from dbbench_adapter.engines import Result
 from dbbench_adapter.interaction import Message
-from dbbench_adapter.protocols.base import DatabaseEpisode, fenced_sql, final_answer, format_result, user_messages
+from dbbench_adapter.protocols.base import (
+    DatabaseEpisode,
+    fenced_sql,
+    final_answer,
+    format_result,
+    gold_answers,
+    user_messages,
+)
 
 # The limit of statements. After the last one, one more reply is read, which can only answer.
 MAX_ROUNDS = 15
@@ -144,3 +152,15 @@ def _action(reply: str) -> str | None:
     start = reply.find("Action: ")
     end = reply.find("\n", start)
     return None if start < 0 or end < 0 else reply[start + len("Action: ") : end]
+
+
+def solution(task: Task) -> list[Message]:
+    return written_solution(task, json.dumps(gold_answers(task)))
+
+
+def written_solution(task: Task, answers: str) -> list[Message]:
+    replies = [f"Action: Answer\nFinal Answer: {answers}"]
+    if task.gold.sql is not None:
+        sql = task.gold.sql.replace("\n", " ")
+        replies.insert(0, f"Action: Operation\n```sql\n{sql}\n```")
+    return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]

@@ -40,7 +40,7 @@ def misses(
             with open_episode(task, backend, protocol) as episode:
                 for message in solution(replace(task, gold=known(task)), protocol):
                     list(episode.answer(message))
-                values = episode.judge(protocol).value, episode.judge("strict").value
+                values = episode.judge(PROTOCOLS[protocol].judge).value, episode.judge("strict").value
         except TableError:
             values = None, None
         own += [task.id] * (values[0] != 1.0)

@@ -66,10 +66,10 @@ class AgentConfig(Settings):
     """Limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
 
     protocol: ProtocolName = "fc"
-    """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
+    """How the agent acts: by tool calls (`fc`), or by patterns in plain text, as the originals of DB-Bench do."""
     instructions: Annotated[Path | None, FlagName("instructions")] = None
     """Text file that replaces what the first prompt says about how to act (dbbench, text2sql); it has to name the tools
-    or, with `text` and `lab`, the forms of a reply. None: the environment's own."""
+    or the forms of a reply. None: the environment's own."""
     max_turns: int | None = Field(default=None, ge=1)
     """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), gsm8k 10."""
     max_tokens: int = Field(default=512, ge=1)

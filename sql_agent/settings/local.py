@@ -177,11 +177,9 @@ class DbBenchConfig(Settings):
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: Judge = "strict"
-    """How the verdict is found: strict, or as the originals do, DB-Bench's text, fc and lab, Spider's and BIRD's
-    evaluators for text2sql (spider, bird)."""
+    """How the verdict is found: strict, or as an original finds it, for text2sql Spider's and BIRD's evaluators."""
     protocol: ProtocolName = "fc"
-    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
-    (lab)."""
+    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as the originals."""
 
 
 class EnvironmentFlags(DbBenchConfig, QuestionsConfig):

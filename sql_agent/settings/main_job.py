@@ -46,8 +46,8 @@ class RolloutConfig(Settings):
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
     judge: Judge = "strict"
-    """How the verdict is found: `strict`; on dbbench as AgentBench's text and function-calling versions (`text`, `fc`)
-    or LifelongAgentBench (`lab`) do; on text2sql as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
+    """How the verdict is found: `strict`, or as an original finds it, on dbbench AgentBench and LifelongAgentBench, on
+    text2sql the evaluators of Spider and BIRD."""
     reward: RewardNames = "agentbench"
     """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its weight, which are summed:

@@ -47,7 +47,7 @@ class TrainConfig(Settings):
     apo: ApoConfig = ApoConfig()
     model: Annotated[Path | None, FlagName("model")] = None
     """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool
-    calls unless `agent.protocol` is text or lab. None: the small policy, made on this machine."""
+    calls unless `agent.protocol` is one of plain text. None: the small policy, made on this machine."""
     run_dir: Annotated[Path, FlagName("run-dir")] = Path("runs/sql-agent")
     """Folder for all files of the run."""
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -101,7 +101,7 @@ class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
     database: DatabaseSpec | None = None
     """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
-    """For dbbench: how the oracle acts, by tool calls (fc), or in plain text (text, lab)."""
+    """For dbbench: how the oracle acts, by tool calls (fc), or in plain text as the originals."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order, dropout, generated tasks and the draw of `num_tasks`."""
 

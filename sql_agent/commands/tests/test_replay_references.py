@@ -6,6 +6,7 @@ import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.engines import BackendUnavailable, open_backend
+from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent.commands.replay import main, misses, reads_rows
 
@@ -28,7 +29,7 @@ def backend(request):
     opened.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("protocol", ["text", "fc", "lab"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_wrong_reference_misses_what_the_gold_does_not(backend, protocol):
     assert misses([CHEAP, RAISE], backend, protocol, lambda task: task.gold) == ([], [])
     assert misses([CHEAP, RAISE], backend, protocol, reads_rows(backend)) == (["t-0"], ["t-0"])
@@ -40,7 +41,7 @@ def test_the_table_and_its_notes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["replay_references", str(path), "--backends", "sqlite"])
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2:5] == [f"| two.jsonl | sqlite | {name} | 2 | 2, 2 | 1, 1 |" for name in ("text", "fc", "lab")]
+    assert lines[2:-3] == [f"| two.jsonl | sqlite | {name} | 2 | 2, 2 | 1, 1 |" for name in PROTOCOLS]
     assert lines[-2:] == ["not solved with the gold, under the protocol's own judge:", "none"]
 
 
