@@ -28,7 +28,8 @@ Stop = Literal[
 ]
 
 # What an end means for the rollout's row: the judge scores what the policy did itself; it also scores what the policy
-# had done when a limit truncated it; the policy did not cause the other ends, so these rollouts have no verdict.
+# had done when a limit truncated it, and a reward may pay that otherwise (`sql_agent.rewards`); the policy did not
+# cause the other ends, so these rollouts have no verdict.
 ENDS: dict[Stop, Literal["scored", "truncated", "lost"]] = {
     "answered": "scored",
     "malformed": "scored",

@@ -20,6 +20,7 @@ from rllm.environments.base.base_env import BaseEnv  # pyright: ignore[reportMis
 from agentgrpo.printed_commands import agentgrpo_command
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.engines import Backend, open_backend
+from dbbench_adapter.interaction import ENDS, STOPS, Status
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS, DatabaseEpisode, open_episode
 from sql_agent.rewards import REWARDS
@@ -187,14 +188,16 @@ class DBBenchEnv(BaseEnv):
         return True
 
 
-def reward_of(verdict: float, status: str) -> float:
+def reward_of(verdict: float, status: Status) -> float:
     """The reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
 
     A right end is paid whatever the status is, since `lab` judges the state alone. AgentBench writes the statuses with
     blanks, LifelongAgentBench with underscores.
     """
-    failed = {"task_limit_reached": PAID.out_of_limits, "agent_validation_failed": PAID.malformed}
+    failed = {"agent_validation_failed": PAID.malformed}
     wrong = failed.get(status.replace(" ", "_"), PAID.incorrect)
+    if (stop := STOPS[status]) is not None and ENDS[stop] == "truncated":
+        wrong = PAID.out_of_limits
     return (1.0 - verdict) * wrong + verdict * PAID.correct
 
 
