@@ -21,7 +21,6 @@ from sql_agent.text_to_sql.linking import SchemaLinker
 from sql_agent.text_to_sql.schema import render_schema
 
 SPIDER = Path(__file__).resolve().parents[3] / "shared" / "text2sql" / "spider"
-PRETRAINED = Path(__file__).resolve().parents[2] / "models" / "smollm2-135m-instruct"
 NAMES = ("audit", "badge", "cable", "depot", "event", "fence", "glove", "hotel", "invoice", "jacket")
 
 
@@ -199,9 +198,8 @@ def test_used_tables_and_columns_of_a_reference():
 
 
 @pytest.mark.skipif(not SPIDER.is_dir(), reason="../shared/text2sql/spider is not there")
-@pytest.mark.skipif(not PRETRAINED.is_dir(), reason="make it with `agentgrpo pretrained-policy`")
-def test_on_spider_linked_prompts_show_what_references_use():
-    found = {each.form: each for each in measure(SPIDER, [SPIDER / "dev.json"], PRETRAINED)}
+def test_on_spider_linked_prompts_show_what_references_use(random_policy_folder):
+    found = {each.form: each for each in measure(SPIDER, [SPIDER / "dev.json"], random_policy_folder)}
     assert found["linked"].tables > 0.99 and found["linked"].columns > 0.99
     assert found["compact"].tables == found["compact"].columns == 1
     middle = {form: sorted(each.schema_tokens)[len(each.schema_tokens) // 2] for form, each in found.items()}
@@ -222,10 +220,9 @@ def test_the_large_shop_has_32_tables_and_60_questions_whose_answers_say_somethi
         assert [task.question for task in asked if environment.finds_nothing(task)] == []
 
 
-@pytest.mark.skipif(not PRETRAINED.is_dir(), reason="make it with `agentgrpo pretrained-policy`")
-def test_of_a_large_schema_a_tenth_holds_what_references_use(large_shop):
+def test_of_a_large_schema_a_tenth_holds_what_references_use(large_shop, random_policy_folder):
     database, questions = large_shop
-    found = {each.form: each for each in measure(database, [questions], PRETRAINED)}
+    found = {each.form: each for each in measure(database, [questions], random_policy_folder)}
     assert found["linked"].tables > 0.98 and found["linked"].columns > 0.98
     whole = {form: sum(each.schema_tokens) for form, each in found.items()}
     assert whole["linked"] < 0.12 * whole["ddl"] and whole["compact"] < 0.36 * whole["ddl"]

@@ -167,7 +167,7 @@ def _filled(
 
 
 def _foreign_keys(tables: Mapping[str, TableInfo]) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
-    """Of each table those that it refers to or that refer to it, and the columns of its keys."""
+    """Find the tables that each table refers to or that refer to it, and the columns of its keys."""
     folded = {name.lower(): name for name in tables}
     neighbours: dict[str, list[str]] = {name: [] for name in tables}
     keys = {name: {*table.primary_key} for name, table in tables.items()}

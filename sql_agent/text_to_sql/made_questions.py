@@ -48,7 +48,7 @@ class Column:
     sql: str
     """As a statement of its table alone names it."""
     full: str
-    """With its table in front."""
+    """As a statement of several tables names it, with its table in front."""
     words: str
     values: tuple[object, ...]
     """Different values, in the order of the table; without NULL."""
@@ -199,7 +199,7 @@ class Asked(NamedTuple):
     question: str
     query: str
     first_two: str | None = None
-    """Of a question for the first one: the query for what the first and the second are sorted by."""
+    """The query for what the first two rows are sorted by, if the question asks for the first."""
 
 
 Question = Asked | None
