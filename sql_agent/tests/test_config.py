@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from sql_agent.settings.groups import EnvironmentSettings
 from sql_agent.settings.load import dump_config, load_config
 from sql_agent.settings.train import MOST_CALLS, TrainConfig
 from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
@@ -444,3 +445,11 @@ def test_each_worker_is_a_gpu_of_ray(workers):
     assert keys["trainer"]["n_gpus_per_node"] == keys["ray_kwargs"]["ray_init"]["num_gpus"] == workers
     assert keys["ray_kwargs"]["ray_init"]["num_cpus"] >= 3 * workers
     assert keys["trainer"]["balance_batch"] is (workers > 1)
+
+
+def test_the_settings_of_an_environment_are_those_of_its_groups_by_their_names():
+    given = ["env.type=text2sql", "env.database=shop.db", "env.columns=question=q", "env.schema_form=linked"]
+    given += ["env.call_timeout_s=7", "rollout.judge=bird", "rollout.backend=mariadb", "agent.instructions=how.txt"]
+    assert load_config(None, given).environment == EnvironmentSettings(
+        "text2sql", "fc", "bird", "mariadb", Path("shop.db"), 7.0, None, Path("how.txt"), "question=q", "linked"
+    )

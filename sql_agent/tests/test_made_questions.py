@@ -178,6 +178,18 @@ def test_columns_that_a_question_could_not_mean_are_asked_about_in_none(tmp_path
         assert all(session.run(one.query).rows for one in made)
 
 
+def test_no_question_asks_for_the_first_of_ties(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "ties.db")) as connection:
+        connection.execute("CREATE TABLE player (name TEXT, points INTEGER)")
+        connection.executemany("INSERT INTO player VALUES (?, ?)", [*zip("abcde", (1, 1, 5, 5, 3), strict=True)])
+        connection.commit()
+    databases = open_databases(tmp_path / "ties.db")
+    with closing(databases), closing(databases.open("ties", statement_timeout_s=5.0)) as session:
+        tables = read_tables(databases.schema("ties"), session)
+        skills = {one.skill for one in made_questions(tables, session, random.Random(0))}
+    assert "order" in skills and "superlative" not in skills
+
+
 def test_words_that_are_not_english_keep_their_letters_and_their_number(tmp_path):
     with closing(sqlite3.connect(tmp_path / "de.db")) as connection:
         connection.execute("CREATE TABLE Gebäude (Größe INTEGER, 金额 INTEGER)")
@@ -199,6 +211,10 @@ def test_of_several_databases_each_gets_questions_and_an_empty_one_is_named(tmp_
     assert main(["--database", str(tmp_path / "many"), "--num-questions", "5", "--output", str(file)]) == 0
     assert "d: " in capsys.readouterr().err
     assert Counter(json.loads(line)["db_id"] for line in file.read_text().splitlines()) == {"a": 2, "b": 2, "c": 1}
+    shutil.rmtree(tmp_path / "many" / "d")
+    again = ["--database", str(tmp_path / "many"), "--num-questions", "4", "--output", str(file), "--overwrite"]
+    assert main(again) == 0  # the last database is not cut off
+    assert Counter(json.loads(line)["db_id"] for line in file.read_text().splitlines()) == {"a": 2, "b": 1, "c": 1}
 
 
 def test_every_question_was_run_and_its_answer_says_something(tables):

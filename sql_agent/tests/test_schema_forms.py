@@ -142,6 +142,17 @@ def test_of_a_thousand_tables_a_prompt_stays_short_and_a_common_beginning_choose
     assert len(text) < 3_000 and text.endswith(" more")
 
 
+def test_views_stand_behind_tables_wherever_the_database_lists_them():
+    x = ColumnInfo("x", "INT", ("1",))
+    assert render_schema([TableInfo("seen", (x,), is_view=True), TableInfo("kept", (x,))]).text == "kept(x)\nseen(x)"
+
+
+def test_what_every_table_begins_with_leads_to_none():
+    columns = tuple(ColumnInfo(f"measure_of_something_{number}", "INT") for number in range(20))  # no room for others
+    linker = SchemaLinker([TableInfo(f"wp_{name}", columns) for name in ("posts", "tags", "terms", "users")], {})
+    assert [name for name, _ in linker.link("How many wp users are there?")] == ["wp_users"]
+
+
 @pytest.mark.parametrize(("question", "first"), [
     ("Who was born in the U.S.?", "person"),  # the value is `u.s.`
     ("订单的总金额是多少", "订单"),
