@@ -15,11 +15,6 @@ ON_CPU, ON_GPU = 1024, 4096
 # database takes some 900 tokens, so 1,024 would leave a row alone with it.
 ON_CPU_SHARED = 2048
 
-# Tokens of all rows of such a pass, shared ones counted in each, as a multiple of its limit. Attention copies the keys
-# and values of what is shared for each row: without this a pass of 32 short rows after a prompt of 500 tokens took 7.8
-# GiB, where eight rows took 4.1 (135 M weights, float32).
-MOST_ATTENDED = 4
-
 
 def micro_batch_tokens(asked: int | None, device: str, on_cpu: int = ON_CPU) -> int:
     """

@@ -39,6 +39,7 @@ WITH_STATES = _names(
     "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe mamba mamba2 minimax nemotron_h olmo_hybrid "
     "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv xlstm zamba zamba2"
 )
+WITH_WINDOW_IN_MASK = _names("olmoe phimoe")
 # Fields that change logits behind the output layer, unless they are None or 1.
 OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 _APART = "train it with agentgrpo local, or on a GPU without engine.shared_prompts"
@@ -58,6 +59,11 @@ def _unknown(config: Config, row_tokens: int) -> str | None:
     return None if _kind(config) in TOGETHER else "was never compared, rows together with rows apart"
 
 
+def _window(config: Config, row_tokens: int) -> str | None:
+    in_mask = _kind(config) in WITH_WINDOW_IN_MASK and config.get("sliding_window") is not None
+    return "gives its sliding_window to its mask alone, which rows together do not have" if in_mask else None
+
+
 def _caps(config: Config, row_tokens: int) -> str | None:
     return "caps its attention scores" if config.get("attn_logit_softcapping") is not None else None
 
@@ -72,24 +78,22 @@ def _logits(config: Config, row_tokens: int) -> str | None:
 def _reach(config: Config, row_tokens: int) -> str | None:
     if (reach := reach_of(config)) is None or row_tokens <= reach[0]:
         return None
-    return f"sees {reach[0]:,} tokens as one row ({reach[1]}), and rows may have {row_tokens:,}"
+    return (
+        f"turns positions by the longest row from {reach[0]:,} tokens on ({reach[1]}), and rows may have {row_tokens:,}"
+    )
 
 
 def reach_of(config: Config) -> tuple[int, str] | None:
-    """The longest row whose every token sees all before it, at positions that do not depend on other rows, and the
-    field that says so; None: every row is one."""
+    """The longest row whose positions do not depend on other rows, and the field that says so; None: every row is
+    one."""
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kinds = set(config.get("layer_types") or ())
-    window = config.get("sliding_window", 4096 if _kind(config) == "mistral" else None)
-    if config.get("use_sliding_window") is False or (kinds and "sliding_attention" not in kinds):
-        window = None
-    positions = None
-    if rotation.get("rope_type", rotation.get("type")) in ("dynamic", "longrope"):
-        named = (rotation, config)
-        positions = next(filter(None, (each.get("original_max_position_embeddings") for each in named)), None)
-        positions = positions or config.get("max_position_embeddings")
-    found = {"sliding_window": window, "original_max_position_embeddings": positions}
-    return min(((tokens, name) for name, tokens in found.items() if tokens), default=None)
+    if rotation.get("rope_type", rotation.get("type")) not in ("dynamic", "longrope"):
+        return None
+    for named in (rotation, config):
+        if tokens := named.get("original_max_position_embeddings"):
+            return tokens, "original_max_position_embeddings"
+    tokens = config.get("max_position_embeddings")
+    return (tokens, "max_position_embeddings") if tokens else None
 
 
 class TrainingLimit(NamedTuple):
@@ -103,6 +107,7 @@ TABLE = (
     TrainingLimit(_no_heads, ("packed", "verl"), "train it with agentgrpo local, or take another model"),
     TrainingLimit(_states, ("packed", "local"), _TUNE),
     TrainingLimit(_unknown, ("packed",), _APART),
+    TrainingLimit(_window, ("packed",), _APART),
     TrainingLimit(_caps, ("packed",), _APART),
     TrainingLimit(_logits, ("packed",), _APART),
     TrainingLimit(_reach, ("packed",), f"lower data.max_prompt_tokens and data.max_response_tokens, or {_APART}"),
@@ -124,7 +129,7 @@ def check_architecture(config: Config, trainer: Trainer, row_tokens: int = 0) ->
 
 def can_pack(config: Config) -> bool:
     """Whether rows of any length give the same hidden states together as apart."""
-    faults = (_states, _unknown, _caps)
+    faults = (_states, _unknown, _window, _caps)
     return reach_of(config) is None and all(fault(config, 0) is None for fault in faults)
 
 

@@ -3,41 +3,42 @@
 `sql_agent.shared_prefix` calls torch's attention once per segment, which costs a GPU a launch for each and a mask in
 full. Here the whole packed sequence is one call: a kernel that torch compiles leaves out the blocks of 128 x 128 tokens
 in which nobody sees anybody. On a CPU the same operation runs unfused and keeps the scores of all pairs of tokens, so
-it is slow there, for checks only. Leaves out dropout, sliding windows and capped scores.
+it is slow there, for checks only. Leaves out dropout and capped scores.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from sql_agent.packed_rows import PackedRows, Segment
-from sql_agent.shared_prefix import check_full_causal
+from sql_agent.packed_rows import Segment, ends_of
+from sql_agent.shared_prefix import check_not_capped
 
 
-def block_mask(packed: PackedRows, device: torch.device | str | int) -> BlockMask:
+def block_mask(segments: tuple[Segment, ...], device: torch.device | str | int, window: int | None = None) -> BlockMask:
     """Make the mask under which each token sees the tokens before it in its rows, and itself.
 
-    Segments stand in depth-first order, so a token is seen by all that follow it up to where the segments end that
-    have its own as an ancestor.
-
     Args:
-        packed: of `pack_rows` or `pack_chains`.
+        segments: of `pack_rows` or `pack_chains`.
         device: of the queries.
+        window: how many tokens of its row a token sees, itself counted; None: all before it.
     """
-    ends = [0] * len(packed.segments)
-    for number, segment in enumerate(packed.segments):
-        for ancestor in (*segment.ancestors, number):
-            ends[ancestor] = segment.start + segment.length
-    lengths = [segment.length for segment in packed.segments]
-    seen_until = torch.tensor(ends).repeat_interleave(torch.tensor(lengths)).to(device)
+    lengths = torch.tensor([segment.length for segment in segments])
+    seen_until = torch.tensor(ends_of(segments)).repeat_interleave(lengths).to(device)
+    positions = torch.cat([torch.arange(each.depth, each.depth + each.length) for each in segments]).to(device)
 
     def sees(_row: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (query < seen_until[key])
+        behind = (key <= query) & (query < seen_until[key])
+        return behind if window is None else behind & (positions[query] - positions[key] < window)
 
     return create_block_mask(sees, None, None, len(seen_until), len(seen_until), device=device)
+
+
+# the layers of a forward and a backward pass ask for one mask; what was asked for longer ago is not needed again
+_in_window = functools.lru_cache(maxsize=1)(block_mask)
 
 
 def flex_shared_attention(
@@ -57,11 +58,13 @@ def flex_shared_attention(
     """Compute what `sql_agent.shared_prefix.shared_prefix_attention` does, with the same arguments but for the mask.
 
     Args:
-        attention_mask: of `block_mask`.
+        attention_mask: of `block_mask`, without a window.
     Raises:
-        NotImplementedError: the layer needs something other than full causal attention.
+        NotImplementedError: the layer caps its scores, or drops attention weights.
     """
-    check_full_causal(module, segments, sliding_window, softcap)
+    check_not_capped(module, softcap)
+    if sliding_window is not None and sliding_window < max(each.depth + each.length for each in segments):
+        attention_mask = _in_window(segments, query.device, sliding_window)
     if dropout:
         raise NotImplementedError(
             f"{type(module).__name__} drops attention weights (attention_dropout={dropout}), which flex_attention "

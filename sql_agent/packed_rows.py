@@ -51,6 +51,18 @@ class PackedRows:
     """For each row, the indices of its tokens in the packed sequence; shape (length of the row,)."""
 
 
+def ends_of(segments: Sequence[Segment]) -> list[int]:
+    """Where, in the packed sequence, the tokens end that see each segment: its own, and those of segments behind it.
+
+    Segments stand in depth-first order, so these follow one another without a gap.
+    """
+    ends = [0] * len(segments)
+    for number, segment in enumerate(segments):
+        for seen in (*segment.ancestors, number):
+            ends[seen] = segment.start + segment.length
+    return ends
+
+
 def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
     """Pack rows of token ids so that each shared prefix is computed once.
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from agentgrpo.hub import model_folder
 from agentgrpo.machine import memory_limits, uses_bfloat16
-from agentgrpo.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
+from agentgrpo.micro_batches import ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
 from dbbench_adapter.protocols import Message
 from sql_agent.local.model_files import base_folder
 from sql_agent.model_check import read_json
@@ -96,8 +96,6 @@ class Pass(NamedTuple):
     tokens: int
     """Computed tokens; a shared prompt counts once."""
     rows: int
-    attended: int
-    """Tokens of all rows whose keys and values are copied, since they share a prompt."""
 
 
 def largest_pass(prompt: int, own: int, rows: int, group_size: int, limit: int, *, common: int) -> Pass:
@@ -109,14 +107,12 @@ def largest_pass(prompt: int, own: int, rows: int, group_size: int, limit: int, 
         limit: tokens of a pass, which a single row may exceed.
         common: tokens at the beginning of the prompt that the groups share too.
     """
-    found = [Pass(prompt + own, 1, 0)]
+    found = [Pass(prompt + own, 1)]
     for groups in range(1, -(-rows // group_size) + 1):
-        most = min(rows, groups * group_size, MOST_ATTENDED * limit // (prompt + own))
         prompts = common + groups * (prompt - common)
-        fit = min(most, (limit - prompts) // own)
+        fit = min(rows, groups * group_size, (limit - prompts) // own)
         if fit >= groups:
-            shares = fit > 1 if common else prompt and fit > groups
-            found.append(Pass(prompts + fit * own, fit, fit * (prompt + own) if shares else 0))
+            found.append(Pass(prompts + fit * own, fit))
     return max(found)
 
 
@@ -213,12 +209,11 @@ class Demand:
         tile = 4 * min(largest.rows * sampled, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
         at_logits, in_layer = LOGIT_COPIES * tile, largest.tokens * passing
         keys = shape.kv_heads * shape.head_dim
-        copies = 2 * act * keys * largest.attended
         if self.gradient_checkpointing or sequence_tokens > self.micro_batch_tokens:  # a longer row is recomputed
-            activations = shape.layers * largest.tokens * shape.hidden * act + copies
+            activations = shape.layers * largest.tokens * shape.hidden * act
             in_layer += largest.tokens * kept
         else:
-            activations = shape.layers * (largest.tokens * kept + copies)
+            activations = shape.layers * largest.tokens * kept
             if precision == "autocast":
                 activations += 2 * shape.linear_parameters  # frozen matrices in bfloat16, kept for the backward pass
         return Estimate(

@@ -3,7 +3,7 @@ log-probs of their completion tokens without keeping the logits of whole rows in
 
 The rollouts of a group have the same prompt, and questions about one database share rules and schema, which is most of
 a row. The packing is in `sql_agent.packed_rows`, its attention in `sql_agent.shared_prefix`; this module applies them
-to a model of transformers, on a GPU if `shared_prompts` is set. Only full causal attention is supported.
+to a model of transformers, on a GPU if `shared_prompts` is set. Capped scores are not supported.
 
 The logits of 1,000 positions over a vocabulary of 152,000 take 600 MB. TRL's `ChunkedLogProbFunction` computes them for
 a tile of the vocabulary at a time, in float32, with the same values and gradients. It is called here, on the hidden
@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl.kernels import ChunkedLogProbFunction
 
 from agentgrpo.checks import UsageError
-from agentgrpo.micro_batches import MOST_ATTENDED, micro_batches
+from agentgrpo.micro_batches import micro_batches
 from sql_agent import architectures
 from sql_agent.block_mask import block_mask, flex_shared_attention
 from sql_agent.packed_rows import PackedRows, Segment, pack_rows, shared_beginning
@@ -97,7 +97,7 @@ def packed_states(base: Any, packed: PackedRows, shared_prompts: SharedPrompts |
     """
     AttentionInterface.register(NAME, attend_plain_or_packed)
     # transformers takes a mask of four dimensions as it is; segments replace an empty one
-    mask = torch.empty(1, 1, 1, 0) if shared_prompts is None else block_mask(packed, base.device)
+    mask = torch.empty(1, 1, 1, 0) if shared_prompts is None else block_mask(packed.segments, base.device)
     return base.base_model(
         input_ids=packed.input_ids[None].to(base.device),
         attention_mask=mask,
@@ -112,9 +112,8 @@ def micro_batches_of(
 ) -> list[list[int]]:
     """Split rows into micro-batches of at most `max_tokens` computed tokens, or of a single longer row.
 
-    If the model `packs`, rows with a common prefix come into one micro-batch, which computes it once; its rows have at
-    most `MOST_ATTENDED` times `max_tokens` together, since attention costs that too. Otherwise padding counts as
-    computed. The largest micro-batches come first, as in `agentgrpo.micro_batches`.
+    If the model `packs`, rows with a common prefix come into one micro-batch, which computes it once. Otherwise padding
+    counts as computed. The largest micro-batches come first, as in `agentgrpo.micro_batches`.
 
     Args:
         base: a causal LM of transformers, without a PEFT model around it.
@@ -127,18 +126,15 @@ def micro_batches_of(
     parts: list[list[int]] = []
     sizes: list[int] = []
     before: list[int] = []
-    attended = 0
     for i in sorted(range(len(rows)), key=rows.__getitem__):
         # in sorted order, a row shares most with the row before it
         new = len(rows[i]) - len(shared_beginning([before, rows[i]]))
-        attended += len(rows[i])
-        if parts and sizes[-1] + new <= max_tokens and attended <= MOST_ATTENDED * max_tokens:
+        if parts and sizes[-1] + new <= max_tokens:
             parts[-1].append(i)
             sizes[-1] += new
         else:
             parts.append([i])
             sizes.append(len(rows[i]))
-            attended = len(rows[i])
         before = rows[i]
     return [parts[k] for k in sorted(range(len(parts)), key=sizes.__getitem__, reverse=True)]
 

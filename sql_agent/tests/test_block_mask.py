@@ -22,7 +22,7 @@ CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 def test_each_token_sees_its_rows_earlier_tokens_and_itself():
     packed = pack_chains([[[5, 1, 2], [5, 1, 3]], [[5, 4, 6]], [[9, 9]]])
     assert packed.input_ids.tolist() == [5, 1, 2, 3, 4, 6, 9, 9]
-    mask = block_mask(packed, "cpu")
+    mask = block_mask(packed.segments, "cpu")
     length = len(packed.input_ids)
     seen = create_mask(mask.mask_mod, None, None, length, length, device="cpu")[0, 0]
     assert seen.int().tolist() == [
@@ -41,12 +41,12 @@ def test_blocks_in_which_nobody_sees_anybody_are_left_out():
     """A prompt of a block, and two replies of a block each: of nine blocks only the second reply's view of the first
     and what comes later are empty."""
     prompt, replies = [*range(128)], ([128 + i for i in range(128)], [256 + i for i in range(128)])
-    mask = block_mask(pack_rows([[*prompt, *reply] for reply in replies]), "cpu")
+    mask = block_mask(pack_rows([[*prompt, *reply] for reply in replies]).segments, "cpu")
     assert mask.to_dense()[0, 0].tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
 
 
-@pytest.mark.parametrize("scaling", [None, 0.5])
-def test_values_and_gradients_are_those_of_the_attention_by_segments(scaling):
+@pytest.mark.parametrize(("scaling", "window"), [(None, None), (0.5, None), (None, 2)])
+def test_values_and_gradients_are_those_of_the_attention_by_segments(scaling, window):
     packed = pack_rows([[5, 6, 7, 1], [5, 6, 7, 2, 3], [5, 6, 8], [9, 9]])
     generator = torch.Generator().manual_seed(0)
     length = len(packed.input_ids)
@@ -56,17 +56,19 @@ def test_values_and_gradients_are_those_of_the_attention_by_segments(scaling):
 
     states, weights = (drawn(4), drawn(2), drawn(2)), torch.randn(1, length, 4, 8, generator=generator)
     found = []
-    for attend, mask in ((shared_prefix_attention, None), (flex_shared_attention, block_mask(packed, "cpu"))):
-        attended, _ = attend(torch.nn.Module(), *states, mask, scaling=scaling, segments=packed.segments)
+    for attend, mask in ((shared_prefix_attention, None), (flex_shared_attention, block_mask(packed.segments, "cpu"))):
+        attended, _ = attend(
+            torch.nn.Module(), *states, mask, scaling=scaling, segments=packed.segments, sliding_window=window
+        )
         found.append((attended, *torch.autograd.grad((attended * weights).sum(), states)))
     torch.testing.assert_close(found[1], found[0])
 
 
 def test_what_flex_attention_cannot_is_refused():
     segments, zeros = (Segment(0, 3, 0, ()),), torch.zeros(1, 1, 3, 1)
-    arguments = (torch.nn.Module(), zeros, zeros, zeros, block_mask(pack_rows([[1, 2, 3]]), "cpu"))
-    with pytest.raises(NotImplementedError, match="sliding_window=2, and rows have up to 3 tokens"):
-        flex_shared_attention(*arguments, segments=segments, sliding_window=2)
+    arguments = (torch.nn.Module(), zeros, zeros, zeros, block_mask(segments, "cpu"))
+    with pytest.raises(NotImplementedError, match="caps its attention scores"):
+        flex_shared_attention(*arguments, segments=segments, softcap=50.0)
     with pytest.raises(NotImplementedError, match=r"attention_dropout=0.1.* leave shared_prompts out"):
         flex_shared_attention(*arguments, segments=segments, dropout=0.1)
 
@@ -86,7 +88,9 @@ def test_what_a_gpu_calls_is_traced_for_one_length_and_then_for_all(monkeypatch)
         packed = pack_rows([[*prompt, 900, 901], [*prompt, 902], [*prompt, 900, 903, 904]])
         states = [torch.randn(1, heads, len(packed.input_ids), 8, generator=generator) for heads in (4, 2, 2)]
         with torch.no_grad():
-            found, _ = flex_attention.flex_attention_forward(torch.nn.Module(), *states, block_mask(packed, "cpu"))
+            found, _ = flex_attention.flex_attention_forward(
+                torch.nn.Module(), *states, block_mask(packed.segments, "cpu")
+            )
         expected, _ = shared_prefix_attention(torch.nn.Module(), *states, None, segments=packed.segments)
         torch.testing.assert_close(found, expected)
     assert traced.frame_count == 2

@@ -8,7 +8,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agentgrpo.checks import UsageError
-from sql_agent.architectures import TOGETHER
+from sql_agent import shared_prefix
+from sql_agent.architectures import TOGETHER, WITH_WINDOW_IN_MASK
 from sql_agent.local.memory import Pass, largest_pass
 from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs, score_tokens
 from sql_agent.local.policy import load_policy
@@ -37,8 +38,8 @@ def model_of(attention="sdpa", **own):
     pytest.param({"model_type": "llama"}, True, id="llama"),
     pytest.param({"model_type": "qwen2"}, True, id="qwen2_without_its_window"),
     pytest.param({"model_type": "qwen3"}, True, id="qwen3"),
-    pytest.param({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, False, id="a_window"),
-    pytest.param({"model_type": "mistral"}, False, id="mistral_has_a_window"),
+    pytest.param({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, True, id="a_window"),
+    pytest.param({"model_type": "mistral"}, True, id="mistral_has_a_window"),
     pytest.param({"model_type": "gemma2", "sliding_window": None}, False, id="gemma2_caps_its_scores"),
     pytest.param({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, False, id="lfm2_has_convolutions"),
     pytest.param({"model_type": "llama", "attention": "eager"}, False, id="another_attention"),
@@ -55,15 +56,20 @@ ROWS = [[1, 2, 3, 4], [1, 2, 3, 5], [9, 9], [1, 2, 3, 6, 7]]
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 8, "n_group": 1}
 EXPERTS |= {"num_experts_per_tok": 2, "topk_group": 1, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
 EXPERTS |= {"q_lora_rank": 8, "kv_lora_rank": 8, "first_k_dense_replace": 0}
-COMMON = {"llama", "mistral", "phi3", "qwen2", "qwen3"}
+WINDOW = {"sliding_window": 2, "use_sliding_window": True, "max_window_layers": 0}
+COMMON = {"gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
 
 
 @pytest.mark.parametrize("model_type", [
     pytest.param(name, marks=() if name in COMMON else pytest.mark.slow) for name in sorted(TOGETHER)
 ])  # fmt: skip
-def test_rows_together_have_the_states_of_rows_apart(model_type):
+@pytest.mark.parametrize("window", [pytest.param({}, id="as_it_is"), pytest.param(WINDOW, id="window_of_two_tokens")])
+def test_rows_together_have_the_states_of_rows_apart(model_type, window):
     caps = {"attn_logit_softcapping": None} if model_type in ("gemma2", "vaultgemma") else {}
-    model = model_of(model_type=model_type, **EXPERTS, **caps)
+    if window and model_type in WITH_WINDOW_IN_MASK:
+        assert not packs(model_of(model_type=model_type, **EXPERTS, **window))
+        return
+    model = model_of(model_type=model_type, **EXPERTS, **caps, **window)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3)
     packed = pack_rows(ROWS)
@@ -71,6 +77,19 @@ def test_rows_together_have_the_states_of_rows_apart(model_type):
     for row, places in zip(ROWS, packed.places, strict=True):
         apart = model.base_model(input_ids=torch.tensor([row])).last_hidden_state[0]
         torch.testing.assert_close(states[places], apart, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("small", [0, 2**24])
+def test_a_window_hides_what_is_further_away(monkeypatch, small):
+    """Gemma 3 has rows of more tokens than its window; they were refused."""
+    monkeypatch.setattr(shared_prefix, "SMALL", small)
+    packed = pack_rows(ROWS)
+    in_window, everything = (
+        packed_states(model_of(model_type="gemma3_text", sliding_window=tokens), packed) for tokens in (2, 5)
+    )
+    near = packed.position_ids < 2
+    torch.testing.assert_close(in_window[near], everything[near])
+    assert not torch.isclose(in_window[~near], everything[~near]).all(-1).any()
 
 
 @pytest.mark.parametrize(("most", "expected"), [
@@ -83,25 +102,18 @@ def test_a_shared_beginning_counts_once(most, expected):
     assert micro_batches_of(model_of(model_type="llama"), ROWS, most) == expected
 
 
-def test_a_pass_attends_to_four_times_its_tokens_at_most():
-    rows = [[1, 2, 3, 4, 5, 6, 7, token] for token in range(8, 16)]  # 7 + 8 tokens; 8 rows of 8 are 64
-    assert micro_batches_of(model_of(model_type="llama"), rows, 16) == [[*range(8)]]
-    rows.append([1, 2, 3, 4, 5, 6, 7])  # a beginning of the others: nothing more to compute, 71 to attend to
-    assert micro_batches_of(model_of(model_type="llama"), rows, 16) == [[8, *range(7)], [7]]
-
-
 @pytest.mark.parametrize(
     ("prompt", "own", "groups", "group_size", "most", "common", "expected"),
     [
-        pytest.param(6, 2, 1, 4, 14, 0, Pass(14, 4, 32), id="a_group_in_one_pass"),
-        pytest.param(6, 2, 1, 4, 12, 0, Pass(12, 3, 24), id="a_group_in_two_passes"),
-        pytest.param(7, 1, 1, 10, 16, 0, Pass(15, 8, 64), id="four_times_the_tokens_of_a_pass"),
-        pytest.param(6, 2, 2, 2, 20, 0, Pass(20, 4, 32), id="two_groups_in_one_pass"),
-        pytest.param(6, 2, 3, 1, 16, 0, Pass(16, 2, 0), id="no_row_shares_anything"),
-        pytest.param(6, 6, 1, 4, 14, 0, Pass(12, 1, 0), id="a_row_alone"),
-        pytest.param(6, 9, 1, 4, 14, 0, Pass(15, 1, 0), id="a_row_longer_than_a_pass"),
-        pytest.param(6, 2, 3, 2, 16, 4, Pass(16, 4, 32), id="groups_that_share_a_schema"),
-        pytest.param(6, 2, 4, 1, 16, 4, Pass(16, 3, 24), id="tasks_that_share_a_schema"),
+        pytest.param(6, 2, 1, 4, 14, 0, Pass(14, 4), id="a_group_in_one_pass"),
+        pytest.param(6, 2, 1, 4, 12, 0, Pass(12, 3), id="a_group_in_two_passes"),
+        pytest.param(7, 1, 1, 10, 16, 0, Pass(16, 9), id="all_but_one"),
+        pytest.param(6, 2, 2, 2, 20, 0, Pass(20, 4), id="two_groups_in_one_pass"),
+        pytest.param(6, 2, 3, 1, 16, 0, Pass(16, 2), id="no_row_shares_anything"),
+        pytest.param(6, 6, 1, 4, 14, 0, Pass(12, 1), id="a_row_alone"),
+        pytest.param(6, 9, 1, 4, 14, 0, Pass(15, 1), id="a_row_longer_than_a_pass"),
+        pytest.param(6, 2, 3, 2, 16, 4, Pass(16, 4), id="groups_that_share_a_schema"),
+        pytest.param(6, 2, 4, 1, 16, 4, Pass(16, 3), id="tasks_that_share_a_schema"),
     ],
 )
 def test_the_largest_pass_is_known_before_the_rows_are(prompt, own, groups, group_size, most, common, expected):
@@ -117,7 +129,7 @@ def test_the_largest_pass_is_known_before_the_rows_are(prompt, own, groups, grou
 
 def test_rows_of_a_model_that_does_not_pack_count_with_their_padding():
     # three rows of five tokens are 15; shortest first: 2, 4, 4 make 12 tokens, then the row of five
-    assert micro_batches_of(model_of(model_type="mistral"), ROWS, 12) == [[3], [2, 0, 1]]
+    assert micro_batches_of(model_of(model_type="stablelm"), ROWS, 12) == [[3], [2, 0, 1]]
 
 
 def test_attention_dropout_is_that_of_rows_apart():
@@ -168,13 +180,13 @@ def test_flex_attention_is_for_models_that_drop_no_attention_weight():
     dropping = model_of(model_type="llama", attention_dropout=0.1)
     assert (packs(dropping), packs(dropping, "flex_attention")) == (True, False)
     assert packs(model_of(model_type="llama"), "flex_attention")
-    assert not packs(model_of(model_type="mistral"), "flex_attention")
+    assert not packs(model_of(model_type="stablelm"), "flex_attention")
 
 
 def test_a_model_that_cannot_share_is_refused_where_it_was_asked_to(tmp_path):
-    model_of(model_type="mistral").save_pretrained(tmp_path)
+    model_of(model_type="stablelm").save_pretrained(tmp_path)
     with pytest.raises(
-        UsageError, match=r"--shared-prompts flex_attention needs .* \(mistral\) has another one: leave"
+        UsageError, match=r"--shared-prompts flex_attention needs .* \(stablelm\) has another one: leave"
     ):
         load_policy(
             tmp_path,

@@ -79,9 +79,10 @@ def test_each_row_attends_to_itself_alone():
         torch.testing.assert_close(attended[:, place], alone.transpose(1, 2))
 
 
-def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_the_same(monkeypatch):
-    """Blocks of about eight scores of two heads: the segment 2 3, which sees five tokens, has two of a row."""
-    packed = pack_rows([[5, 6, 7, 1], [5, 6, 7, 2, 3], [5, 6, 8], [9, 9]])
+@pytest.mark.parametrize("window", [None, 2, 3])
+def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_the_same(monkeypatch, window):
+    """Blocks of about eight scores of two heads."""
+    packed = pack_rows([[5, 6, 7, 1], [5, 6, 7, 2, 3], [5, 6, 8], [9, 9, 9, 9, 9, 9]])
     generator = torch.Generator().manual_seed(0)
     length = len(packed.input_ids)
     states = [
@@ -93,7 +94,9 @@ def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_t
     for small in (shared_prefix.SMALL, 0):
         monkeypatch.setattr(shared_prefix, "SMALL", small)
         monkeypatch.setattr(shared_prefix, "SCORES", 8)
-        attended, _ = shared_prefix_attention(torch.nn.Module(), *states, None, scaling=0.5, segments=packed.segments)
+        attended, _ = shared_prefix_attention(
+            torch.nn.Module(), *states, None, scaling=0.5, segments=packed.segments, sliding_window=window
+        )
         found.append((attended, *torch.autograd.grad((attended * weights).sum(), states)))
     torch.testing.assert_close(found[1], found[0])
     assert not torch.equal(found[1][0], found[0][0])  # two ways indeed
@@ -143,16 +146,26 @@ def test_under_autocast_long_segments_are_bfloat16_as_torch_makes_short_ones(mon
         assert (ours.double() - torchs.double()).norm() <= 1e-2 * torchs.double().norm()
 
 
+def blocks_of(segment, window=None):
+    return [*shared_prefix._blocks(segment, group=2, kv_heads=3, window=window)]
+
+
 def test_scores_exist_a_block_at_a_time(monkeypatch):
     """Four rows of two heads that see two tokens before them have 2 x 4 x 6 = 48 scores."""
     monkeypatch.setattr(shared_prefix, "SCORES", 24)
     first, second, third = slice(0, 2), slice(2, 4), slice(4, 6)
-    blocks = shared_prefix._blocks(Segment(start=5, length=4, depth=2, ancestors=(0,)), group=2, kv_heads=3)
-    assert list(blocks) == [
+    assert blocks_of(Segment(start=5, length=4, depth=2, ancestors=(0,))) == [
         block
         for number, heads in enumerate((first, second, third))
-        for block in ((heads, slice(5, 7), number, 4), (heads, slice(7, 9), number, 6))
+        for block in ((heads, slice(5, 7), number, slice(0, 4)), (heads, slice(7, 9), number, slice(0, 6)))
     ]
+
+
+def test_a_block_does_not_read_what_is_beyond_its_window(monkeypatch):
+    """The first of the rows 4 and 5 sees 3 and itself."""
+    monkeypatch.setattr(shared_prefix, "SCORES", 24)
+    *_, (_, rows, _, seen) = blocks_of(Segment(start=5, length=4, depth=2, ancestors=(0,)), window=2)
+    assert (rows, seen) == (slice(7, 9), slice(3, 6))
 
 
 def test_weights_are_dropped_in_long_segments_too(monkeypatch):
@@ -173,9 +186,17 @@ def test_hand_worked():
     assert attended.flatten().tolist() == [1.0, 2.0, 4.0]
 
 
-def test_a_window_that_is_shorter_than_a_row_is_refused():
+def test_a_window_by_hand():
+    zeros, value = torch.zeros(1, 1, 3, 1), torch.tensor([1.0, 3.0, 7.0]).reshape(1, 1, 3, 1)
+    attended, _ = shared_prefix_attention(
+        torch.nn.Module(), zeros, zeros, value, None, segments=(Segment(0, 3, 0, ()),), sliding_window=2
+    )
+    assert attended.flatten().tolist() == [1.0, 2.0, 5.0]  # the last one: (3 + 7) / 2
+
+
+def test_capped_scores_are_refused():
     zeros = torch.zeros(1, 1, 3, 1)
-    segments = (Segment(0, 3, 0, ()),)
-    shared_prefix_attention(torch.nn.Module(), zeros, zeros, zeros, None, segments=segments, sliding_window=3)
-    with pytest.raises(NotImplementedError, match="sliding_window=2, and rows have up to 3 tokens"):
-        shared_prefix_attention(torch.nn.Module(), zeros, zeros, zeros, None, segments=segments, sliding_window=2)
+    with pytest.raises(NotImplementedError, match=r"Module caps its attention scores \(softcap=50.0\)"):
+        shared_prefix_attention(
+            torch.nn.Module(), zeros, zeros, zeros, None, segments=(Segment(0, 3, 0, ()),), softcap=50.0
+        )

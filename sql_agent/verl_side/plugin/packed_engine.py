@@ -166,7 +166,7 @@ class FlexEngine(PackedEngine):
         return super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _attention_mask(self, packed: PackedRows) -> Any:
-        return block_mask(packed, get_device_id())
+        return block_mask(packed.segments, get_device_id())
 
 
 def over_all_tokens(metrics: dict[str, Any], share: float) -> dict[str, Any]:
