@@ -65,6 +65,12 @@ def port_number(text: str) -> int:
     return int(text)
 
 
+def settings_folder() -> Path:
+    """Where the user's own files of AgentGRPO are; it may not exist yet."""
+    settings = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(settings) if os.path.isabs(settings) else Path.home() / ".config") / "agentgrpo"
+
+
 def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """Limits in bytes of the control groups around this process, those of its container for example."""
     limits = []

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgrpo.json_text import parse_json
+from agentgrpo.machine import settings_folder
 from agentgrpo.printed_commands import agentgrpo_command
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,7 @@ class NotOursError(ValueError):
 
 
 def key_file() -> Path:
-    settings = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(settings) if os.path.isabs(settings) else Path.home() / ".config") / "agentgrpo" / "key"
+    return settings_folder() / "key"
 
 
 def user_key() -> bytes:

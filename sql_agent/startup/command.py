@@ -25,7 +25,8 @@ from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup import search
 from sql_agent.startup.launch import run_role
-from sql_agent.startup.plan import describe_plan, planned, with_learning_rate
+from sql_agent.startup.pace import kind_of
+from sql_agent.startup.plan import describe_plan, describe_time, planned, with_learning_rate
 from sql_agent.startup.preflight import (
     check_user_tasks,
     find_model,
@@ -87,7 +88,7 @@ def plan_training(cfg: TrainConfig, environment: Taskset, _role: Role, _debug: b
     model = trainable_model_here(asked, protocol, cfg.engine, cfg.data, cpu=cpu)
     cfg = cfg.model_copy(update={"model": model})
     files = Files(model, Path("train.parquet"), Path("val.parquet"))
-    chosen, tasks = planned(cfg, environment, cpu=cpu)
+    chosen, tasks, work = planned(cfg, environment, cpu=cpu)
     weights = count_weights(files.model)
     optim, rate = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)
     chosen = chosen.model_copy(update={"optim": optim})
@@ -95,7 +96,8 @@ def plan_training(cfg: TrainConfig, environment: Taskset, _role: Role, _debug: b
     composed = compose(overrides)
     if not cpu:
         validate(composed)
-    plan = "\n".join([*tasks, *describe_plan(chosen, weights, rate, gpus=gpus_of(cpu=cpu))])
+    time = describe_time(cfg.trainer, work, kind_of(files.model, weights, cpu=cpu) if weights else None)
+    plan = "\n".join([*tasks, *describe_plan(chosen, weights, rate, time, gpus=gpus_of(cpu=cpu))])
     print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
 
 

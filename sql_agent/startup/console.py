@@ -22,6 +22,7 @@ from sql_agent.report.reading import ZERO_VARIANCE_PAGE, had_zero_variance, noth
 from sql_agent.rewards import MASKED
 from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.source.metrics import WINDOW
+from sql_agent.startup.pace import Work, expected, pace_of, remember, remembered
 from sql_agent.startup.progress import Progress
 from sql_agent.verl_side.micro_batch_file import read_progress
 
@@ -35,17 +36,37 @@ class Console:
     Args:
         run_id: the run whose training worker reports micro-batches.
         done: steps that a resumed run has behind it.
-        rollouts, updates: of a train step.
+        updates: of a train step.
+        work: of a train step.
+        kind: the model and the machine, as `kind_of` names them; None: the pace is neither known nor remembered.
     """
 
     def __init__(
-        self, run_dir: Path, trainer: TrainerConfig, run_id: str, done: int, *, rollouts: int, updates: int
+        self,
+        run_dir: Path,
+        trainer: TrainerConfig,
+        run_id: str,
+        done: int,
+        *,
+        updates: int,
+        work: Work,
+        kind: str | None = None,
     ) -> None:
         self.run_dir, self.steps, self.started = run_dir, trainer.steps, psutil.Process().create_time()
         self._run_id, self._printed_at = run_id, time.monotonic()
         rows = earlier_steps(run_dir / "metrics.jsonl") if done else []
         self._zero_variance = sum(map(had_zero_variance, rows))
-        self._progress = Progress(trainer, rows, done, time.monotonic, rollouts=rollouts, updates=updates)
+        self._work, self._kind = work, kind
+        pace = remembered(kind) if kind else None
+        self._progress = Progress(
+            trainer,
+            rows,
+            done,
+            time.monotonic,
+            rollouts=work.rollouts,
+            updates=updates,
+            expected=expected(pace, work) if pace else None,
+        )
         self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._alarmed: set[str] = set()
 
@@ -78,6 +99,8 @@ class Console:
 
     def _step(self, step: int, metrics: dict[str, float]) -> None:
         self._progress.record_step(step, metrics)
+        if self._kind and (pace := pace_of(metrics, self._work, self.run_dir)) is not None:
+            remember(self._kind, pace)
         line = step_line(step, self.steps, metrics)
         if (left_s := self._progress.run_left_s) and "time/step_s" in metrics:
             line += f"  {format_time(left_s)} left"

@@ -22,7 +22,15 @@ from sql_agent.environments.base import Taskset
 from sql_agent.settings.main_job import RolloutConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.evaluate_flags import evaluate_flags
-from sql_agent.startup.plan import check_run_disk, choose_tasks, disk_need, with_learning_rate, with_prompts
+from sql_agent.startup.pace import Work, kind_of
+from sql_agent.startup.plan import (
+    check_run_disk,
+    choose_tasks,
+    describe_time,
+    disk_need,
+    with_learning_rate,
+    with_prompts,
+)
 from sql_agent.startup.preflight import gpus_of, protocol_of, require_model
 from sql_agent.startup.resume import archive_files, hash_user_files, refuse_other_tasks
 from sql_agent.trained_on import write_trained_on
@@ -99,7 +107,7 @@ def make_algorithm(
         from sql_agent.lightning.algorithm import VerlGrpo
     from sql_agent.startup.console import Console
 
-    order = prepare_run(cfg, environment, checkpoint, network, cpu=cpu)
+    order, work = prepare_run(cfg, environment, checkpoint, network, cpu=cpu)
     assert cfg.model is not None
     facts = {"device": "cpu" if cpu else "gpu", "precision": precision(cfg.engine, cfg.model, cpu=cpu)}
     facts |= {"tasks": order.pop("tasks")}  # by kind
@@ -116,16 +124,22 @@ def make_algorithm(
     done = 0 if checkpoint is None else step_of(checkpoint)
     proxy = ["--timeout-s", str(cfg.agent.turn_timeout_s), "--context-tokens", str(cfg.data.row_tokens)]
     proxy_of_run = proxy if cfg.llm_proxy else None
-    batch = cfg.data.train_batch_size
-    sizes = {"rollouts": batch * cfg.rollout.group_size, "updates": batch // (cfg.optim.mini_batch_size or batch)}
-    show = Console(cfg.run_dir, cfg.trainer, run_id, done, **sizes).show
+    updates = work.tasks // (cfg.optim.mini_batch_size or work.tasks)
+    weights = count_weights(cfg.model)
+    kind = kind_of(cfg.model, weights, cpu=cpu) if weights and network.is_loopback else None
+    print(describe_time(cfg.trainer, work, kind))
+    show = Console(cfg.run_dir, cfg.trainer, run_id, done, updates=updates, work=work, kind=kind).show
     return VerlGrpo(cfg.run_dir, cfg.trainer.startup_timeout_s, proxy_of_run, order, driver, show)
 
 
 def prepare_run(
     cfg: TrainConfig, environment: Taskset, checkpoint: Path | None, network: Network, *, cpu: bool
-) -> dict[str, Any]:
-    """Everything that can fail early: model, tasks, parquet, verl's config."""
+) -> tuple[dict[str, Any], Work]:
+    """Everything that can fail early: model, tasks, parquet, verl's config.
+
+    Returns:
+        verl's order, and the work of a step.
+    """
     from omegaconf import OmegaConf
 
     from agentgrpo.run_folder import usable_trackers
@@ -166,7 +180,7 @@ def prepare_run(
     said = tasks.describe() + tasks.describe_prompts()
     said += describe_out_of_reach(split, tasks.tokenizer.reply_tokens, *limits)
     print("\n".join(said))
-    return {
+    order = {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),
         "environment": worker_environment(cfg, cpu=cpu, network=network),  # of verl's Ray actors
@@ -178,6 +192,7 @@ def prepare_run(
         "max_prompt_tokens": tasks.max_prompt_tokens,
         "tasks": kinds_of(split),
     }
+    return order, tasks.work(cfg)
 
 
 def runs_actors(network: Network) -> bool:

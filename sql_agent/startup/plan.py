@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from agentgrpo.checks import UsageError, require
+from agentgrpo.durations import format_time
 from agentgrpo.outputs import DiskNeed, describe_disk, folder_bytes
 from agentgrpo.spelling import did_you_mean
 from sql_agent.environments.base import Environment, Split, Taskset
@@ -16,12 +18,13 @@ from sql_agent.names import TINY_POLICY
 from sql_agent.prompts.fit import Fitted, choose_limit, fit_split
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
-from sql_agent.settings.main_job import LoraConfig, OptimConfig
+from sql_agent.settings.main_job import LoraConfig, OptimConfig, TrainerConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
 from sql_agent.startup.memory_check import Gpu, check_run_memory
+from sql_agent.startup.pace import Work, expected, remembered
 from sql_agent.startup.preflight import protocol_of, training_of
-from sql_agent.startup.progress import times_due
+from sql_agent.startup.progress import times_due, whole_run
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
 # Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments.
@@ -53,6 +56,12 @@ class ChosenTasks:
         if not isinstance(self.environment, Environment):
             return ["first prompts: your agent writes them"]
         return self.prompts.describe()
+
+    def work(self, cfg: TrainConfig) -> Work:
+        """What a train step and a validation compute."""
+        tasks = cfg.data.train_batch_size
+        prompt = median(self.prompts.lengths) if self.prompts.lengths else UNKNOWN_PROMPT_TOKENS
+        return Work(tasks, tasks * cfg.rollout.group_size, len(self.split.val), prompt, cfg.data.max_response_tokens)
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -97,24 +106,26 @@ def with_prompts(cfg: TrainConfig, tasks: ChosenTasks, *, cpu: bool) -> TrainCon
     return cfg.model_copy(update={"data": data})
 
 
-def planned(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> tuple[TrainConfig, list[str]]:
-    """The settings with the length of the prompts, and lines about tasks and prompts, for `--dry-run`.
+def planned(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> tuple[TrainConfig, list[str], Work | None]:
+    """The settings with the length of the prompts, lines about tasks and prompts, and the work of a step, for
+    `--dry-run`.
 
-    A model that is not on this machine is not fetched for it; the length stays unknown then.
+    A model that is not on this machine is not fetched for it; length and work stay unknown then.
     """
     if cfg.model is None or not (cfg.model / "tokenizer.json").is_file():
         absent = cfg.model not in (None, TINY_POLICY) and not cfg.model.is_dir()
         fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""
-        return cfg, [f"tasks and prompts: not known before the model is on this machine{fetched}"]
+        return cfg, [f"tasks and prompts: not known before the model is on this machine{fetched}"], None
     tasks = choose_tasks(cfg, environment)
-    return with_prompts(cfg, tasks, cpu=cpu), tasks.describe() + tasks.describe_prompts()
+    return with_prompts(cfg, tasks, cpu=cpu), tasks.describe() + tasks.describe_prompts(), tasks.work(cfg)
 
 
 def describe_plan(
-    cfg: TrainConfig, weights: int | None, learning_rate: str, *, gpus: Sequence[Gpu] | None
+    cfg: TrainConfig, weights: int | None, learning_rate: str, time: str, *, gpus: Sequence[Gpu] | None
 ) -> list[str]:
     """
     Args:
+        time: the line of `describe_time`.
         weights: of the model; None: it is not on this machine.
         learning_rate: the line of `with_learning_rate`.
         gpus: as `check_run_memory` takes them; None: the run is on a CPU.
@@ -135,7 +146,7 @@ def describe_plan(
     )
     every = f"every {cfg.trainer.val_every} steps and at the end" if cfg.trainer.val_every else "never"
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
-    lines.append("time: not known before a step was measured; the run says it after the first one")
+    lines.append(time)
     if weights is not None:
         lines += [learning_rate, *_sizes(cfg.lora, weights)]
         memory = check_run_memory(cfg, gpus)
@@ -147,6 +158,22 @@ def describe_plan(
         f"written to {cfg.run_dir}: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/"
     )
     return lines
+
+
+def describe_time(trainer: TrainerConfig, work: Work | None, kind: str | None) -> str:
+    """
+    Args:
+        kind: as `kind_of` names it; None: the model is not on this machine.
+    """
+    pace = remembered(kind) if kind and work else None
+    if pace is None or work is None:
+        return "time: not known, since no run of such a model was measured here; the run says it after its first step"
+    seen = expected(pace, work)
+    whole_s = whole_run(trainer, seen)
+    parts = [f"a step {format_time(seen.step_s)}"] if seen.step_s is not None else []
+    parts += [f"a validation {format_time(seen.validation_s)}"] if seen.validation_s is not None else []
+    parts += [f"the run {format_time(whole_s)}, beside its start"] if whole_s is not None else []
+    return f"time: about {'; '.join(parts)}; at the speed of {pace.run}"
 
 
 def _times(count: int) -> str:

@@ -34,6 +34,12 @@ class StepTimes:
     checkpoint_s: float | None = None
     phases: dict[Phase, float] = field(default_factory=dict)
 
+    def or_else(self, expected: StepTimes) -> StepTimes:
+        """With what is expected where nothing was measured."""
+        step = expected if self.step_s is None else self
+        validation_s = expected.validation_s if self.validation_s is None else self.validation_s
+        return StepTimes(step.step_s, validation_s, self.checkpoint_s, step.phases)
+
 
 def measured(rows: Sequence[dict[str, float]]) -> StepTimes:
     steps = [row for row in rows if "time/step_s" in row][-RECENT:]
@@ -81,6 +87,13 @@ def run_left(trainer: TrainerConfig, done: int, seen: StepTimes) -> float | None
     )
 
 
+def whole_run(trainer: TrainerConfig, seen: StepTimes) -> float | None:
+    """Seconds from the first rollouts to the end; None if a part is not known."""
+    left_s = run_left(trainer, 0, seen)
+    first_s = seen.validation_s if trainer.val_before_train else 0.0
+    return None if left_s is None or first_s is None else left_s + first_s
+
+
 def step_left(seen: StepTimes, phase: Phase, fraction: float) -> float | None:
     """The seconds to the end of a step of which a fraction of one phase is done; None before the first step."""
     if seen.step_s is None:
@@ -114,6 +127,7 @@ class Progress:
         rollouts: of a step.
         updates: of a step.
         rows: the metrics of the steps that a resumed run has behind it.
+        expected: how long a step and a validation take, until they are measured; None: not known.
         done: the newest of these steps.
         clock: seconds.
     """
@@ -127,8 +141,10 @@ class Progress:
         *,
         rollouts: int,
         updates: int,
+        expected: StepTimes | None = None,
     ) -> None:
         self._trainer, self._clock, self._rollouts, self._updates = trainer, clock, rollouts, updates
+        self._expected = expected or StepTimes()
         self._rows, self._done = list(rows), done
         self._batch: Batch | None = None
         self._micro: MicroBatches | None = None
@@ -157,16 +173,21 @@ class Progress:
     @property
     def run_left_s(self) -> float | None:
         """Seconds after the newest step; None: not known."""
-        return run_left(self._trainer, self._done, measured(self._rows))
+        return run_left(self._trainer, self._done, self._seen())
+
+    def _seen(self) -> StepTimes:
+        return measured(self._rows).or_else(self._expected)
 
     def ahead(self) -> str:
         """What is ahead, and how long it takes as far as that was measured."""
-        trainer, seen = self._trainer, measured(self._rows)
+        trainer, seen = self._trainer, self._seen()
         steps = trainer.steps - self._done
         fresh = self._done == 0 and not self._rows
         validations = validations_left(trainer, self._done, first=fresh and trainer.val_before_train)
         what = f"ahead: {_many(steps, 'train step')} of {self._rollouts} rollouts"
         what += f" and {_many(validations, 'validation')}" if validations else ""
+        if fresh and (whole_s := whole_run(trainer, self._expected)) is not None:
+            return f"{what}, about {format_time(whole_s)} at the speed of the last run of such a model here"
         if (left_s := self.run_left_s) is not None:
             return f"{what}, about {format_time(left_s)}"
         if validations and seen.validation_s is not None:
@@ -201,7 +222,7 @@ class Progress:
     def _step_left(self, batch: Batch, phase: Phase, fraction: float) -> str:
         if phase == "rollouts" and LONGEST <= fraction < 1:
             return ""
-        seen = measured(self._rows)
+        seen = self._seen()
         in_step, in_run = step_left(seen, phase, fraction), run_left(self._trainer, batch.step - 1, seen)
         if in_step is None or seen.step_s is None:
             return _more(batch, self._clock()) if phase == "rollouts" else "; left: not measured yet"
@@ -211,7 +232,7 @@ class Progress:
     def _validation_left(self, batch: Batch) -> str:
         if LONGEST <= _share(batch) < 1:
             return ""
-        seen = measured(self._rows)
+        seen = self._seen()
         after = run_left(self._trainer, batch.step, seen)
         if seen.validation_s is None:
             return _more(batch, self._clock())

@@ -10,6 +10,7 @@ from sql_agent.report.reading import had_zero_variance
 from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.startup import console
 from sql_agent.startup.console import Console, step_line
+from sql_agent.startup.pace import Work
 
 
 def test_a_step_without_scores_and_rewards_says_so():
@@ -59,8 +60,12 @@ def test_a_zero_variance_step_has_no_group_with_two_rewards_that_differ(metrics,
     assert had_zero_variance(metrics) == nothing
 
 
+def work(rollouts):
+    return Work(rollouts // 8, rollouts, held_out=4, prompt_tokens=100, response_limit=64)
+
+
 def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end(tmp_path, capsys):
-    shown = Console(tmp_path, TrainerConfig(steps=3), "no-run", 0, rollouts=64, updates=1)
+    shown = Console(tmp_path, TrainerConfig(steps=3), "no-run", 0, updates=1, work=work(64))
     for step, zero_std in enumerate([0.5, 1.0, 1.0], start=1):
         shown.show({"event": "step", "step": step, "metrics": {"time/step_s": 9.0} | groups(zero_std)})
     shown.show({"event": "finished"})
@@ -96,7 +101,7 @@ def printed(tmp_path, monkeypatch, capsys, *, terminal: bool, quiet_s: float) ->
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "executable", "/opt/bin/python")
     trainer = TrainerConfig(steps=3, val_every=0, save_every=0)
-    shown = Console(tmp_path, trainer, "no-run", 0, rollouts=16, updates=1)
+    shown = Console(tmp_path, trainer, "no-run", 0, updates=1, work=work(16))
     for event in EVENTS:
         shown.show(event)
     return re.sub(r"\[ *[\d.]+ s\]", "[T]", capsys.readouterr().out).replace(str(tmp_path), "RUN")

@@ -11,7 +11,7 @@ from agentgrpo.outputs import DiskNeed
 from sql_agent.environments.base import make_taskset
 from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import LoraConfig, TrainerConfig
-from sql_agent.startup.plan import check_run_disk, describe_plan, disk_need, planned, with_learning_rate
+from sql_agent.startup.plan import check_run_disk, describe_plan, describe_time, disk_need, planned, with_learning_rate
 
 SETTINGS = [
     "data.generate=16",
@@ -29,10 +29,11 @@ SETTINGS = [
 
 def plan(model, *more):
     cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
-    cfg, tasks = planned(cfg, make_taskset(cfg.environment), cpu=True)
+    cfg, tasks, work = planned(cfg, make_taskset(cfg.environment), cpu=True)
     weights = count_weights(model)
     _, rate = with_learning_rate(cfg.optim, weights, lora=cfg.lora.rank > 0)
-    return [*tasks, *describe_plan(cfg, weights, rate, gpus=None)]
+    time = describe_time(cfg.trainer, work, None)
+    return [*tasks, *describe_plan(cfg, weights, rate, time, gpus=None)]
 
 
 def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_folder):
@@ -50,7 +51,7 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
         "train steps: 3, each of 8 tasks x 4 rollouts (a zero-variance group gives way at most once); updates in a "
         "step: 2, each of 16 rollouts, at most 4,096 tokens in one pass",
         "validation: every 2 steps and at the end, and before",
-        "time: not known before a step was measured; the run says it after the first one",
+        "time: not known, since no run of such a model was measured here; the run says it after its first step",
         f"learning rate: 0.0005, for a model of {weights:,} weights",
         f"the policy: {weights:,} weights, all trained",
         "written to runs/planned: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/",
