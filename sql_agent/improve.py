@@ -3,7 +3,7 @@
 The stages are commands that you can give yourself; each line is printed before it runs, and each has a folder in
 --run-dir:
 
-  questions/     questions made from the database, and your own (--train-file) but for a held-out fifth
+  questions/     questions made from the database, and your own (--train-file) but for the held-out ones
   before.jsonl   what the model answers to the held-out questions at the start
   1-sft/         the model after fine-tuning on the questions
   2-grpo/        the model after GRPO from there, with its curve, trajectories and report
@@ -57,9 +57,13 @@ from sql_agent.verl_side.config import precision
 
 FINE_TUNING_SHARE = 0.4
 """Share of the minutes that are left after the first measurement."""
+BATCH = 16
+"""Questions of an update of fine-tuning: their schema is computed once, so eight more cost little."""
 SERVER_START_S = 600.0
 MOST_HELD_OUT = 200
 """Held-out questions that are asked, so that each measurement takes minutes."""
+LEAST_HELD_OUT = 30
+"""Of your own questions, but at most a half: with 12, success has to rise by a half to be clear by its test."""
 RECORD = "improve.json"
 """The settings, and the stages that are done with their minutes."""
 
@@ -149,7 +153,7 @@ class Improvement:
             if cfg.val_file is not None:
                 held_out = environment.read_tasks(cfg.val_file)
             elif own or made:
-                split, held_out = split_questions(own or made, DataConfig().held_out_fraction)
+                split, held_out = split_questions(own or made, held_out_share(len(own)))
                 made, own = (made, split) if own else (split, [])
             if not (made or own):
                 raise UsageError("there is no question to learn: give --train-file, or a --num-questions above 0")
@@ -181,7 +185,7 @@ class Improvement:
         self._run(
             *("sft", "--model", self._model, *self._database, "--train-file", self._train_file),
             *("--val-file", self._held_out, "--lora-rank", str(self._rank), "--learning-rate", f"{learning_rate:g}"),
-            *("--num-epochs", "3", "--minutes", f"{minutes:.1f}", "--seed", str(self._cfg.seed), "--run-dir", folder),
+            *("--num-epochs", "3", "--batch-size", str(BATCH), "--minutes", f"{minutes:.1f}", "--seed", str(self._cfg.seed), "--run-dir", folder),
             *(["--resume"] if (folder / "checkpoints").is_dir() else []),
         )
 
@@ -263,6 +267,12 @@ class Improvement:
         if change := compared(stages["before"], [row for row in played if row["train_step"] == last]):
             lines.append(f"change in all: {change}")
         return [*lines, f"minutes: {sum(self._done.values()):.0f}"]
+
+
+def held_out_share(own: int) -> float:
+    """The usual share, but `LEAST_HELD_OUT` questions of one's own, and at most a half: made ones teach beside them."""
+    usual = DataConfig().held_out_fraction
+    return usual if own == 0 else min(0.5, max(usual, LEAST_HELD_OUT / own))
 
 
 def _keys(task: Question) -> Iterator[tuple[str, str]]:

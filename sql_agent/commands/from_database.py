@@ -22,7 +22,7 @@ from agentgrpo.flags import described_parser
 from agentgrpo.outputs import check_output, written
 from dbbench_adapter.engines import BackendUnavailable, DatabaseError, named_database, open_databases
 from dbbench_adapter.engines.engine import Databases
-from sql_agent.text_to_sql.made_questions import Made, made_questions, read_tables
+from sql_agent.text_to_sql.made_questions import SKILLS, Made, made_questions, read_tables
 
 STATEMENT_S = 5.0
 # Questions that are made for each that is kept.
@@ -30,7 +30,7 @@ DRAWN = 4
 
 
 def questions_of(databases: Databases, db_id: str, count: int, seed: int) -> list[Made]:
-    """At most `count` questions, in a drawn order, of every skill the same number as far as the database gives them."""
+    """At most `count` questions, in a drawn order, of every skill its share as far as the database gives them."""
     rng = random.Random(f"{db_id} {seed}")
     with closing(databases.open(db_id, statement_timeout_s=STATEMENT_S)) as session:
         tables = read_tables(databases.schema(db_id), session)
@@ -39,8 +39,8 @@ def questions_of(databases: Databases, db_id: str, count: int, seed: int) -> lis
     places = Counter[str]()
     numbered = []
     for made in found:
-        numbered.append((places[made.skill], made))
         places[made.skill] += 1
+        numbered.append((places[made.skill] / SKILLS[made.skill].share, made))
     chosen = [made for _, made in sorted(numbered, key=lambda each: each[0])][:count]
     rng.shuffle(chosen)
     return chosen

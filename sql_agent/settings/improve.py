@@ -20,10 +20,10 @@ class ImproveConfig(QuestionsConfig):
     """Your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database. It is only
     read."""
     train_file: Path | None = None
-    """Your questions with their SQL, rows of `question` and `query`; a fifth is held out and never learnt. None: only
-    questions that are made from the database, of which a fifth is held out."""
+    """Your questions with their SQL, rows of `question` and `query`. A fifth is held out and never learnt, but 30 at
+    least, and at most a half. None: only questions that are made from the database, of which a fifth is held out."""
     val_file: Path | None = None
-    """Held-out questions. None: a fifth of `train_file`."""
+    """Held-out questions. None: a part of `train_file`."""
     num_questions: int = Field(default=500, ge=0)
     """Questions to make from the database and to learn beside your own; 0 makes none."""
     minutes: float = Field(default=120, gt=0)

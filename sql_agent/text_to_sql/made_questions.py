@@ -27,8 +27,11 @@ VALUES = 200
 CATEGORIES = 30
 MAX_ANSWER_ROWS = 1_000
 MAX_IDLE = 100
+WORDINGS = 2
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}.*")
 _VALUES_IN_NAMES = {"average", "avg", "count", "highest", "lowest", "maximum", "minimum", "max", "min", "total", "sum"}
+# Behind a number's name, as its words: `area_m2`, `weight_kg`.
+_UNITS = ("m 2", "g", "kg", "m", "cm", "km", "eur", "usd")
 _words = inflect.engine()
 
 
@@ -55,6 +58,16 @@ class Column:
     role: str
     """`number`, `date`, `flag` (0 and 1), `category`, `label` (a text that tells rows apart), `key` or `other`."""
     has_nulls: bool = False
+
+    @property
+    def event(self) -> str | None:
+        """What happened at the dates of a column: `opened` of `opened_on`."""
+        words = self.words.removesuffix(" on").removesuffix(" at")
+        return words if self.role == "date" and words != self.words else None
+
+    @property
+    def noun(self) -> str:
+        return f"{self.event} date" if self.event else self.words
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,8 @@ def _column(table: TableInfo, column: ColumnInfo, rows: int, session: Session) -
     words = _in_words(column.name)
     for begin in ("is", "has", _singular(_in_words(table.name))):
         words = words.removeprefix(f"{begin} ")
+    for unit in _UNITS:
+        words = words.removesuffix(f" {unit}")
     nulls = bool(session.run(f"SELECT 1 FROM {of} WHERE {name} IS NULL LIMIT 1").rows)
     role = "key" if column.name in keys else _role(column.name, values, rows)
     if role == "label" and session.run(f"SELECT count(DISTINCT {name}) FROM {of}").rows != ((rows,),):
@@ -255,6 +270,17 @@ def condition(scene: Scene, table: Table, *, full: bool = False) -> Condition | 
     return Condition(words, f"{name} {sql}", column)
 
 
+def _predicate(words: str) -> str:
+    """The words of a condition as what is said of the rows: `that cost more than 5` -> `cost more than 5`."""
+    for begin, said in (("that ", ""), ("with ", "have "), ("without ", "do not have ")):
+        if words.startswith(begin):
+            return said + words.removeprefix(begin)
+    if words.startswith("whose "):  # whose country is France
+        column, _, value = words.removeprefix("whose ").rpartition(" is ")
+        return f"have {column} {value}" if column else f"have {words.removeprefix('whose ')}"
+    return f"are {words}"
+
+
 def _category(scene: Scene, column: Column, _more: bool) -> tuple[str, str]:
     value = scene.rng.choice(column.values)
     wordings = [f"whose {column.words} is {value}", f"with {column.words} {value}"]
@@ -267,8 +293,7 @@ def _category(scene: Scene, column: Column, _more: bool) -> tuple[str, str]:
 def _date(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
     moment = str(scene.rng.choice(column.values))
     day = moment[:10]
-    happened = column.words.removesuffix(" on").removesuffix(" at")  # `joined on`: customers joined in 2024
-    if happened != column.words:
+    if (happened := column.event) is not None:  # customers joined in 2024
         if column.has_nulls and more:
             return f"not {happened} yet", "IS NULL"
         return scene.say(
@@ -300,8 +325,24 @@ def count_all(scene: Scene) -> Question:
     if not scene.table.of("label", "category", "number", "date"):  # it only links others
         return None
     many = scene.table.plural
-    question = scene.say(f"How many {many} are there?", f"What is the number of {many}?", f"Count the {many}.")
+    question = scene.say(
+        f"How many {many} are there?", f"How many {many} do we have?", f"What is the number of {many}?",
+        f"Count the {many}.", f"Find the total number of {many}.",
+    )  # fmt: skip
     return Asked(question, f"SELECT count(*) FROM {scene.table.sql}")
+
+
+def count_distinct(scene: Scene) -> Question:
+    column = scene.one("category")
+    if column is None:
+        return None
+    named = _many(column.words)
+    question = scene.say(
+        f"How many different {named} do the {scene.table.plural} have?",
+        f"How many distinct {named} of {scene.table.plural} are there?",
+        f"Count the number of different {named} of {scene.table.plural}.",
+    )
+    return Asked(question, f"SELECT count(DISTINCT {column.sql}) FROM {scene.table.sql}")
 
 
 def count_some(scene: Scene) -> Question:
@@ -311,7 +352,8 @@ def count_some(scene: Scene) -> Question:
     many = scene.table.plural
     question = scene.say(
         f"How many {many} {where.words} are there?", f"Count the {many} {where.words}.",
-        f"What is the number of {many} {where.words}?",
+        f"What is the number of {many} {where.words}?", f"Find the number of {many} {where.words}.",
+        f"How many {many} {_predicate(where.words)}?",
     )  # fmt: skip
     return Asked(question, f"SELECT count(*) FROM {scene.table.sql} WHERE {where.sql}")
 
@@ -324,9 +366,41 @@ def list_some(scene: Scene) -> Question:
     question = scene.say(
         f"What are the {named} of the {many} {where.words}?", f"List the {named} of {many} {where.words}.",
         f"Show the {shown.words} of each {scene.table.singular} {where.words}.",
-        *([f"List the {many} {where.words}.", f"Show all {many} {where.words}."] if shown.role == "label" else []),
+        *(
+            [f"List the {many} {where.words}.", f"Show all {many} {where.words}.",
+             f"Which {many} {_predicate(where.words)}?"]
+            if shown.role == "label" else []
+        ),
     )  # fmt: skip
     return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {where.sql}")
+
+
+def both(scene: Scene) -> Question:
+    one, other, shown = condition(scene, scene.table), condition(scene, scene.table), scene.table.label
+    if one is None or other is None or shown is None or one.column == other.column:
+        return None
+    many = scene.table.plural
+    question = scene.say(
+        f"List the {_many(shown.words)} of {many} {one.words} and {other.words}.",
+        f"Show the {many} {one.words} and {other.words}.",
+        f"Which {many} {_predicate(one.words)} and {_predicate(other.words)}?",
+    )
+    return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {one.sql} AND {other.sql}")
+
+
+def look_up(scene: Scene) -> Question:
+    """A value of one row, which its label names."""
+    label, wanted = scene.table.label, scene.one("number", "category", "date", "other")
+    if label is None or wanted is None or not all(isinstance(each, str | int | float) for each in wanted.values):
+        return None
+    value = scene.rng.choice(label.values)
+    question = scene.say(
+        f"What is the {wanted.noun} of {value}?",
+        f"What is the {wanted.noun} of the {scene.table.singular} {value}?",
+        f"Find the {wanted.noun} of the {scene.table.singular} whose {label.words} is {value}.",
+        f"When was {value} {wanted.event}?" if wanted.event else f"Show the {wanted.noun} of {value}.",
+    )
+    return Asked(question, f"SELECT {wanted.sql} FROM {scene.table.sql} WHERE {label.sql} = {literal(value)}")
 
 
 def list_two(scene: Scene) -> Question:
@@ -334,8 +408,9 @@ def list_two(scene: Scene) -> Question:
     if shown is None or other is None:
         return None
     question = scene.say(
-        f"Show the {shown.words} and the {other.words} of every {scene.table.singular}.",
-        f"What are the {shown.words} and {other.words} of all {scene.table.plural}?",
+        f"Show the {shown.words} and the {other.noun} of every {scene.table.singular}.",
+        f"What are the {shown.words} and {other.noun} of all {scene.table.plural}?",
+        f"List the {_many(shown.words)} and {_many(other.noun)} of the {scene.table.plural}.",
     )
     return Asked(question, f"SELECT {shown.sql}, {other.sql} FROM {scene.table.sql}")
 
@@ -349,7 +424,8 @@ def distinct(scene: Scene) -> Question:
         f"What are the different {named} of {scene.table.plural}?",
         f"List all distinct {named} of the {scene.table.plural}.",
         f"Which {named} do the {scene.table.plural} have?",
-    )  # fmt: skip
+        f"Show all {named} of the {scene.table.plural}, each once.",
+    )
     return Asked(question, f"SELECT DISTINCT {shown.sql} FROM {scene.table.sql}")
 
 
@@ -360,7 +436,10 @@ def aggregate(scene: Scene) -> Question:
     word, function = scene.rng.choice([("average", "avg"), ("highest", "max"), ("lowest", "min"), ("total", "sum")])
     where = condition(scene, scene.table) if scene.rng.random() < 0.4 else None
     of = f"{scene.table.plural} {where.words}" if where else f"all {scene.table.plural}"
-    question = scene.say(f"What is the {word} {column.words} of {of}?", f"Find the {word} {column.words} of {of}.")
+    question = scene.say(
+        f"What is the {word} {column.words} of {of}?", f"Find the {word} {column.words} of {of}.",
+        f"Show the {word} {column.words} of {of}.",
+    )  # fmt: skip
     rows = f"{scene.table.sql} WHERE {where.sql}" if where else scene.table.sql
     return Asked(question, f"SELECT {function}({column.sql}) FROM {rows}")
 
@@ -372,9 +451,12 @@ def superlative(scene: Scene) -> Question:
     most = scene.rng.random() < 0.5
     word = ("highest" if most else "lowest") if column.role == "number" else "latest" if most else "earliest"
     wordings = [
-        f"Which {scene.table.singular} has the {word} {column.words}?",
-        f"What is the {shown.words} of the {scene.table.singular} with the {word} {column.words}?",
+        f"Which {scene.table.singular} has the {word} {column.noun}?",
+        f"What is the {shown.words} of the {scene.table.singular} with the {word} {column.noun}?",
+        f"Find the {shown.words} of the {scene.table.singular} with the {word} {column.noun}.",
     ]
+    if column.event:
+        wordings += [f"Which {scene.table.singular} was {column.event} {'last' if most else 'first'}?"] * 2
     if (compared := _compared(column)) is not None:
         said = compared[2 if most else 3]
         wordings += [f"Which {scene.table.singular} is the {said}?", f"What is the {said} {scene.table.singular}?"]
@@ -390,8 +472,10 @@ def ordered(scene: Scene) -> Question:
     falling = scene.rng.random() < 0.5
     way = scene.say("descending" if falling else "ascending", "decreasing" if falling else "increasing")
     question = scene.say(
-        f"List the {_many(shown.words)} of all {scene.table.plural} in {way} order of {column.words}.",
-        f"Show the {shown.words} of each {scene.table.singular}, sorted by {column.words} in {way} order.",
+        f"List the {_many(shown.words)} of all {scene.table.plural} in {way} order of {column.noun}.",
+        f"Show the {shown.words} of each {scene.table.singular}, sorted by {column.noun} in {way} order.",
+        f"List all {scene.table.plural} by {column.noun}, the {'highest' if falling else 'lowest'} first.",
+        f"What are the {_many(shown.words)} of {scene.table.plural}, ordered by {column.noun} {way}?",
     )
     return Asked(
         question, f"SELECT {shown.sql} FROM {scene.table.sql} ORDER BY {column.sql}{' DESC' if falling else ''}"
@@ -413,11 +497,27 @@ def group(scene: Scene) -> Question:
     else:
         question = scene.say(
             f"How many {scene.table.plural} are there for each {by.words}?",
+            f"How many {scene.table.plural} are there per {by.words}?",
+            f"How many {scene.table.plural} does each {by.words} have?",
             f"For each {by.words}, show the number of {scene.table.plural}.",
             f"Count the {scene.table.plural} of each {by.words}.",
         )
         counted = "count(*)"
     return Asked(question, f"SELECT {by.sql}, {counted} FROM {scene.table.sql} GROUP BY {by.sql}")
+
+
+def most_common(scene: Scene) -> Question:
+    by = scene.one("category")
+    if by is None:
+        return None
+    most = scene.rng.random() < 0.7
+    question = scene.say(
+        f"Which {by.words} has the {'most' if most else 'fewest'} {scene.table.plural}?",
+        f"What is the {'most' if most else 'least'} common {by.words} of {scene.table.plural}?",
+        f"Find the {by.words} with the {'largest' if most else 'smallest'} number of {scene.table.plural}.",
+    )
+    rows = f"FROM {scene.table.sql} GROUP BY {by.sql} ORDER BY count(*){' DESC' if most else ''}"
+    return Asked(question, f"SELECT {by.sql} {rows} LIMIT 1", f"SELECT count(*) {rows} LIMIT 2")
 
 
 def having(scene: Scene) -> Question:
@@ -436,10 +536,13 @@ def above_average(scene: Scene) -> Question:
     shown, column = scene.table.label, scene.one("number")
     if shown is None or column is None:
         return None
-    question = scene.say(
+    wordings = [
         f"Which {scene.table.plural} have {_words.a(column.words)} above the average?",
         f"List the {_many(shown.words)} of {scene.table.plural} whose {column.words} is higher than the average.",
-    )
+    ]
+    if (compared := _compared(column)) is not None:
+        wordings += [f"Which {scene.table.plural} {_predicate(compared[0])} the average?"]
+    question = scene.say(*wordings)
     mean = f"(SELECT avg({column.sql}) FROM {scene.table.sql})"
     return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {column.sql} > {mean}")
 
@@ -467,12 +570,41 @@ def join_some(scene: Scene) -> Question:
         )
     if where is None:
         return None
-    of = f"{_words.a(other.singular)} {where.words}"
+    of, many = f"{_words.a(other.singular)} {where.words}", scene.table.plural
+    wordings = [
+        f"What are the {_many(shown.noun)} of the {many} of {other.plural} {where.words}?",
+        f"Show the {shown.noun} of each {scene.table.singular} that belongs to {of}.",
+    ]
+    if shown.role == "label":
+        wordings += [f"Which {many} belong to {of}?", f"List the {many} of {other.plural} {where.words}."]
+        wordings += [f"Which {many} have {of}?", f"Which {many} come from {other.plural} {where.words}?"]
+    counted = scene.rng.random() < 0.3
+    if counted:
+        wordings = [
+            f"How many {many} belong to {of}?", f"How many {many} of {other.plural} {where.words} are there?",
+            f"How many {many} do {other.plural} {where.words} have?",
+        ]  # fmt: skip
+    wanted = "count(*)" if counted else shown.full
+    rows = f"FROM {scene.table.sql} JOIN {other.sql} ON {on} WHERE {where.sql}"
+    return Asked(scene.say(*wordings), f"SELECT {wanted} {rows}")
+
+
+def join_aggregate(scene: Scene) -> Question:
+    """A number of the rows that belong to each row of another table."""
+    joined, number = scene.parent(), scene.one("number")
+    if joined is None or number is None or joined[0].label is None or joined[0].name == scene.table.name:
+        return None
+    (other, on), label = joined, joined[0].label
+    word, function = scene.rng.choice([("average", "avg"), ("total", "sum"), ("highest", "max")])
     question = scene.say(
-        f"What are the {_many(shown.words)} of the {scene.table.plural} of {other.plural} {where.words}?",
-        f"Show the {shown.words} of each {scene.table.singular} that belongs to {of}.",
+        f"What is the {word} {number.words} of the {scene.table.plural} of each {other.singular}?",
+        f"What is the {word} {number.words} in each {other.singular}?",
+        f"For each {other.singular}, show the {label.words} and the {word} {number.words} of its {scene.table.plural}.",
+        f"Show the {label.words} and the {word} {number.words} of {scene.table.plural} for every {other.singular}.",
     )
-    return Asked(question, f"SELECT {shown.full} FROM {scene.table.sql} JOIN {other.sql} ON {on} WHERE {where.sql}")
+    by = on.partition(" = ")[2]
+    rows = f"FROM {other.sql} JOIN {scene.table.sql} ON {on} GROUP BY {by}"
+    return Asked(question, f"SELECT {label.full}, {function}({number.full}) {rows}")
 
 
 def join_count(scene: Scene) -> Question:
@@ -485,8 +617,10 @@ def join_count(scene: Scene) -> Question:
     rows = f"FROM {other.sql} JOIN {scene.table.sql} ON {on} GROUP BY {by}"
     if form == "each":
         question = scene.say(
-            f"How many {scene.table.plural} does each {other.singular} have? Show the {label.words} too.",
+            f"How many {scene.table.plural} does each {other.singular} have?",
+            f"How many {scene.table.plural} are there for each {other.singular}?",
             f"For each {other.singular}, show the {label.words} and the number of {scene.table.plural}.",
+            f"Show the {label.words} of every {other.singular} and how many {scene.table.plural} belong to it.",
         )
         return Asked(question, f"SELECT {label.full}, count(*) {rows}")
     if form == "most":
@@ -507,51 +641,70 @@ def without(scene: Scene) -> Question:
         return None
     (other, on), label = joined, joined[0].label
     ours, _, theirs = on.partition(" = ")
+    one, many = scene.table.singular, scene.table.plural
+    counted = scene.rng.random() < 0.25
     question = scene.say(
-        f"Which {other.plural} have no {scene.table.plural}?",
-        f"List the {_many(label.words)} of {other.plural} without any {scene.table.singular}.",
-    )
+        f"Which {other.plural} have no {many}?", f"Which {other.plural} do not have any {many}?",
+        f"Which {other.plural} have never had {_words.a(one)}?",
+        f"List the {_many(label.words)} of {other.plural} without any {one}.",
+    ) if not counted else scene.say(
+        f"How many {other.plural} have no {one}?", f"Count the {other.plural} without any {one}.",
+    )  # fmt: skip
     inner = f"SELECT {ours} FROM {scene.table.sql} WHERE {ours} IS NOT NULL"
-    return Asked(question, f"SELECT {label.full} FROM {other.sql} WHERE {theirs} NOT IN ({inner})")
+    wanted = "count(*)" if counted else label.full
+    return Asked(question, f"SELECT {wanted} FROM {other.sql} WHERE {theirs} NOT IN ({inner})")
 
 
-SKILLS: dict[str, tuple[str, Callable[[Scene], Question]]] = {
-    "count": ("easy", count_all),
-    "count_where": ("easy", count_some),
-    "filter": ("easy", list_some),
-    "columns": ("easy", list_two),
-    "distinct": ("easy", distinct),
-    "aggregate": ("easy", aggregate),
-    "superlative": ("medium", superlative),
-    "order": ("medium", ordered),
-    "group": ("medium", group),
-    "either": ("medium", either),
-    "join": ("medium", join_some),
-    "having": ("hard", having),
-    "join_group": ("hard", join_count),
-    "above_average": ("hard", above_average),
-    "without": ("hard", without),
+class Skill(NamedTuple):
+    difficulty: str
+    share: float
+    """Of the questions, beside the others: about as people ask, by Spider's training questions."""
+    ask: Callable[[Scene], Question]
+
+
+SKILLS = {
+    "count": Skill("easy", 0.5, count_all),
+    "count_where": Skill("easy", 0.5, count_some),
+    "count_distinct": Skill("easy", 0.2, count_distinct),
+    "filter": Skill("easy", 1.0, list_some),
+    "look_up": Skill("easy", 0.6, look_up),
+    "columns": Skill("easy", 0.5, list_two),
+    "distinct": Skill("easy", 0.3, distinct),
+    "aggregate": Skill("easy", 0.5, aggregate),
+    "both": Skill("medium", 0.3, both),
+    "superlative": Skill("medium", 0.7, superlative),
+    "order": Skill("medium", 0.6, ordered),
+    "group": Skill("medium", 0.6, group),
+    "most_common": Skill("medium", 0.5, most_common),
+    "either": Skill("medium", 0.2, either),
+    "join": Skill("medium", 1.0, join_some),
+    "having": Skill("hard", 0.3, having),
+    "join_group": Skill("hard", 0.9, join_count),
+    "join_aggregate": Skill("hard", 0.3, join_aggregate),
+    "above_average": Skill("hard", 0.3, above_average),
+    "without": Skill("hard", 0.6, without),
 }
 
 
 def made_questions(tables: Sequence[Table], session: Session, rng: random.Random) -> Iterator[Made]:
     """Draw questions whose answer says something, a skill after the other, until `MAX_IDLE` rounds have made none.
 
-    An answer is neither empty nor 0 nor longer than `MAX_ANSWER_ROWS`, and the first of several is the only first.
+    A query is asked in `WORDINGS` ways at most. An answer is neither empty nor 0 nor longer than `MAX_ANSWER_ROWS`, and
+    the first of several is the only first.
     """
     by_name = {table.name: table for table in tables}
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     idle = 0
     while tables and idle < MAX_IDLE:
         idle += 1
-        for skill, (difficulty, ask) in SKILLS.items():
-            asked = ask(Scene(rng, rng.choice(tables), by_name))  # large tables and small ones alike
-            if asked is None or asked.query in seen or asked.question in seen:
+        for name, skill in SKILLS.items():
+            asked = skill.ask(Scene(rng, rng.choice(tables), by_name))  # large tables and small ones alike
+            if asked is None or seen[asked.query] >= WORDINGS or seen[asked.question]:
                 continue
-            seen |= {asked.question, asked.query}
+            seen.update((asked.question, asked.query))
             if _says_something(asked, session):
                 idle = 0
-                yield Made(asked.question, asked.query, skill, difficulty)
+                yield Made(asked.question, asked.query, name, skill.difficulty)
 
 
 def _says_something(asked: Asked, session: Session) -> bool:
