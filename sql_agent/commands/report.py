@@ -20,7 +20,7 @@ from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.figures import series
 from sql_agent.report.page import render_page
-from sql_agent.report.reading import Run, held_out, read_run
+from sql_agent.report.reading import Run, held_out, read_run, with_start
 from sql_agent.serve_commands import evaluate_command, serve_command
 
 POLL_S = 3.0
@@ -107,12 +107,12 @@ def follow(run_dir: Path) -> Run:
         running = is_running(run_dir)  # this is asked first, so that everything written meanwhile is read below
         size = sum(map(_size, (run_dir / METRICS, run_dir / "logs" / METRICS)))
         if running and size and size != seen:
-            seen, run = size, read_run(run_dir)
+            seen, run = size, with_start(read_run(run_dir))
             write_page(run)
             print(f"step {run.step}{'' if run.steps is None else f' of {run.steps}'}: {run.report}", flush=True)
         if running:
             time.sleep(POLL_S)
-    return read_run(run_dir)
+    return with_start(read_run(run_dir))
 
 
 def _size(file: Path) -> int:
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.other.resolve() == args.run_dir.resolve():
                 parser.error(f"{args.run_dir} and {args.other} are the same folder; name another run's, or one alone")
             return compare_runs(Pair(read_run(args.run_dir), read_run(args.other)))
-        run = follow(args.run_dir) if args.follow else read_run(args.run_dir)
+        run = follow(args.run_dir) if args.follow else with_start(read_run(args.run_dir))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -23,7 +23,15 @@ Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]
 
 
+BEFORE_TUNING = -1
+"""The step at which the model stands that `agentgrpo improve` begins with; GRPO begins at 0."""
+IMPROVED, ASKED_BEFORE = "improve.json", "before.jsonl"
+"""Files of `agentgrpo improve`, in the folder that the run's own is in."""
+
+
 def when(step: int) -> str:
+    if step == BEFORE_TUNING:
+        return "before fine-tuning"
     return f"after {step} step{'s' * (step != 1)}" if step else "before"
 
 
@@ -216,6 +224,21 @@ def read_run(folder: Path | str) -> Run:
     if is_running(folder):
         return replace(run, state="running")
     return replace(run, state="finished") if run.steps is not None and run.step >= run.steps else run
+
+
+def with_start(run: Run) -> Run:
+    """The run with what `agentgrpo improve` measured before fine-tuning as its first validation; others as they are."""
+    file = run.folder.resolve().parent / ASKED_BEFORE
+    if not (file.is_file() and (file.parent / IMPROVED).is_file()):
+        return run
+    lines = map(parse_json, filter(str.strip, file.read_text("utf-8").splitlines()))
+    rows = [{**line, "train_step": BEFORE_TUNING, "validate": True} for line in lines]
+    judged = [right for row in rows if (right := solved(row)) is not None]
+    if not judged:
+        return run
+    measured = {"train_step": BEFORE_TUNING, "at": run.metrics[0].get("at", 0)}
+    measured |= {"val/rollout/judged": len(judged), "val/rollout/success": sum(judged) / len(judged)}
+    return replace(run, metrics=[measured, *run.metrics], trajectories=[*rows, *run.trajectories])
 
 
 def read_lines(file: Path) -> tuple[list[Row], int]:

@@ -37,11 +37,11 @@ def command(small_policy):
 
 
 @pytest.mark.timeout(1800)
-def test_the_whole_demo_tries_to_reach_nothing_but_this_machine(request):
+def test_the_whole_small_demo_tries_to_reach_nothing_but_this_machine(request):
     """Doctor, warm start, `agl store`, training, report."""
     if not request.config.getoption("--full"):
         pytest.skip("the demo takes seven minutes: --full")
-    left = cage.run(Plan(["env", f"RUN_DIR={RUN_DIR}", "bash", "scripts/demo.sh"], start_s=1500.0))
+    left = cage.run(Plan(["env", f"RUN_DIR={RUN_DIR}", "bash", "scripts/demo.sh", "--small"], start_s=1500.0))
     print(left.output, flush=True)
     assert left.code == 0, left.output + left.logs
     assert re.search("held-out success after 12 steps .*%", left.output), left.output

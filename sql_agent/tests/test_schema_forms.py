@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agentgrpo.tests.seconds import seconds_here
-from bench.large_shop import make_shop
 from bench.prompts import measure, used
 from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
 from dbbench_adapter.engines.sqlite.schema import read_schema
+from scripts.shop import make_shop
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
@@ -219,13 +219,14 @@ def test_on_spider_linked_prompts_show_what_references_use(random_policy_folder)
 
 @pytest.fixture(scope="module")
 def large_shop(tmp_path_factory):
-    return make_shop(tmp_path_factory.mktemp("shop"))
+    return make_shop(tmp_path_factory.mktemp("shop"), large=True)
 
 
-def test_the_large_shop_has_32_tables_and_60_questions_whose_answers_say_something(large_shop):
-    database, questions = large_shop
+@pytest.mark.parametrize(("large", "tables"), [(True, 32), (False, 11)])
+def test_the_shop_has_60_questions_whose_answers_say_something(tmp_path, large, tables):
+    database, questions = make_shop(tmp_path, large=large)
     with TextToSql(database) as environment:
-        assert len(environment.databases.schema("shop")) == 32
+        assert len(environment.databases.schema("shop")) == tables
         asked = environment.read_tasks(questions)
         assert len(asked) == len({task.query for task in asked}) == 60
         assert [task.question for task in asked if environment.finds_nothing(task)] == []

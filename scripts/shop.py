@@ -1,12 +1,14 @@
-"""Make a shop's database of 26 tables and 6 views, and 60 questions that a person asked of it.
+"""Make a shop's database, and 60 questions that a person asked of it.
 
-`python -m bench.large_shop FOLDER` writes shop.db and questions.json there. It is the stranger's schema of the tests:
-most tables have nothing to do with a question, two are idle, and names are those that a shop's programmers give.
+`python -m scripts.shop FOLDER` writes shop.db and questions.json there: the eleven tables that everybody knows, for
+`make demo`. With --large there are 26 tables and 6 views, of which most have nothing to do with a question and two are
+idle, under the names that a shop's programmers give: a stranger's schema.
 """
 
 import argparse
 import json
 import random
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -105,6 +107,11 @@ CATEGORIES = ["Kitchen", "Garden", "Books", "Toys", "Lighting", "Office", "Sport
 THINGS = ["Lamp", "Kettle", "Mug", "Chair", "Puzzle", "Notebook", "Blanket", "Spade", "Ball", "Clock", "Basket", "Pan"]
 KINDS = ["Oak", "Steel", "Linen", "Blue", "Large", "Mini", "Classic", "Folding", "Copper", "Velvet"]
 
+SMALL = {
+    "categories", "suppliers", "products", "customers", "stores", "employees", "shipping_methods", "orders",
+    "order_items", "reviews", "returns",
+}  # fmt: skip
+
 QUESTIONS = [
     ("How many customers do we have?", "SELECT count(*) FROM customers"),
     ("How many products are discontinued?", "SELECT count(*) FROM products WHERE discontinued = 1"),
@@ -200,16 +207,53 @@ QUESTIONS = [
     ("Which cities have at least three customers?", "SELECT city FROM customers GROUP BY city HAVING count(*) >= 3"),
 ]  # fmt: skip
 
+IN_PLACE_OF_OTHER_TABLES = [
+    ("How many stores are there?", "SELECT count(*) FROM stores"),
+    ("How many different countries do our customers come from?", "SELECT count(DISTINCT country) FROM customers"),
+    ("Which countries do our suppliers come from?", "SELECT DISTINCT country FROM suppliers"),
+    ("How many employees are there in each job?", "SELECT job_title, count(*) FROM employees GROUP BY job_title"),
+    ("Which employee was hired first?", "SELECT name FROM employees ORDER BY hired_on LIMIT 1"),
+    ("How many products weigh more than 5000 grams?", "SELECT count(*) FROM products WHERE weight_g > 5000"),
+    ("What is the lightest product?", "SELECT name FROM products ORDER BY weight_g LIMIT 1"),
+    ("How long does express shipping take?", "SELECT days FROM shipping_methods WHERE name = 'express'"),
+    ("How many orders are still open?", "SELECT count(*) FROM orders WHERE status = 'open'"),
+    ("How many items came back because they were damaged?", "SELECT count(*) FROM returns WHERE reason = 'damaged'"),
+    ("What is the average refund?", "SELECT avg(refund) FROM returns"),
+    ("What is the lowest price of a product?", "SELECT min(price) FROM products"),
+    ("List the customers from Germany in alphabetical order.",
+     "SELECT name FROM customers WHERE country = 'Germany' ORDER BY name"),
+    ("How many products does each supplier deliver?",
+     "SELECT suppliers.name, count(*) FROM suppliers JOIN products ON supplier_id = suppliers.id "
+     "GROUP BY suppliers.id"),
+    ("How many customers get the newsletter?", "SELECT count(*) FROM customers WHERE newsletter = 1"),
+    ("How many reviews did each product get?",
+     "SELECT products.name, count(*) FROM products JOIN reviews ON product_id = products.id GROUP BY products.id"),
+    ("Which stores opened after 2015?", "SELECT name FROM stores WHERE opened_on > '2015-12-31'"),
+    ("Which products were launched in 2025?", "SELECT name FROM products WHERE launched_on LIKE '2025%'"),
+    ("What is the salary of the best paid cashier?",
+     "SELECT max(salary) FROM employees WHERE job_title = 'cashier'"),
+]  # fmt: skip
 
-def make_shop(folder: Path) -> tuple[Path, Path]:
+
+def make_shop(folder: Path, *, large: bool) -> tuple[Path, Path]:
     """Write the database and the questions; the same ones at each call."""
     database, questions = folder / "shop.db", folder / "questions.json"
+    database.unlink(missing_ok=True)
     with closing(sqlite3.connect(database)) as connection:
         connection.executescript(SCHEMA)
         for table, row in _rows(random.Random(7)):
             connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        others = dict(connection.execute("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"))
+        others = {} if large else {name: kind for name, kind in others.items() if name not in SMALL}
+        for name, kind in sorted(others.items(), key=lambda each: each[1], reverse=True):  # views first
+            connection.execute(f"DROP {kind} {name}")
         connection.commit()
-    questions.write_text(json.dumps([{"question": asked, "query": query} for asked, query in QUESTIONS], indent=1))
+        connection.execute("VACUUM")
+    chosen = QUESTIONS
+    if not large:
+        chosen = [each for each in QUESTIONS if not {*re.findall(r"\w+", each[1])} & {*others}]
+        chosen += IN_PLACE_OF_OTHER_TABLES
+    questions.write_text(json.dumps([{"question": asked, "query": query} for asked, query in chosen], indent=1))
     return database, questions
 
 
@@ -368,11 +412,12 @@ def _rows(rng: random.Random) -> Iterator[tuple[str, tuple[object, ...]]]:
 
 
 def main() -> None:
-    parser = described_parser("python -m bench.large_shop", __doc__)
+    parser = described_parser("python -m scripts.shop", __doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--large", action="store_true", help="26 tables and 6 views in place of eleven tables")
     args: argparse.Namespace = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    print(*make_shop(args.folder), sep="\n")
+    print(*make_shop(args.folder, large=args.large), sep="\n")
 
 
 if __name__ == "__main__":
