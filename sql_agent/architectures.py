@@ -43,7 +43,6 @@ WITH_WINDOW_IN_MASK = _names("olmoe phimoe")
 # Fields that change logits behind the output layer, unless they are None or 1.
 OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 _APART = "train it with agentgrpo local, or on a GPU without engine.shared_prompts"
-_TUNE = "fine-tune it with agentgrpo sft or agentgrpo dpo, or take another model"
 
 
 def _no_heads(config: Config, row_tokens: int) -> str | None:
@@ -105,7 +104,7 @@ class TrainingLimit(NamedTuple):
 
 TABLE = (
     TrainingLimit(_no_heads, ("packed", "verl"), "train it with agentgrpo local, or take another model"),
-    TrainingLimit(_states, ("packed", "local"), _TUNE),
+    TrainingLimit(_states, ("packed",), _APART),
     TrainingLimit(_unknown, ("packed",), _APART),
     TrainingLimit(_window, ("packed",), _APART),
     TrainingLimit(_caps, ("packed",), _APART),
@@ -125,6 +124,11 @@ def check_architecture(config: Config, trainer: Trainer, row_tokens: int = 0) ->
         if trainer in limit.trainers and (fault := limit.fault(config, row_tokens)) is not None:
             return Problem(f"model type {_kind(config)} {fault}", limit.remedy)
     return None
+
+
+def hands_states_on(config: Config) -> bool:
+    """Whether layers hand a state from token to token, so that padding between tokens would change what follows."""
+    return _states(config, 0) is not None
 
 
 def can_pack(config: Config) -> bool:

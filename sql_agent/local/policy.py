@@ -30,6 +30,7 @@ from transformers import (
 
 from agentgrpo.checks import UsageError
 from agentgrpo.machine import uses_bfloat16
+from sql_agent.architectures import hands_states_on
 from sql_agent.credit.row import Row
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.model_files import base_name, is_adapter
@@ -100,6 +101,7 @@ class LocalPolicy:
         self.model, self.tokenizer, self._reference, self.bfloat16 = model, tokenizer, reference, bfloat16
         base = base_of(model)
         self.max_positions = int(getattr(base.config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
+        self._hands_states_on = hands_states_on(base.config.get_text_config().to_dict())
         stops: Any = base.generation_config.eos_token_id if base.generation_config is not None else None
         stops = stops if isinstance(stops, list) else [stops]
         eos: Any = tokenizer.eos_token_id
@@ -162,8 +164,8 @@ class LocalPolicy:
     def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
         """Return the length of the prefix that all prompts share, shorter than each; 0 if it cannot be shared."""
         config = base_of(self.model).config
-        windows = DynamicCache(config=config).is_sliding  # the padding after the prefix would fill a sliding window
-        if len(prompts) == 1 or any(windows):
+        # the padding after the prefix would fill a sliding window, or go into a state
+        if len(prompts) == 1 or any(DynamicCache(config=config).is_sliding) or self._hands_states_on:
             return 0
         first, last = min(prompts, key=tuple), max(prompts, key=tuple)
         same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sql_agent.architectures import can_pack, check_architecture
-from sql_agent.commands import doctor, local
+from sql_agent.commands import doctor
 from sql_agent.train_sql_agent import main
 
 SIZES = {
@@ -56,8 +56,8 @@ KINDS = {
         None,
         True,
     ),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}, STATES, None, STATES, False),
-    "qwen3_next": ("qwen3_next", {}, STATES, None, STATES, False),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}, STATES, None, None, False),
+    "qwen3_next": ("qwen3_next", {}, STATES, None, None, False),
     "gpt2": ("gpt2", {}, HEADS, HEADS, None, True),
     "stablelm": ("stablelm", {}, "was never compared, rows together with rows apart", None, None, False),
     "phi": ("phi", {}, "has a bias in its output layer", None, None, True),
@@ -117,8 +117,3 @@ def test_prompts_count_once_they_are_known(folder_of, tmp_path, capsys, tokens, 
     ]
     assert main([*run, "--set", *settings]) == status, capsys.readouterr().err
     assert ("lower data.max_prompt_tokens and data.max_response_tokens, or" in capsys.readouterr().err) == bool(status)
-
-
-def test_local_training_says_it_before_it_imports_torch(folder_of, tmp_path):
-    with pytest.raises(SystemExit, match=f"model type lfm2 {STATES}; fine-tune it with agentgrpo sft"):
-        local.main(["--model", str(folder_of("lfm2")), "--env", "dbbench", "--run-dir", str(tmp_path)])
