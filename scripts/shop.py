@@ -163,8 +163,8 @@ QUESTIONS = [
      "SELECT products.name FROM products JOIN suppliers ON supplier_id = suppliers.id WHERE country = 'France'"),
     ("How many orders did each customer place?",
      "SELECT customers.name, count(*) FROM customers JOIN orders ON customer_id = customers.id GROUP BY customers.id"),
-    ("Which customer has the most orders?",
-     "SELECT customers.name FROM customers JOIN orders ON customer_id = customers.id GROUP BY customers.id "
+    ("Which store got the most orders?",
+     "SELECT stores.name FROM stores JOIN orders ON store_id = stores.id GROUP BY stores.id "
      "ORDER BY count(*) DESC LIMIT 1"),
     ("Which customers have never ordered anything?",
      "SELECT name FROM customers WHERE id NOT IN (SELECT customer_id FROM orders)"),

@@ -39,9 +39,14 @@ WITH_STATES = _names(
     "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe mamba mamba2 minimax nemotron_h olmo_hybrid "
     "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv xlstm zamba zamba2"
 )
-WITH_WINDOW_IN_MASK = _names("olmoe phimoe")
+# Padded rows of theirs are sampled and computed as each is alone (sql_agent/tests/test_layers_with_states.py), unlike
+# RWKV's and RecurrentGemma's, which padding before a row changes.
+PADDED = _names("bamba falcon_h1 granitemoehybrid jamba lfm2 nemotron_h qwen3_5_text qwen3_next")
+# Their attention is not told of the window, which is in their mask alone; rows together have no such mask.
+WITH_WINDOW_IN_MASK = _names("olmoe phimoe qwen2_moe")
 # Fields that change logits behind the output layer, unless they are None or 1.
 OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
+_TUNE = "fine-tune it with agentgrpo sft or agentgrpo dpo, or take another model"
 _APART = "train it with agentgrpo local, or on a GPU without engine.shared_prompts"
 
 
@@ -58,9 +63,18 @@ def _unknown(config: Config, row_tokens: int) -> str | None:
     return None if _kind(config) in TOGETHER else "was never compared, rows together with rows apart"
 
 
+def _untried_states(config: Config, row_tokens: int) -> str | None:
+    return None if _kind(config) in PADDED else _states(config, row_tokens)
+
+
 def _window(config: Config, row_tokens: int) -> str | None:
-    in_mask = _kind(config) in WITH_WINDOW_IN_MASK and config.get("sliding_window") is not None
-    return "gives its sliding_window to its mask alone, which rows together do not have" if in_mask else None
+    window = config.get("sliding_window")
+    kinds = set(config.get("layer_types") or ())
+    if _kind(config) not in WITH_WINDOW_IN_MASK or config.get("use_sliding_window") is False or not window:
+        return None
+    if (kinds and "sliding_attention" not in kinds) or 0 < row_tokens <= window:
+        return None
+    return f"sees {window:,} tokens by its mask alone (sliding_window), which rows together do not have"
 
 
 def _caps(config: Config, row_tokens: int) -> str | None:
@@ -105,6 +119,7 @@ class TrainingLimit(NamedTuple):
 TABLE = (
     TrainingLimit(_no_heads, ("packed", "verl"), "train it with agentgrpo local, or take another model"),
     TrainingLimit(_states, ("packed",), _APART),
+    TrainingLimit(_untried_states, ("local",), _TUNE),
     TrainingLimit(_unknown, ("packed",), _APART),
     TrainingLimit(_window, ("packed",), _APART),
     TrainingLimit(_caps, ("packed",), _APART),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -41,7 +42,16 @@ from agentgrpo.run_folder import claim
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.interface import command, read_rows
 from sql_agent.learning_rates import BILLION, usual_learning_rate
-from sql_agent.report.reading import ASKED_BEFORE, IMPROVED, Row, ValidationChange, had_zero_variance, read_run, solved
+from sql_agent.report.reading import (
+    ASKED_BEFORE,
+    GRPO,
+    IMPROVED,
+    Row,
+    ValidationChange,
+    had_zero_variance,
+    read_run,
+    solved,
+)
 from sql_agent.serve_commands import HOST, serve_command
 from sql_agent.settings.flags import add_flags, read_flags
 from sql_agent.settings.groups import DataConfig
@@ -52,7 +62,7 @@ from sql_agent.startup.flags import parse_train_args, resolve
 from sql_agent.success_rate import Rate, rate
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.load import split_questions
+from sql_agent.text_to_sql.load import hold_out
 from sql_agent.verl_side.config import precision
 
 FINE_TUNING_SHARE = 0.4
@@ -63,7 +73,8 @@ SERVER_START_S = 600.0
 MOST_HELD_OUT = 200
 """Held-out questions that are asked, so that each measurement takes minutes."""
 LEAST_HELD_OUT = 30
-"""Of your own questions, but at most a half: with 12, success has to rise by a half to be clear by its test."""
+"""Questions that are held out, unless they were more than a half. Of twelve, a policy that solved none has to solve six
+for a gain that is clear by its test."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,7 +163,8 @@ class Improvement:
             if cfg.val_file is not None:
                 held_out = environment.read_tasks(cfg.val_file)
             elif own or made:
-                split, held_out = split_questions(own or made, held_out_share(len(own)))
+                wanted = max(LEAST_HELD_OUT, math.ceil(DataConfig().held_out_fraction * len(own or made)))
+                split, held_out = hold_out(own or made, wanted)
                 made, own = (made, split) if own else (split, [])
             if not (made or own):
                 raise UsageError("there is no question to learn: give --train-file, or a --num-questions above 0")
@@ -207,7 +219,7 @@ class Improvement:
         self._run("train", *self._train_words(1, self._tuned))
 
     def _train(self) -> None:
-        first = next(row for row in read_run(self._folder / "2-grpo").metrics if "time/step_s" in row)
+        first = next(row for row in read_run(self._folder / GRPO).metrics if "time/step_s" in row)
         if had_zero_variance(first):
             print("every group of the first step had equal rewards, so GRPO would learn nothing: give more --minutes")
             return
@@ -222,7 +234,7 @@ class Improvement:
         self._run("train", *self._train_words(steps, self._tuned))
 
     def _report(self) -> None:
-        self._run("report", self._folder / "2-grpo")
+        self._run("report", self._folder / GRPO)
 
     def _train_words(self, steps: int, model: Path) -> list[str]:
         settings = [f"trainer.steps={steps}", f"trainer.val_every={steps}", f"seed={self._cfg.seed}"]
@@ -230,7 +242,7 @@ class Improvement:
         return [
             *("--model", str(model), *self._database, "--train-file", str(self._train_file)),
             *("--val-file", str(self._held_out), *config_flag(self._weights), "--set", *settings),
-            *("--run-dir", str(self._folder / "2-grpo")),
+            *("--run-dir", str(self._folder / GRPO)),
         ]
 
     @contextlib.contextmanager
@@ -269,7 +281,7 @@ class Improvement:
 
     def _summary(self) -> list[str]:
         stages = {"before": read_rows(self._folder / ASKED_BEFORE)}
-        played = [row for row in read_run(self._folder / "2-grpo").trajectories if row.get("validate")]
+        played = [row for row in read_run(self._folder / GRPO).trajectories if row.get("validate")]
         first, last = (find(row["train_step"] for row in played) for find in (min, max))
         for name, step in (("after fine-tuning", first), (f"after GRPO, step {last}", last)):
             stages[name] = [row for row in played if row["train_step"] == step]
@@ -277,12 +289,6 @@ class Improvement:
         if change := compared(stages["before"], [row for row in played if row["train_step"] == last]):
             lines.append(f"change in all: {change}")
         return [*lines, f"minutes: {sum(self._done.values()):.0f}"]
-
-
-def held_out_share(own: int) -> float:
-    """The usual share, but `LEAST_HELD_OUT` questions of one's own, and at most a half: made ones teach beside them."""
-    usual = DataConfig().held_out_fraction
-    return usual if own == 0 else min(0.5, max(usual, LEAST_HELD_OUT / own))
 
 
 def _keys(task: Question) -> Iterator[tuple[str, str]]:

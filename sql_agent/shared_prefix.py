@@ -21,6 +21,8 @@ SCORES = 2**18
 """Scores that exist at a time: 1 MiB in float32, which a core's cache holds."""
 SMALL = 2**24
 """Multiplications of queries and keys below which torch's attention is faster: it is one call a segment."""
+MOST_COPIED = 8
+"""Tokens whose keys torch's attention copies for each segment, and autograd keeps, as a multiple of the sequence."""
 
 
 def shared_prefix_attention(
@@ -60,7 +62,9 @@ def shared_prefix_attention(
         query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     work = max(segment.length * (segment.depth + segment.length) for segment in segments)
-    if not dropout and query.shape[1] * query.shape[-1] * work >= SMALL:
+    copied = sum(segment.depth for segment in segments)
+    large = query.shape[1] * query.shape[-1] * work >= SMALL or copied > MOST_COPIED * query.shape[2]
+    if large and not dropout:
         with torch.autocast(query.device.type, enabled=False):
             attended = SegmentsAttention.apply(query[0], key[0], value[0], segments, scale, sliding_window)[None]
     else:

@@ -25,8 +25,8 @@ State = Literal["running", "finished", "stopped"]
 
 BEFORE_TUNING = -1
 """The step at which the model stands that `agentgrpo improve` begins with; GRPO begins at 0."""
-IMPROVED, ASKED_BEFORE = "improve.json", "before.jsonl"
-"""Files of `agentgrpo improve`, in the folder that the run's own is in."""
+IMPROVED, ASKED_BEFORE, GRPO = "improve.json", "before.jsonl", "2-grpo"
+"""Files and the run's folder in a folder of `agentgrpo improve`."""
 
 
 def when(step: int) -> str:
@@ -204,6 +204,7 @@ def read_run(folder: Path | str) -> Run:
         ValueError: this is not the folder of a run, or its first step has not ended.
     """
     folder = Path(folder)
+    folder = folder / GRPO if (folder / IMPROVED).is_file() else folder
     for name in (SETTINGS, START):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} does not exist; expected the folder of a training run (--run-dir)")
@@ -228,8 +229,9 @@ def read_run(folder: Path | str) -> Run:
 
 def with_start(run: Run) -> Run:
     """The run with what `agentgrpo improve` measured before fine-tuning as its first validation; others as they are."""
-    file = run.folder.resolve().parent / ASKED_BEFORE
-    if not (file.is_file() and (file.parent / IMPROVED).is_file()):
+    folder = run.folder.resolve()
+    file = folder.parent / ASKED_BEFORE
+    if folder.name != GRPO or not (file.is_file() and (file.parent / IMPROVED).is_file()):
         return run
     lines = map(parse_json, filter(str.strip, file.read_text("utf-8").splitlines()))
     rows = [{**line, "train_step": BEFORE_TUNING, "validate": True} for line in lines]

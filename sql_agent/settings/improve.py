@@ -20,8 +20,8 @@ class ImproveConfig(QuestionsConfig):
     """Your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database. It is only
     read."""
     train_file: Path | None = None
-    """Your questions with their SQL, rows of `question` and `query`. A fifth is held out and never learnt, but 30 at
-    least, and at most a half. None: only questions that are made from the database, of which a fifth is held out."""
+    """Your questions with their SQL, rows of `question` and `query`. A fifth is held out and never learnt, at
+    least 30 questions and at most half. None: only questions that are made from the database, split alike."""
     val_file: Path | None = None
     """Held-out questions. None: a part of `train_file`."""
     num_questions: int = Field(default=500, ge=0)

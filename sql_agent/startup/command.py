@@ -26,7 +26,7 @@ from sql_agent.source.run_context import TrainingFailedError
 from sql_agent.startup import search
 from sql_agent.startup.launch import run_role
 from sql_agent.startup.pace import kind_of
-from sql_agent.startup.plan import describe_plan, describe_time, planned, with_learning_rate
+from sql_agent.startup.plan import describe_plan, describe_time, planned, trained_of, with_learning_rate
 from sql_agent.startup.preflight import (
     check_user_tasks,
     find_model,
@@ -96,7 +96,9 @@ def plan_training(cfg: TrainConfig, environment: Taskset, _role: Role, _debug: b
     composed = compose(overrides)
     if not cpu:
         validate(composed)
-    time = describe_time(cfg.trainer, work, kind_of(files.model, weights, cpu=cpu) if weights else None)
+    trained = trained_of(cfg.lora)
+    kind = kind_of(files.model, weights, trained, cfg.engine, cfg.cluster, cpu=cpu) if weights else None
+    time = describe_time(cfg.trainer, work, kind)
     plan = "\n".join([*tasks, *describe_plan(chosen, weights, rate, time, gpus=gpus_of(cpu=cpu))])
     print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
 

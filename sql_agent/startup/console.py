@@ -57,7 +57,7 @@ class Console:
         rows = earlier_steps(run_dir / "metrics.jsonl") if done else []
         self._zero_variance = sum(map(had_zero_variance, rows))
         self._work, self._kind = work, kind
-        pace = remembered(kind) if kind else None
+        pace = remembered(kind, work) if kind else None
         self._progress = Progress(
             trainer,
             rows,

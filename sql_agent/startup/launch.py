@@ -26,8 +26,8 @@ from sql_agent.startup.pace import Work, kind_of
 from sql_agent.startup.plan import (
     check_run_disk,
     choose_tasks,
-    describe_time,
     disk_need,
+    trained_of,
     with_learning_rate,
     with_prompts,
 )
@@ -126,8 +126,8 @@ def make_algorithm(
     proxy_of_run = proxy if cfg.llm_proxy else None
     updates = work.tasks // (cfg.optim.mini_batch_size or work.tasks)
     weights = count_weights(cfg.model)
-    kind = kind_of(cfg.model, weights, cpu=cpu) if weights and network.is_loopback else None
-    print(describe_time(cfg.trainer, work, kind))
+    trained = trained_of(cfg.lora)
+    kind = kind_of(cfg.model, weights, trained, cfg.engine, cfg.cluster, cpu=cpu) if weights else None
     show = Console(cfg.run_dir, cfg.trainer, run_id, done, updates=updates, work=work, kind=kind).show
     return VerlGrpo(cfg.run_dir, cfg.trainer.startup_timeout_s, proxy_of_run, order, driver, show)
 

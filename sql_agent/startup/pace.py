@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import NonNegativeFloat, PositiveFloat, TypeAdapter
+
 from agentgrpo.disk_errors import OutputError
 from agentgrpo.machine import count_gpus, settings_folder
 from agentgrpo.outputs import written
 from sql_agent.model_check import read_json
+from sql_agent.settings.main_job import ClusterConfig, EngineConfig
 from sql_agent.startup.progress import PHASES, Phase, StepTimes
 
 FILE = "pace.json"
@@ -34,7 +37,10 @@ class Work(NamedTuple):
     response_limit: int
 
     def tokens(self, phase: Phase, response_tokens: float) -> float:
-        """Tokens that a phase takes its time for: rollouts sample one after another, and prompts are read at once."""
+        """The tokens by which a phase's speed is told: what rollouts sample; else prompts, once a task, and responses.
+
+        vLLM reads prompts fast, and the policy learns from responses after them.
+        """
         responses = self.rollouts * response_tokens
         return responses if phase == "rollouts" else self.tasks * self.prompt_tokens + responses
 
@@ -42,14 +48,19 @@ class Work(NamedTuple):
 class Pace(NamedTuple):
     """The speeds of a run."""
 
-    tokens_per_s: dict[Phase, float]
+    tokens_per_s: dict[Phase, PositiveFloat]
     """By phase, of `Work.tokens`; a phase that the run did not have is left out."""
-    other_s: float
+    other_s: NonNegativeFloat
     """Seconds of a step between its phases."""
     response_tokens: float
     """Of a rollout, in the mean."""
+    rollouts: int
+    """Of a step. They are sampled side by side, so fewer would each take longer."""
     run: str
     """The run's folder."""
+
+
+_PACE = TypeAdapter(Pace)
 
 
 def pace_of(metrics: Mapping[str, float], work: Work, run: Path) -> Pace | None:
@@ -58,10 +69,10 @@ def pace_of(metrics: Mapping[str, float], work: Work, run: Path) -> Pace | None:
         metrics: of a step.
         work: of its settings; the step's own prompts count.
     Returns:
-        None: the step was not measured, or no rollout came back.
+        None: the step was not measured, no rollout came back, or some were played beside another step's update.
     """
     response = metrics.get("rollout/response_tokens")
-    if "time/step_s" not in metrics or not response:
+    if "time/step_s" not in metrics or "time/overlap_s" in metrics or not response:
         return None
     done = work._replace(prompt_tokens=metrics.get("prompt_length/mean", work.prompt_tokens))
     seconds: dict[Phase, float] = {
@@ -71,7 +82,7 @@ def pace_of(metrics: Mapping[str, float], work: Work, run: Path) -> Pace | None:
     speeds: dict[Phase, float] = {
         phase: done.tokens(phase, response) / spent for phase, spent in seconds.items() if spent
     }
-    return Pace(speeds, max(0.0, other), response, str(run))
+    return Pace(speeds, max(0.0, other), response, work.rollouts, str(run))
 
 
 def expected(pace: Pace, work: Work) -> StepTimes:
@@ -86,40 +97,52 @@ def expected(pace: Pace, work: Work) -> StepTimes:
     return StepTimes(sum(phases.values()) + pace.other_s, validation_s, None, phases)
 
 
-def kind_of(model: Path, weights: int, *, cpu: bool) -> str:
-    """The model and the machine, in words: what a pace holds for. Homes may be shared by machines.
+def kind_of(
+    model: Path, weights: int, trained: str, engine: EngineConfig, cluster: ClusterConfig, *, cpu: bool
+) -> str | None:
+    """What a pace holds for, in words: model, what is trained, precision, machine. Homes may be shared by machines.
 
     Args:
         model: its folder.
+        trained: what of the weights is trained.
+    Returns:
+        None: the run is on several machines, for which nothing is remembered.
     """
+    if cluster.ray_address is not None or cluster.nodes > 1:
+        return None
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     name = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.machine())
-    devices = f"{os.cpu_count()} cores" if cpu else f"{count_gpus()} GPUs"
-    return f"{read_json(model / 'config.json').get('model_type')} of {weights:,} weights on {devices}, {name}"
+    devices = f"{os.cpu_count()} cores" if cpu else f"{engine.n_gpus} of {count_gpus()} GPUs"
+    model_type = read_json(model / "config.json").get("model_type")
+    parts = (f"{model_type} of {weights:,} weights", trained, f"{cluster.workers_per_node} workers", engine.precision)
+    return ", ".join([*parts, devices, name])
 
 
-def remembered(kind: str) -> Pace | None:
-    """None: no such run was measured on this machine, or the file cannot be read."""
+def remembered(kind: str, work: Work) -> Pace | None:
+    """
+    Returns:
+        None: no run of this kind with about as many rollouts was measured here, or the file cannot be read.
+    """
     try:
-        return Pace(**_all()[kind])
-    except (KeyError, TypeError):
+        pace = _PACE.validate_python(_all()[kind])
+    except (KeyError, ValueError):
         return None
+    return pace if pace.rollouts / 2 <= work.rollouts <= 2 * pace.rollouts else None
 
 
 def remember(kind: str, pace: Pace) -> None:
-    """A folder that cannot be written costs the forecast, and no run."""
-    file = settings_folder() / FILE
+    """Where the folder cannot be written, the next run has no forecast."""
     try:
-        with written(file) as part:
+        with written(settings_folder() / FILE) as part:
             part.write_text(json.dumps(_all() | {kind: pace._asdict()}, indent=1))
-    except (OSError, OutputError):
+    except (OSError, RuntimeError, OutputError):  # there may be no home
         return
 
 
 def _all() -> dict[str, dict[str, Any]]:
     try:
         paces = json.loads((settings_folder() / FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, RuntimeError, ValueError):  # there may be no home
         return {}
     return paces if isinstance(paces, dict) else {}

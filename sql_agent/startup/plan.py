@@ -163,16 +163,16 @@ def describe_plan(
 def describe_time(trainer: TrainerConfig, work: Work | None, kind: str | None) -> str:
     """
     Args:
-        kind: as `kind_of` names it; None: the model is not on this machine.
+        kind: as `kind_of` names it; None: the model is not here, or the run is on several machines.
     """
-    pace = remembered(kind) if kind and work else None
+    pace = remembered(kind, work) if kind and work else None
     if pace is None or work is None:
-        return "time: not known, since no run of such a model was measured here; the run says it after its first step"
+        return "time: not known before the run's first step, since no run of this kind was measured on this machine"
     seen = expected(pace, work)
     whole_s = whole_run(trainer, seen)
     parts = [f"a step {format_time(seen.step_s)}"] if seen.step_s is not None else []
     parts += [f"a validation {format_time(seen.validation_s)}"] if seen.validation_s is not None else []
-    parts += [f"the run {format_time(whole_s)}, beside its start"] if whole_s is not None else []
+    parts += [f"the run {format_time(whole_s)}, without start-up"] if whole_s is not None else []
     return f"time: about {'; '.join(parts)}; at the speed of {pace.run}"
 
 
@@ -181,9 +181,11 @@ def _times(count: int) -> str:
 
 
 def _sizes(lora: LoraConfig, weights: int) -> list[str]:
-    if lora.rank:
-        return [f"the policy: {weights:,} weights; an adapter of rank {lora.rank} is trained"]
-    return [f"the policy: {weights:,} weights, all trained"]
+    return [f"the policy: {weights:,} weights{'; ' if lora.rank else ', '}{trained_of(lora)}"]
+
+
+def trained_of(lora: LoraConfig) -> str:
+    return f"an adapter of rank {lora.rank} is trained" if lora.rank else "all trained"
 
 
 def with_learning_rate(optim: OptimConfig, weights: int | None, *, lora: bool) -> tuple[OptimConfig, str]:

@@ -46,6 +46,8 @@ KINDS = {
     "mistral_without_a_window": ("mistral", {"sliding_window": None}, None, None, None, True),
     "mistral_with_a_window": ("mistral", {"sliding_window": 512}, None, None, None, True),
     "gemma3": ("gemma3_text", {"sliding_window": 512}, None, None, None, True),
+    "phimoe_with_a_wide_window": ("phimoe", {"sliding_window": 4096}, None, None, None, False),
+    "qwen2_moe_without_its_window": ("qwen2_moe", {"use_sliding_window": False}, None, None, None, True),
     "gemma2": ("gemma2", {}, "caps its attention scores", None, None, False),
     "granite": ("granite", {"logits_scaling": 1.0}, None, None, None, True),
     "granite_with_scaling": (
@@ -58,6 +60,7 @@ KINDS = {
     ),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}, STATES, None, None, False),
     "qwen3_next": ("qwen3_next", {}, STATES, None, None, False),
+    "recurrent_gemma": ("recurrent_gemma", {}, STATES, None, STATES, False),
     "gpt2": ("gpt2", {}, HEADS, HEADS, None, True),
     "stablelm": ("stablelm", {}, "was never compared, rows together with rows apart", None, None, False),
     "phi": ("phi", {}, "has a bias in its output layer", None, None, True),

@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from sql_agent.architectures import PADDED
 from sql_agent.credit.row import Row
 from sql_agent.local.datatypes import Sampling
 from sql_agent.local.learner import Learner
@@ -29,6 +30,14 @@ LINEAR = {
 BLOCKS = {"layers_block_type": ["mamba", "attention"]}
 KINDS = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"], **LINEAR, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    },
+    "falcon_h1": {**MAMBA, "mamba_d_head": 16, "mamba_d_ssm": 64},
+    "bamba": {**MAMBA, "mamba_d_head": 32, "attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False,
+              "mamba_d_state": 16, "mamba_dt_rank": 8},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], **LINEAR},
     "granitemoehybrid": {**BLOCKS, **MAMBA, "mamba_d_head": 32, "num_local_experts": 0, "shared_intermediate_size": 64},
     "nemotron_h": {**BLOCKS, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1,
@@ -42,6 +51,10 @@ class Ends:
     eos_token_id, pad_token_id = 2, 0
 
 
+def test_each_kind_that_local_training_takes_is_tried():
+    assert {*KINDS} == PADDED
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_is_sampled_and_trained_as_its_rows_are_alone(kind):
     torch.manual_seed(0)
@@ -50,7 +63,9 @@ def test_a_group_is_sampled_and_trained_as_its_rows_are_alone(kind):
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.3)
-    modules = ["in_proj", "q_proj", "k_proj"] if kind == "nemotron_h" else "all-linear"  # PEFT refuses its out_proj
+    modules = (
+        ["in_proj", "q_proj", "k_proj"] if kind in ("nemotron_h", "falcon_h1") else "all-linear"
+    )  # PEFT refuses their out_proj
     model = get_peft_model(model, LoraConfig(r=4, target_modules=modules, task_type="CAUSAL_LM"))
     policy = LocalPolicy(model, Ends())
     samples = policy.generate(PROMPTS, [Sampling()] * len(PROMPTS), max_new_tokens=8)

@@ -3,9 +3,11 @@
 A person with a stranger's schema waited 43 minutes for a first step, whose dry run had said "time: not known".
 """
 
+import json
+
 import pytest
 
-from sql_agent.settings.main_job import TrainerConfig
+from sql_agent.settings.main_job import ClusterConfig, EngineConfig, TrainerConfig
 from sql_agent.startup.pace import Pace, Work, expected, kind_of, pace_of, remember, remembered
 from sql_agent.startup.plan import describe_time
 from sql_agent.startup.progress import Progress, StepTimes
@@ -16,7 +18,7 @@ STEP = {
     "time/step_s": 60.0, "time/gen_s": 32.0, "time/update_s": 20.0, "time/checkpoint_s": 5.0,
     "rollout/response_tokens": 50.0, "prompt_length/mean": 100.0,
 }  # fmt: skip
-PACE = Pace({"rollouts": 100.0, "update": 200.0}, other_s=3.0, response_tokens=50.0, run="runs/before")
+PACE = Pace({"rollouts": 100.0, "update": 200.0}, other_s=3.0, response_tokens=50.0, rollouts=64, run="runs/before")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,10 @@ def test_the_pace_of_a_step_counts_its_own_prompts(tmp_path):
 )
 def test_what_was_not_measured_leaves_no_pace(tmp_path, missing):
     assert pace_of({name: value for name, value in STEP.items() if name != missing}, WORK, tmp_path) is None
+
+
+def test_rollouts_beside_an_update_leave_no_pace(tmp_path):
+    assert pace_of(STEP | {"time/overlap_s": 3.0}, WORK, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -56,13 +62,13 @@ def test_other_prompts_and_replies_take_other_times(work, times):
 def test_a_plan_and_a_run_say_it_before_the_first_step():
     trainer = TrainerConfig(steps=10, val_every=5, val_before_train=True)
     assert describe_time(trainer, WORK, "a kind") == (
-        "time: not known, since no run of such a model was measured here; the run says it after its first step"
+        "time: not known before the run's first step, since no run of this kind was measured on this machine"
     )
     remember("another kind", PACE._replace(other_s=1000.0))
     remember("a kind", PACE)
     # 10 x 61 + 3 x 10 = 640 s
     assert describe_time(trainer, WORK, "a kind") == (
-        "time: about a step 61 s; a validation 10 s; the run 11 min, beside its start; at the speed of runs/before"
+        "time: about a step 61 s; a validation 10 s; the run 11 min, without start-up; at the speed of runs/before"
     )
     run = Progress(trainer, [], 0, lambda: 0.0, rollouts=64, updates=1, expected=expected(PACE, WORK))
     assert run.ahead() == (
@@ -78,21 +84,39 @@ def test_a_plan_and_a_run_say_it_before_the_first_step():
 
 def test_a_file_that_cannot_be_read_or_written_costs_the_forecast_alone(file):
     remember("a kind", PACE)
-    assert remembered("a kind") == PACE
-    for broken in ("{", '{"a kind": {"speed": 1}}', "[]"):
+    assert remembered("a kind", WORK) == PACE
+    without_speeds = json.dumps({"a kind": PACE._asdict() | {"tokens_per_s": None}})
+    stands_still = json.dumps({"a kind": PACE._asdict() | {"tokens_per_s": {"rollouts": 0.0}}})
+    for broken in ("{", '{"a kind": {"speed": 1}}', "[]", without_speeds, stands_still):
         file.write_text(broken)
-        assert remembered("a kind") is None
+        assert remembered("a kind", WORK) is None
         remember("a kind", PACE)
-        assert remembered("a kind") == PACE
+        assert remembered("a kind", WORK) == PACE
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("no folder")
     remember("a kind", PACE)
-    assert remembered("a kind") is None
+    assert remembered("a kind", WORK) is None
 
 
-def test_a_pace_holds_for_models_of_one_kind_and_size_on_one_kind_of_device(tmp_path):
+def test_many_rollouts_are_not_foretold_from_few():
+    """Eight are sampled side by side in about the time of one."""
+    remember("a kind", PACE)
+    for rollouts, known in ((8, False), (32, True), (128, True), (512, False)):
+        assert (remembered("a kind", WORK._replace(rollouts=rollouts)) is not None) == known
+
+
+def test_a_pace_holds_for_runs_that_are_alike(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    kind = kind_of(tmp_path, 135_000_000, cpu=True)
-    assert kind.startswith("llama of 135,000,000 weights on ")
-    assert kind != kind_of(tmp_path, 135_000_000, cpu=False)
+    engine, cluster = EngineConfig(), ClusterConfig()
+
+    def kind(weights=135_000_000, trained="all trained", engine=engine, cluster=cluster, *, cpu=True):
+        return kind_of(tmp_path, weights, trained, engine, cluster, cpu=cpu)
+
+    others = [
+        kind(weights=270_000_000), kind(trained="an adapter"), kind(engine=EngineConfig(precision="float32")),
+        kind(cluster=ClusterConfig(workers_per_node=2)), kind(cpu=False),
+    ]  # fmt: skip
+    assert kind().startswith("llama of 135,000,000 weights, all trained, ")
+    assert len({kind(), *others}) == 6
+    assert kind(cluster=ClusterConfig(ray_address="auto")) is None

@@ -51,7 +51,7 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
         "train steps: 3, each of 8 tasks x 4 rollouts (a zero-variance group gives way at most once); updates in a "
         "step: 2, each of 16 rollouts, at most 4,096 tokens in one pass",
         "validation: every 2 steps and at the end, and before",
-        "time: not known, since no run of such a model was measured here; the run says it after its first step",
+        "time: not known before the run's first step, since no run of this kind was measured on this machine",
         f"learning rate: 0.0005, for a model of {weights:,} weights",
         f"the policy: {weights:,} weights, all trained",
         "written to runs/planned: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/",

@@ -1,6 +1,7 @@
 """How a prompt shows a database: one line a table, or only the tables that the question's words lead to."""
 
 import json
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -230,6 +231,11 @@ def test_the_shop_has_60_questions_whose_answers_say_something(tmp_path, large, 
         asked = environment.read_tasks(questions)
         assert len(asked) == len({task.query for task in asked}) == 60
         assert [task.question for task in asked if environment.finds_nothing(task)] == []
+    with closing(sqlite3.connect(database)) as connection:  # none asks for the first of ties
+        for task in asked:
+            if first := re.fullmatch(r"SELECT .*? (FROM .* ORDER BY (.*?)(?: DESC)?) LIMIT 1", task.query):
+                two = connection.execute(f"SELECT {first[2]} {first[1]} LIMIT 2").fetchall()
+                assert len({*two}) == 2, task.question
 
 
 def test_of_a_large_schema_a_tenth_holds_what_references_use(large_shop, random_policy_folder):

@@ -82,14 +82,45 @@ def split_questions(questions: Sequence[Question], fraction: float) -> tuple[lis
     Raises:
         ValueError: there is nothing left to train on.
     """
-    several = len({question.db_id for question in questions}) > 1
-    keys = [q.db_id if several else " ".join((q.query or q.question).lower().split()) for q in questions]
-    distinct = list(dict.fromkeys(keys))
+    keys = _groups(questions)
+    distinct, several = list(dict.fromkeys(keys)), len({question.db_id for question in questions}) > 1
     held_out = set(random.Random(SPLIT_SEED).sample(distinct, math.ceil(fraction * len(distinct))))
     if len(held_out) == len(distinct):
         raise ValueError(
             f"{len(questions)} question(s) with {len(distinct)} different {'database' if several else 'reference'}(s) "
             f"are too few to hold some out; {NO_SPLIT}"
+        )
+    train, val = (
+        [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)
+    )
+    return train, val
+
+
+def _groups(questions: Sequence[Question]) -> list[str]:
+    """What each question is held out with: its database if there are several, else its reference."""
+    several = len({question.db_id for question in questions}) > 1
+    return [q.db_id if several else " ".join((q.query or q.question).lower().split()) for q in questions]
+
+
+def hold_out(questions: Sequence[Question], wanted: int) -> tuple[list[Question], list[Question]]:
+    """Hold out whole groups, as `split_questions` does, until there are `wanted` questions, and never more than a half.
+
+    Returns:
+        Questions to train on, and held-out ones.
+    Raises:
+        ValueError: no group is small enough.
+    """
+    keys = _groups(questions)
+    sizes = Counter(keys)
+    held_out: set[str] = set()
+    for key in random.Random(SPLIT_SEED).sample([*sizes], len(sizes)):
+        count = sum(sizes[each] for each in held_out)
+        if count < wanted and 2 * (count + sizes[key]) <= len(questions):
+            held_out.add(key)
+    if not held_out:
+        raise ValueError(
+            f"none of {len(questions)} question(s) can be held out: whole databases are, or questions with one "
+            f"reference together, and at most a half; {NO_SPLIT}"
         )
     train, val = (
         [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)

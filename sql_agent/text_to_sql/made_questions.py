@@ -10,8 +10,8 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from decimal import Decimal
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
@@ -32,6 +32,9 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}.*")
 _VALUES_IN_NAMES = {"average", "avg", "count", "highest", "lowest", "maximum", "minimum", "max", "min", "total", "sum"}
 # Behind a number's name, as its words: `area_m2`, `weight_kg`.
 _UNITS = ("m 2", "g", "kg", "m", "cm", "km", "eur", "usd")
+_HAPPENED = {"born", "bought", "built", "made", "paid", "sent", "sold", "written"}
+# Words of numbers that name something.
+_NAMES = {"fax", "lat", "latitude", "lon", "longitude", "month", "phone", "postal", "postcode", "rank", "year", "zip"}
 _words = inflect.engine()
 
 
@@ -62,8 +65,9 @@ class Column:
     @property
     def event(self) -> str | None:
         """What happened at the dates of a column: `opened` of `opened_on`."""
-        words = self.words.removesuffix(" on").removesuffix(" at")
-        return words if self.role == "date" and words != self.words else None
+        word = self.words.removesuffix(" on").removesuffix(" at")
+        happened = word.endswith("ed") or word in _HAPPENED
+        return word if self.role == "date" and word != self.words and " " not in word and happened else None
 
     @property
     def noun(self) -> str:
@@ -101,8 +105,8 @@ def read_tables(tables: Sequence[TableInfo], session: Session) -> list[Table]:
         counted = session.run(f"SELECT count(*) FROM {of}").rows
         if table.is_view or not counted or not counted[0][0] or not _in_words(table.name):
             continue
-        columns = tuple(
-            _column(table, column, counted[0][0], session) for column in table.columns if _in_words(column.name)
+        columns = _without_units(
+            [_column(table, column, counted[0][0], session) for column in table.columns if _in_words(column.name)]
         )
         # a key of several columns, or one of two to the same table, is none that a question could mean
         uses = Counter(other.lower() for _, other, _ in table.foreign_keys)
@@ -124,8 +128,6 @@ def _column(table: TableInfo, column: ColumnInfo, rows: int, session: Session) -
     words = _in_words(column.name)
     for begin in ("is", "has", _singular(_in_words(table.name))):
         words = words.removeprefix(f"{begin} ")
-    for unit in _UNITS:
-        words = words.removesuffix(f" {unit}")
     nulls = bool(session.run(f"SELECT 1 FROM {of} WHERE {name} IS NULL LIMIT 1").rows)
     role = "key" if column.name in keys else _role(column.name, values, rows)
     if role == "label" and session.run(f"SELECT count(DISTINCT {name}) FROM {of}").rows != ((rows,),):
@@ -134,6 +136,20 @@ def _column(table: TableInfo, column: ColumnInfo, rows: int, session: Session) -
     if role == "number" and session.run(f"SELECT 1 FROM {of} WHERE typeof({name}) IN ('text', 'blob') LIMIT 1").rows:
         role = "other"
     return Column(column.name, name, f"{of}.{name}", words, values, role, nulls)
+
+
+def _without_units(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """`weight_g` is the weight, unless another column of the table is too."""
+    short = [column.words.removesuffix(f" {unit}") for column in columns for unit in [_unit(column.words)]]
+    uses = Counter(short)
+    return tuple(
+        replace(column, words=words) if uses[words] == 1 else column
+        for column, words in zip(columns, short, strict=True)
+    )
+
+
+def _unit(words: str) -> str:
+    return next((unit for unit in _UNITS if words.endswith(f" {unit}")), "")
 
 
 def _plain(value: object) -> object:
@@ -198,6 +214,11 @@ class Scene(NamedTuple):
         columns = self.table.of(*roles)
         return self.rng.choice(columns) if columns else None
 
+    def amount(self) -> Column | None:
+        """A number that can be added up."""
+        columns = [column for column in self.table.of("number") if not _NAMES & {*column.words.split()}]
+        return self.rng.choice(columns) if columns else None
+
     def say(self, *wordings: T) -> T:
         return self.rng.choice(wordings)
 
@@ -240,12 +261,15 @@ _COMPARED = {
     "size": ("larger than", "smaller than", "largest", "smallest"),
     "weight": ("heavier than", "lighter than", "heaviest", "lightest"),
 }
-_PLACES = {"city", "continent", "country", "county", "hometown", "location", "nationality", "region", "state", "town"}
+_PLACES = {"city", "continent", "country", "county", "hometown", "region", "town"}
 _STATES = {"condition", "kind", "status", "type"}
 
 
-def _compared(column: Column) -> tuple[str, str, str, str] | None:
-    return next((_COMPARED[word] for word in column.words.split() if word in _COMPARED), None)
+def _compared(column: Column, table: Table) -> tuple[str, str, str, str] | None:
+    """None if another column of the table could be meant."""
+    said = _COMPARED.get(column.words)
+    alike = [each for each in table.of("number") if said and _COMPARED.get(each.words.split()[-1]) == said]
+    return said if alike == [column] else None
 
 
 class Condition(NamedTuple):
@@ -266,7 +290,7 @@ def condition(scene: Scene, table: Table, *, full: bool = False) -> Condition | 
     column = scene.rng.choice(columns)
     name = column.full if full else column.sql
     more = scene.rng.random() < 0.5
-    words, sql = _SAID[column.role](scene, column, more)
+    words, sql = _SAID[column.role](scene._replace(table=table), column, more)
     return Condition(words, f"{name} {sql}", column)
 
 
@@ -276,17 +300,17 @@ def _predicate(words: str) -> str:
         if words.startswith(begin):
             return said + words.removeprefix(begin)
     if words.startswith("whose "):  # whose country is France
-        column, _, value = words.removeprefix("whose ").rpartition(" is ")
-        return f"have {column} {value}" if column else f"have {words.removeprefix('whose ')}"
+        return "have " + words.removeprefix("whose ").replace(" is ", " ", 1)
     return f"are {words}"
 
 
 def _category(scene: Scene, column: Column, _more: bool) -> tuple[str, str]:
     value = scene.rng.choice(column.values)
     wordings = [f"whose {column.words} is {value}", f"with {column.words} {value}"]
-    kinds = {*column.words.split()}
-    wordings += [f"from {value}", f"in {value}"] if kinds & _PLACES else []
-    wordings += [f"that are {value}"] if kinds & _STATES else []
+    alike = [each for each in scene.table.columns if each.words.split()[-1] == column.words]
+    if column.words in _PLACES and alike == [column]:  # no flight from a city that leaves another one
+        wordings += [f"from {value}", f"in {value}"]
+    wordings += [f"that are {value}"] if column.words in _STATES else []
     return scene.say(*wordings), f"= {literal(value)}"
 
 
@@ -297,15 +321,26 @@ def _date(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
         if column.has_nulls and more:
             return f"not {happened} yet", "IS NULL"
         return scene.say(
-            (f"{happened} after {day}", f"> {literal(day)}"), (f"{happened} in {day[:4]}", f"LIKE '{day[:4]}%'")
+            (f"{happened} after {day}", _after(moment)), (f"{happened} in {day[:4]}", f"LIKE '{day[:4]}%'")
         )
     if more:
-        return f"with {_words.a(column.words)} after {day}", f"> {literal(day)}"
+        return f"with {_words.a(column.words)} after {day}", _after(moment)
     return f"whose {column.words} is in {day[:4]}", f"LIKE '{day[:4]}%'"
 
 
+def _after(moment: str) -> str:
+    """The condition for days behind the one of a date, or of a date with a time."""
+    day = moment[:10]
+    if moment == day:
+        return f"> {literal(day)}"
+    try:
+        return f">= {literal(str(date.fromisoformat(day) + timedelta(1)))}"
+    except (ValueError, OverflowError):  # the 30th of February
+        return f"> {literal(moment)}"
+
+
 def _number(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
-    value, compared = scene.rng.choice(column.values), _compared(column)
+    value, compared = scene.rng.choice(column.values), _compared(column, scene.table)
     words = scene.say(*(("above", "greater than", "more than") if more else ("below", "less than", "under")))
     wordings = [f"with {_words.a(column.words)} {words} {value}"]
     wordings += [f"{compared[0 if more else 1]} {value}"] if compared else []
@@ -394,12 +429,16 @@ def look_up(scene: Scene) -> Question:
     if label is None or wanted is None or not all(isinstance(each, str | int | float) for each in wanted.values):
         return None
     value = scene.rng.choice(label.values)
-    question = scene.say(
-        f"What is the {wanted.noun} of {value}?",
+    wordings = [
         f"What is the {wanted.noun} of the {scene.table.singular} {value}?",
         f"Find the {wanted.noun} of the {scene.table.singular} whose {label.words} is {value}.",
-        f"When was {value} {wanted.event}?" if wanted.event else f"Show the {wanted.noun} of {value}.",
-    )
+    ]
+    if not any(
+        value in column.values for other in scene.tables.values() if other != scene.table for column in other.columns
+    ):
+        wordings += [f"What is the {wanted.noun} of {value}?", f"Show the {wanted.noun} of {value}."]
+        wordings += [f"When was {value} {wanted.event}?"] if wanted.event else []
+    question = scene.say(*wordings)
     return Asked(question, f"SELECT {wanted.sql} FROM {scene.table.sql} WHERE {label.sql} = {literal(value)}")
 
 
@@ -415,6 +454,11 @@ def list_two(scene: Scene) -> Question:
     return Asked(question, f"SELECT {shown.sql}, {other.sql} FROM {scene.table.sql}")
 
 
+def _known(column: Column) -> str:
+    """A group without a name is none that a question asks for."""
+    return f" WHERE {column.sql} IS NOT NULL" if column.has_nulls else ""
+
+
 def distinct(scene: Scene) -> Question:
     shown = scene.one("category")
     if shown is None:
@@ -426,11 +470,11 @@ def distinct(scene: Scene) -> Question:
         f"Which {named} do the {scene.table.plural} have?",
         f"Show all {named} of the {scene.table.plural}, each once.",
     )
-    return Asked(question, f"SELECT DISTINCT {shown.sql} FROM {scene.table.sql}")
+    return Asked(question, f"SELECT DISTINCT {shown.sql} FROM {scene.table.sql}{_known(shown)}")
 
 
 def aggregate(scene: Scene) -> Question:
-    column = scene.one("number")
+    column = scene.amount()
     if column is None:
         return None
     word, function = scene.rng.choice([("average", "avg"), ("highest", "max"), ("lowest", "min"), ("total", "sum")])
@@ -457,7 +501,7 @@ def superlative(scene: Scene) -> Question:
     ]
     if column.event:
         wordings += [f"Which {scene.table.singular} was {column.event} {'last' if most else 'first'}?"] * 2
-    if (compared := _compared(column)) is not None:
+    if (compared := _compared(column, scene.table)) is not None:
         said = compared[2 if most else 3]
         wordings += [f"Which {scene.table.singular} is the {said}?", f"What is the {said} {scene.table.singular}?"]
     question = scene.say(*wordings)
@@ -486,7 +530,7 @@ def group(scene: Scene) -> Question:
     by = scene.one("category")
     if by is None:
         return None
-    number = scene.one("number")
+    number = scene.amount()
     if number is not None and scene.rng.random() < 0.5:
         word, function = scene.rng.choice([("average", "avg"), ("highest", "max"), ("total", "sum")])
         question = scene.say(
@@ -503,7 +547,7 @@ def group(scene: Scene) -> Question:
             f"Count the {scene.table.plural} of each {by.words}.",
         )
         counted = "count(*)"
-    return Asked(question, f"SELECT {by.sql}, {counted} FROM {scene.table.sql} GROUP BY {by.sql}")
+    return Asked(question, f"SELECT {by.sql}, {counted} FROM {scene.table.sql}{_known(by)} GROUP BY {by.sql}")
 
 
 def most_common(scene: Scene) -> Question:
@@ -516,7 +560,7 @@ def most_common(scene: Scene) -> Question:
         f"What is the {'most' if most else 'least'} common {by.words} of {scene.table.plural}?",
         f"Find the {by.words} with the {'largest' if most else 'smallest'} number of {scene.table.plural}.",
     )
-    rows = f"FROM {scene.table.sql} GROUP BY {by.sql} ORDER BY count(*){' DESC' if most else ''}"
+    rows = f"FROM {scene.table.sql}{_known(by)} GROUP BY {by.sql} ORDER BY count(*){' DESC' if most else ''}"
     return Asked(question, f"SELECT {by.sql} {rows} LIMIT 1", f"SELECT count(*) {rows} LIMIT 2")
 
 
@@ -529,18 +573,19 @@ def having(scene: Scene) -> Question:
         f"Which {_many(by.words)} have at least {least} {scene.table.plural}?",
         f"What are the {_many(by.words)} with {least} or more {scene.table.plural}?",
     )
-    return Asked(question, f"SELECT {by.sql} FROM {scene.table.sql} GROUP BY {by.sql} HAVING count(*) >= {least}")
+    rows = f"{scene.table.sql}{_known(by)} GROUP BY {by.sql}"
+    return Asked(question, f"SELECT {by.sql} FROM {rows} HAVING count(*) >= {least}")
 
 
 def above_average(scene: Scene) -> Question:
-    shown, column = scene.table.label, scene.one("number")
+    shown, column = scene.table.label, scene.amount()
     if shown is None or column is None:
         return None
     wordings = [
         f"Which {scene.table.plural} have {_words.a(column.words)} above the average?",
         f"List the {_many(shown.words)} of {scene.table.plural} whose {column.words} is higher than the average.",
     ]
-    if (compared := _compared(column)) is not None:
+    if (compared := _compared(column, scene.table)) is not None:
         wordings += [f"Which {scene.table.plural} {_predicate(compared[0])} the average?"]
     question = scene.say(*wordings)
     mean = f"(SELECT avg({column.sql}) FROM {scene.table.sql})"
@@ -591,7 +636,7 @@ def join_some(scene: Scene) -> Question:
 
 def join_aggregate(scene: Scene) -> Question:
     """A number of the rows that belong to each row of another table."""
-    joined, number = scene.parent(), scene.one("number")
+    joined, number = scene.parent(), scene.amount()
     if joined is None or number is None or joined[0].label is None or joined[0].name == scene.table.name:
         return None
     (other, on), label = joined, joined[0].label
@@ -602,8 +647,7 @@ def join_aggregate(scene: Scene) -> Question:
         f"For each {other.singular}, show the {label.words} and the {word} {number.words} of its {scene.table.plural}.",
         f"Show the {label.words} and the {word} {number.words} of {scene.table.plural} for every {other.singular}.",
     )
-    by = on.partition(" = ")[2]
-    rows = f"FROM {other.sql} JOIN {scene.table.sql} ON {on} GROUP BY {by}"
+    rows = f"FROM {other.sql} JOIN {scene.table.sql} ON {on} GROUP BY {label.full}"
     return Asked(question, f"SELECT {label.full}, {function}({number.full}) {rows}")
 
 
@@ -612,9 +656,8 @@ def join_count(scene: Scene) -> Question:
     if joined is None or joined[0].label is None or joined[0].name == scene.table.name:
         return None
     (other, on), label = joined, joined[0].label
-    by = on.partition(" = ")[2]
     form = scene.rng.choice(["each", "most", "some"])
-    rows = f"FROM {other.sql} JOIN {scene.table.sql} ON {on} GROUP BY {by}"
+    rows = f"FROM {other.sql} JOIN {scene.table.sql} ON {on} GROUP BY {label.full}"  # no two rows have one label
     if form == "each":
         question = scene.say(
             f"How many {scene.table.plural} does each {other.singular} have?",

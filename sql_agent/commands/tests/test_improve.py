@@ -9,8 +9,11 @@ from contextlib import closing
 
 import pytest
 
+from scripts.shop import make_shop
 from scripts.tests.pages import commands
-from sql_agent.improve import compared, held_out_share, main
+from sql_agent.improve import compared, main
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.load import hold_out
 
 COMMAND = [sys.executable, "-m", "agentgrpo", "improve"]
 
@@ -38,10 +41,29 @@ def test_before_and_after_are_compared_by_task():
     assert change is not None and (change.tasks, change.gained, change.lost) == (3, 2, 1)
 
 
-@pytest.mark.parametrize(("own", "share"), [(0, 0.2), (10, 0.5), (60, 0.5), (100, 0.3), (1000, 0.2)])
-def test_thirty_of_your_own_questions_are_held_out_or_a_half_of_few(own, share):
+@pytest.mark.parametrize(("groups", "held_out"), [
+    pytest.param([1] * 60, 30, id="a_half_of_sixty"),
+    pytest.param([1] * 200, 40, id="a_fifth_of_many"),
+    pytest.param([1] * 3, 1, id="three"),
+    pytest.param([45, *[1] * 15], 15, id="one_reference_of_most"),
+    pytest.param([2] * 30, 30, id="pairs"),
+])  # fmt: skip
+def test_thirty_questions_are_held_out_or_a_half_of_few(groups, held_out):
     """Of a person's 60 questions twelve were held out, of which six had to be solved anew for a clear gain."""
-    assert held_out_share(own) == share
+    asked = [
+        Question(f"{number} {n}", f"{number} {n}?", "shop", f"SELECT {number}")
+        for number, size in enumerate(groups)
+        for n in range(size)
+    ]
+    learnt, held = hold_out(asked, max(30, len(asked) // 5))
+    assert (len(learnt), len(held)) == (len(asked) - held_out, held_out)
+    assert not {each.query for each in learnt} & {each.query for each in held}
+
+
+def test_one_reference_alone_cannot_be_held_out():
+    asked = [Question(f"{n}", f"{n}?", "shop", "SELECT 1") for n in range(4)]
+    with pytest.raises(ValueError, match=r"none of 4 question\(s\) can be held out"):
+        hold_out(asked, 30)
 
 
 def test_without_any_question_the_command_says_what_to_give(hotel, small_policy, tmp_path, capsys):
@@ -73,14 +95,14 @@ def test_held_out_questions_are_learnt_in_no_words_and_by_no_query(hotel, small_
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_stage_runs_and_the_same_command_begins_none_again(hotel, small_policy, tmp_path):
-    own = [(f"Guests older than {age}?", f"SELECT name FROM guest WHERE age > {age}") for age in range(20, 30)]
-    own = [{"question": question, "query": query} for question, query in own]
-    (tmp_path / "own.json").write_text(json.dumps(own))
+def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, tmp_path):
+    """README's line on a stranger's schema of 32 tables and views, with 60 questions."""
+    database, questions = make_shop(tmp_path, large=True)
+    own = json.loads(questions.read_text())
     run = tmp_path / "run"
     (typed,) = (each.text for each in commands("README.md") if "agentgrpo improve" in each.text)
     for stands, ours in {
-        "models/smollm2-135m-instruct": small_policy, "FILE.sqlite": hotel, "questions.json": tmp_path / "own.json",
+        "models/smollm2-135m-instruct": small_policy, "FILE.sqlite": database, "questions.json": questions,
         "runs/improved": run, "--minutes 60": "--minutes 0.1 --num-questions 30",
     }.items():  # fmt: skip
         assert stands in typed
@@ -90,10 +112,10 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(hotel, small_po
     assert first.returncode == 0, first.stdout + first.stderr
     held_out = [json.loads(line) for line in (run / "questions" / "held_out.jsonl").read_text().splitlines()]
     learnt = [json.loads(line) for line in (run / "questions" / "train.jsonl").read_text().splitlines()]
-    assert len(held_out) == 5 and {row["query"] for row in held_out} <= {row["query"] for row in own}
+    assert len(held_out) == 30 and {row["query"] for row in held_out} <= {row["query"] for row in own}
     assert not {row["query"] for row in held_out} & {row["query"] for row in learnt}
-    assert 30 < len(learnt) <= 35
-    assert len((run / "before.jsonl").read_text().splitlines()) == 5
+    assert 50 < len(learnt) <= 60
+    assert len((run / "before.jsonl").read_text().splitlines()) == 30
     said = first.stdout
     for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_1", "2-grpo/report.html"):
         assert (run / stage).exists(), said

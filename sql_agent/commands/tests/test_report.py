@@ -88,13 +88,14 @@ def save(folder, name, rows):
 
 def test_a_run_of_improve_begins_where_the_model_stood_before_fine_tuning(run_dir, capsys):
     """The report of the GRPO run began after fine-tuning, which had brought most of what was gained."""
+    run_dir = run_dir.rename(run_dir.with_name("2-grpo"))
     asked = [trajectory(0, "a", 0.0), trajectory(0, "b", 1.0), trajectory(0, "c", None)]
     before = run_dir.parent / "before.jsonl"
     before.write_text("".join(json.dumps(row) + "\n" for row in asked))
     assert main([str(run_dir)]) == 0  # the files are not those of `agentgrpo improve`
     assert "held-out success before  " in capsys.readouterr().out
     (run_dir.parent / "improve.json").write_text("{}")
-    assert main([str(run_dir)]) == 0
+    assert main([str(run_dir.parent)]) == 0  # the folder that improve was given
     said = [line.partition("  ") for line in capsys.readouterr().out.splitlines()]
     said = {name: value.strip() for name, _, value in said}
     assert said["held-out success before fine-tuning"] == "50% (9% to 91%, 1 of 2)"
@@ -102,6 +103,9 @@ def test_a_run_of_improve_begins_where_the_model_stood_before_fine_tuning(run_di
     page = run_dir.joinpath("report.html").read_text()
     assert "Held-out success: 50% (9% to 91%, 1 of 2) before fine-tuning, 75%" in page
     assert '"titles": ["before fine-tuning", "after 2 steps"]' in page.replace("\\u0022", '"')
+    beside = run_dir.rename(run_dir.with_name("1-sft"))
+    assert main([str(beside)]) == 0
+    assert "before fine-tuning" not in capsys.readouterr().out
 
 
 # reading ------------------------------------------------------------------------------------------------------------
