@@ -2,7 +2,7 @@
 # make demo, make demo-small, make demo-pretrained: a policy, GRPO, success before and after. Needs `scripts/setup.sh`.
 #
 #   bash scripts/demo.sh [--small | --tasks FILE | --pretrained]
-#   DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999, SEED=0
+#   DBBENCH_DATA=FOLDER, RUN_DIR=FOLDER, STORE_PORT=9999, SEED=0
 #
 # Without an option: SmolLM2-135M-Instruct learns a shop's database from questions that are made from it, and is measured
 # on 60 that a person asked. Where the model's package cannot be fetched, it goes on as with --small.
