@@ -124,7 +124,8 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     end = said[said.rindex("held-out success before") :].splitlines()
     assert [line.partition("  ")[0].partition(":")[0] for line in end] == [
         "held-out success before", "held-out success after fine-tuning", "held-out success after GRPO, step 1",
-        "change in all", "minutes",
+        "change in all", "minutes", "next, with the better of the two",
     ]  # fmt: skip
+    assert f"agentgrpo interactive --model {run}" in end[-1]
     again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60)
     assert again.returncode == 0 and again.stdout.strip().splitlines() == end
