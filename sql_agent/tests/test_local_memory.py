@@ -160,9 +160,8 @@ def test_the_parts_worked_out_by_hand():
         kv_cache=2 * 4 * 2 * 300 * 2,  # keys and values, bytes, one head of 2, tokens of three rows, layers
         sampling=300 * (passing + 400) + 28 * 3 * 10,
         # a pass of at most 200 tokens has the prompt of 40 once and two rows of 60; inputs of two layers, then one
-        # layer whole, less what the logits have given back by then, and keys and values of that layer, a head of 2,
-        # copied for each of the two rows
-        activations=2 * 160 * 4 * 4 + 160 * (passing + kept) - 9 * 4 * 120 * 10 + 2 * 4 * 2 * 200,
+        # layer whole, less what the logits have given back by then
+        activations=2 * 160 * 4 * 4 + 160 * (passing + kept) - 9 * 4 * 120 * 10,
         logits=9 * 4 * 120 * 10,  # copies of one tile: sampled tokens of two rows, all ten tokens of the vocabulary
         runtime=96 * 2**20,
     )

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from scripts.shop import make_shop
+from examples.shop import make_shop
 from scripts.tests.pages import commands
 from sql_agent.improve import compared, main
 from sql_agent.text_to_sql.datatypes import Question
