@@ -5,11 +5,12 @@
 #   DBBENCH_DATA=FOLDER, RUN_DIR=FOLDER, STORE_PORT=9999, SEED=0
 #
 # Without an option: SmolLM2-135M-Instruct learns a shop's database from questions that are made from it, and is measured
-# on 60 that a person asked. Where the model's package cannot be fetched, it goes on as with --small.
-# With --small, or where DBBENCH_DATA is set: a small policy and generated tasks, with --tasks those of a file; DBBENCH_DATA takes LifelongAgentBench's
-# entry_dict.json from a folder. With --pretrained: SFT on oracle episodes of LifelongAgentBench's training part, then
-# GRPO on those of its tasks that the model solves at times; held-out tasks share no table with it. SEED seeds the GRPO
-# run only. These two keep their store in a process of its own.
+# on 60 that a person asked. Where the model's package cannot be fetched, the script goes on as with --small.
+# With --small, or where DBBENCH_DATA is set: a small policy learns generated tasks, or those of LifelongAgentBench's
+# entry_dict.json in the folder DBBENCH_DATA. With --tasks it learns those of a file.
+# With --pretrained: SFT on oracle episodes of LifelongAgentBench's training part, then GRPO on those of its tasks that
+# the model solves at times; held-out tasks share no table with it. SEED seeds the GRPO run only.
+# All but the first keep their store in a process of its own.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -42,7 +42,7 @@ WITH_STATES = _names(
 # Padded rows of theirs are sampled and computed as each is alone (sql_agent/tests/test_layers_with_states.py), unlike
 # RWKV's and RecurrentGemma's, which padding before a row changes.
 PADDED = _names("bamba falcon_h1 granitemoehybrid jamba lfm2 nemotron_h qwen3_5_text qwen3_next")
-# Their attention is not told of the window, which is in their mask alone; rows together have no such mask.
+# They tell their window to their mask or to their attention, not to both, and rows together have no mask.
 WITH_WINDOW_IN_MASK = _names("olmoe phimoe qwen2_moe")
 # Fields that change logits behind the output layer, unless they are None or 1.
 OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
@@ -74,7 +74,7 @@ def _window(config: Config, row_tokens: int) -> str | None:
         return None
     if (kinds and "sliding_attention" not in kinds) or 0 < row_tokens <= window:
         return None
-    return f"sees {window:,} tokens by its mask alone (sliding_window), which rows together do not have"
+    return f"has a window of {window:,} tokens (sliding_window) that rows together do not keep to"
 
 
 def _caps(config: Config, row_tokens: int) -> str | None:
@@ -92,7 +92,8 @@ def _reach(config: Config, row_tokens: int) -> str | None:
     if (reach := reach_of(config)) is None or row_tokens <= reach[0]:
         return None
     return (
-        f"turns positions by the longest row from {reach[0]:,} tokens on ({reach[1]}), and rows may have {row_tokens:,}"
+        f"changes its positions once a row is longer than {reach[0]:,} tokens ({reach[1]}), and rows may have "
+        f"{row_tokens:,}"
     )
 
 

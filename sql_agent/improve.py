@@ -73,8 +73,8 @@ SERVER_START_S = 600.0
 MOST_HELD_OUT = 200
 """Held-out questions that are asked, so that each measurement takes minutes."""
 LEAST_HELD_OUT = 30
-"""Questions that are held out, unless they were more than a half. Of twelve, a policy that solved none has to solve six
-for a gain that is clear by its test."""
+"""Questions that are held out, unless these were more than a half. With twelve, a policy that solved none has to solve
+six for a gain that is clear by its test."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -196,18 +196,8 @@ class Improvement:
         self._run(
             *("sft", "--model", self._model, *self._database, "--train-file", self._train_file),
             *("--val-file", self._held_out, "--lora-rank", str(self._rank), "--learning-rate", f"{learning_rate:g}"),
-            *(
-                "--num-epochs",
-                "3",
-                "--batch-size",
-                str(BATCH),
-                "--minutes",
-                f"{minutes:.1f}",
-                "--seed",
-                str(self._cfg.seed),
-                "--run-dir",
-                folder,
-            ),
+            *("--num-epochs", "3", "--batch-size", str(BATCH), "--minutes", f"{minutes:.1f}"),
+            *("--seed", str(self._cfg.seed), "--run-dir", folder),
             *(["--resume"] if (folder / "checkpoints").is_dir() else []),
         )
 

@@ -22,7 +22,8 @@ from agentgrpo.flags import described_parser
 from agentgrpo.outputs import check_output, written
 from dbbench_adapter.engines import BackendUnavailable, DatabaseError, named_database, open_databases
 from dbbench_adapter.engines.engine import Databases
-from sql_agent.text_to_sql.made_questions import SKILLS, Made, made_questions, read_tables
+from sql_agent.text_to_sql.made_questions import SKILLS, Made, made_questions
+from sql_agent.text_to_sql.question_tables import read_tables
 
 STATEMENT_S = 5.0
 # Questions that are made for each that is kept.

@@ -192,7 +192,7 @@ def prepare_run(
         "max_prompt_tokens": tasks.max_prompt_tokens,
         "tasks": kinds_of(split),
     }
-    return order, tasks.work(cfg)
+    return order, tasks.work(cfg.data, cfg.rollout.group_size)
 
 
 def runs_actors(network: Network) -> bool:

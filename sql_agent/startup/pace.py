@@ -33,7 +33,7 @@ class Work(NamedTuple):
     held_out: int
     """Rollouts of a validation."""
     prompt_tokens: float
-    """Of a first prompt, in the median."""
+    """The median of first prompts."""
     response_limit: int
 
     def tokens(self, phase: Phase, response_tokens: float) -> float:
@@ -49,13 +49,13 @@ class Pace(NamedTuple):
     """The speeds of a run."""
 
     tokens_per_s: dict[Phase, PositiveFloat]
-    """By phase, of `Work.tokens`; a phase that the run did not have is left out."""
+    """Speeds by phase, counted in `Work.tokens`; a phase that the run did not have is left out."""
     other_s: NonNegativeFloat
     """Seconds of a step between its phases."""
     response_tokens: float
-    """Of a rollout, in the mean."""
+    """The mean of its rollouts."""
     rollouts: int
-    """Of a step. They are sampled side by side, so fewer would each take longer."""
+    """How many a step had. They are sampled side by side, so few of them take about as long as many."""
     run: str
     """The run's folder."""
 

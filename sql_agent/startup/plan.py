@@ -17,7 +17,7 @@ from sql_agent.model_check import template_of_run
 from sql_agent.names import TINY_POLICY
 from sql_agent.prompts.fit import Fitted, choose_limit, fit_split
 from sql_agent.prompts.tokenizer import PromptTokenizer
-from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS
+from sql_agent.settings.groups import UNKNOWN_PROMPT_TOKENS, DataConfig
 from sql_agent.settings.main_job import LoraConfig, OptimConfig, TrainerConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.data import describe_kinds, drawn, few_held_out
@@ -57,11 +57,11 @@ class ChosenTasks:
             return ["first prompts: your agent writes them"]
         return self.prompts.describe()
 
-    def work(self, cfg: TrainConfig) -> Work:
-        """What a train step and a validation compute."""
-        tasks = cfg.data.train_batch_size
+    def work(self, data: DataConfig, group_size: int) -> Work:
+        """Count what a train step and a validation compute."""
+        tasks = data.train_batch_size
         prompt = median(self.prompts.lengths) if self.prompts.lengths else UNKNOWN_PROMPT_TOKENS
-        return Work(tasks, tasks * cfg.rollout.group_size, len(self.split.val), prompt, cfg.data.max_response_tokens)
+        return Work(tasks, tasks * group_size, len(self.split.val), prompt, data.max_response_tokens)
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -117,7 +117,8 @@ def planned(cfg: TrainConfig, environment: Taskset, *, cpu: bool) -> tuple[Train
         fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""
         return cfg, [f"tasks and prompts: not known before the model is on this machine{fetched}"], None
     tasks = choose_tasks(cfg, environment)
-    return with_prompts(cfg, tasks, cpu=cpu), tasks.describe() + tasks.describe_prompts(), tasks.work(cfg)
+    work = tasks.work(cfg.data, cfg.rollout.group_size)
+    return with_prompts(cfg, tasks, cpu=cpu), tasks.describe() + tasks.describe_prompts(), work
 
 
 def describe_plan(

@@ -35,7 +35,7 @@ class StepTimes:
     phases: dict[Phase, float] = field(default_factory=dict)
 
     def or_else(self, expected: StepTimes) -> StepTimes:
-        """With what is expected where nothing was measured."""
+        """Fill in what is expected where nothing was measured."""
         step = expected if self.step_s is None else self
         validation_s = expected.validation_s if self.validation_s is None else self.validation_s
         return StepTimes(step.step_s, validation_s, self.checkpoint_s, step.phases)

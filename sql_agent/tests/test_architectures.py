@@ -38,7 +38,7 @@ KINDS = {
     "phi3_of_long_rows": (
         "phi3",
         {"rope_parameters": LONG, "original_max_position_embeddings": 512},
-        "turns positions by the longest row from 512 tokens on (original_max_position_embeddings), and rows may have ",
+        "changes its positions once a row is longer than 512 tokens (original_max_position_embeddings), and rows may ",
         None,
         None,
         False,

@@ -14,17 +14,9 @@ from dbbench_adapter.engines import open_databases
 from sql_agent.commands.from_database import main, questions_of
 from sql_agent.settings.groups import DataConfig
 from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.made_questions import (
-    SKILLS,
-    Column,
-    Scene,
-    Table,
-    _after,
-    _predicate,
-    condition,
-    made_questions,
-    read_tables,
-)
+from sql_agent.text_to_sql.made_questions import SKILLS, made_questions
+from sql_agent.text_to_sql.question_conditions import Scene, after, condition, predicate
+from sql_agent.text_to_sql.question_tables import Column, Table, read_tables
 
 GUESTS = [("Ann", "Ulm", 31, "2024-03-01"), ("Bo", "Kiel", 45, "2025-01-09"), ("Cy", "Ulm", 28, "2023-07-30")]
 
@@ -172,7 +164,7 @@ def test_prices_are_cheap_and_ages_old(tables):
     ("from Ulm", "are from Ulm"),
 ])  # fmt: skip
 def test_a_condition_becomes_what_is_said_of_the_rows(condition_words, said):
-    assert _predicate(condition_words) == said
+    assert predicate(condition_words) == said
 
 
 def test_dates_of_events_and_units_are_not_read_out(tmp_path):
@@ -209,9 +201,9 @@ def test_words_that_could_mean_another_column_are_not_said():
 
 
 def test_after_a_day_is_after_its_last_hour():
-    assert _after("2024-02-28") == "> '2024-02-28'"
-    assert _after("2024-02-28 18:00") == ">= '2024-02-29'"
-    assert _after("2024-02-30 18:00") == "> '2024-02-30 18:00'"
+    assert after("2024-02-28") == "> '2024-02-28'"
+    assert after("2024-02-28 18:00") == ">= '2024-02-29'"
+    assert after("2024-02-30 18:00") == "> '2024-02-30 18:00'"
 
 
 @pytest.mark.parametrize(("name", "event"), [

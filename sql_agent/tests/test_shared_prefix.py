@@ -168,6 +168,18 @@ def test_a_block_does_not_read_what_is_beyond_its_window(monkeypatch):
     assert (rows, seen) == (slice(7, 9), slice(3, 6))
 
 
+def test_many_short_rows_do_not_copy_the_keys_of_their_prompt(monkeypatch):
+    """Forty rows behind a prompt of 20 tokens would keep the keys of 800 tokens, where the sequence has 60."""
+    packed = pack_rows([[*range(20), 100 + row] for row in range(40)])
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(1, 2, 60, 8, generator=generator) for _ in range(3)]
+    monkeypatch.setattr(shared_prefix, "_by_torch", None)
+    shared_prefix_attention(torch.nn.Module(), *states, None, segments=packed.segments)
+    few = pack_rows([[*range(20), 100 + row] for row in range(4)])
+    with pytest.raises(TypeError):  # the short form, which was taken away
+        shared_prefix_attention(torch.nn.Module(), *(each[:, :, :24] for each in states), None, segments=few.segments)
+
+
 def test_weights_are_dropped_in_long_segments_too(monkeypatch):
     monkeypatch.setattr(shared_prefix, "SMALL", 0)
     states = torch.ones(1, 1, 8, 4)

@@ -11,7 +11,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -90,10 +90,7 @@ def split_questions(questions: Sequence[Question], fraction: float) -> tuple[lis
             f"{len(questions)} question(s) with {len(distinct)} different {'database' if several else 'reference'}(s) "
             f"are too few to hold some out; {NO_SPLIT}"
         )
-    train, val = (
-        [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)
-    )
-    return train, val
+    return _parted(questions, keys, held_out)
 
 
 def _groups(questions: Sequence[Question]) -> list[str]:
@@ -122,6 +119,12 @@ def hold_out(questions: Sequence[Question], wanted: int) -> tuple[list[Question]
             f"none of {len(questions)} question(s) can be held out: whole databases are, or questions with one "
             f"reference together, and at most a half; {NO_SPLIT}"
         )
+    return _parted(questions, keys, held_out)
+
+
+def _parted(
+    questions: Sequence[Question], keys: Sequence[str], held_out: Container[str]
+) -> tuple[list[Question], list[Question]]:
     train, val = (
         [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)
     )

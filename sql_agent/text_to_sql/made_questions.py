@@ -7,38 +7,17 @@ columns are called by the words of their names, so a question reads as its datab
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import date, timedelta
-from decimal import Decimal
-from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import inflect
+from dbbench_adapter.engines.engine import Session
+from sql_agent.text_to_sql.question_conditions import Condition, Scene, compared_by, condition, literal, predicate
+from sql_agent.text_to_sql.question_tables import Column, Table, plural_of, with_article
 
-from dbbench_adapter.engines.engine import ColumnInfo, Session, TableInfo
-from sql_agent.text_to_sql.linking import NAME_PART
-from sql_agent.text_to_sql.schema import sql_name
-
-# Values of a column that are drawn from, and the most that a category has.
-VALUES = 200
-CATEGORIES = 30
 MAX_ANSWER_ROWS = 1_000
 MAX_IDLE = 100
 WORDINGS = 2
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}.*")
-_VALUES_IN_NAMES = {"average", "avg", "count", "highest", "lowest", "maximum", "minimum", "max", "min", "total", "sum"}
-# Behind a number's name, as its words: `area_m2`, `weight_kg`.
-_UNITS = ("m 2", "g", "kg", "m", "cm", "km", "eur", "usd")
-_HAPPENED = {"born", "bought", "built", "made", "paid", "sent", "sold", "written"}
-# Words of numbers that name something.
-_NAMES = {"fax", "lat", "latitude", "lon", "longitude", "month", "phone", "postal", "postcode", "rank", "year", "zip"}
-_words = inflect.engine()
-
-
-T = TypeVar("T")
 
 
 class Made(NamedTuple):
@@ -46,189 +25,6 @@ class Made(NamedTuple):
     query: str
     skill: str
     difficulty: str
-
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    sql: str
-    """As a statement of its table alone names it."""
-    full: str
-    """As a statement of several tables names it, with its table in front."""
-    words: str
-    values: tuple[object, ...]
-    """Different values, in the order of the table; without NULL."""
-    role: str
-    """`number`, `date`, `flag` (0 and 1), `category`, `label` (a text that tells rows apart), `key` or `other`."""
-    has_nulls: bool = False
-
-    @property
-    def event(self) -> str | None:
-        """What happened at the dates of a column: `opened` of `opened_on`."""
-        word = self.words.removesuffix(" on").removesuffix(" at")
-        happened = word.endswith("ed") or word in _HAPPENED
-        return word if self.role == "date" and word != self.words and " " not in word and happened else None
-
-    @property
-    def noun(self) -> str:
-        return f"{self.event} date" if self.event else self.words
-
-
-@dataclass(frozen=True)
-class Table:
-    name: str
-    sql: str
-    singular: str
-    plural: str
-    rows: int
-    columns: tuple[Column, ...]
-    references: tuple[tuple[str, str, str], ...]
-    """Statements' names of an own column and of the other table's, and that table's name."""
-
-    def of(self, *roles: str) -> list[Column]:
-        return [column for column in self.columns if column.role in roles]
-
-    @property
-    def label(self) -> Column | None:
-        """The column that says which row is meant."""
-        labels = self.of("label")
-        named = [column for column in labels if {"name", "title"} & set(column.words.split())]
-        return next(iter([*named, *labels]), None)
-
-
-def read_tables(tables: Sequence[TableInfo], session: Session) -> list[Table]:
-    """Views, tables without rows and what has no name in letters or digits make no questions."""
-    by_name = {table.name.lower(): table.name for table in tables}
-    found = []
-    for table in tables:
-        of, name = sql_name(table.name, table.quote), partial(sql_name, quote=table.quote)
-        counted = session.run(f"SELECT count(*) FROM {of}").rows
-        if table.is_view or not counted or not counted[0][0] or not _in_words(table.name):
-            continue
-        columns = _without_units(
-            [_column(table, column, counted[0][0], session) for column in table.columns if _in_words(column.name)]
-        )
-        # a key of several columns, or one of two to the same table, is none that a question could mean
-        uses = Counter(other.lower() for _, other, _ in table.foreign_keys)
-        references = tuple(
-            (f"{of}.{name(ours)}", f"{name(by_name[other.lower()])}.{name(theirs)}", by_name[other.lower()])
-            for ours, other, theirs in table.foreign_keys
-            if other.lower() in by_name and uses[other.lower()] == 1
-        )
-        singular = _singular(_in_words(table.name))
-        found.append(Table(table.name, of, singular, _plural(singular), counted[0][0], columns, references))
-    return found
-
-
-def _column(table: TableInfo, column: ColumnInfo, rows: int, session: Session) -> Column:
-    of, name = sql_name(table.name, table.quote), sql_name(column.name, table.quote)
-    asked = session.run(f"SELECT DISTINCT {name} FROM {of} WHERE {name} IS NOT NULL LIMIT {VALUES}").rows or ()
-    values = tuple(_plain(value) for (value,) in asked)
-    keys = {*table.primary_key, *(ours for ours, _, _ in table.foreign_keys)}
-    words = _in_words(column.name)
-    for begin in ("is", "has", _singular(_in_words(table.name))):
-        words = words.removeprefix(f"{begin} ")
-    nulls = bool(session.run(f"SELECT 1 FROM {of} WHERE {name} IS NULL LIMIT 1").rows)
-    role = "key" if column.name in keys else _role(column.name, values, rows)
-    if role == "label" and session.run(f"SELECT count(DISTINCT {name}) FROM {of}").rows != ((rows,),):
-        role = "other"
-    # only SQLite has this function, and texts among numbers
-    if role == "number" and session.run(f"SELECT 1 FROM {of} WHERE typeof({name}) IN ('text', 'blob') LIMIT 1").rows:
-        role = "other"
-    return Column(column.name, name, f"{of}.{name}", words, values, role, nulls)
-
-
-def _without_units(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """`weight_g` is the weight, unless another column of the table is too."""
-    short = [column.words.removesuffix(f" {unit}") for column in columns for unit in [_unit(column.words)]]
-    uses = Counter(short)
-    return tuple(
-        replace(column, words=words) if uses[words] == 1 else column
-        for column, words in zip(columns, short, strict=True)
-    )
-
-
-def _unit(words: str) -> str:
-    return next((unit for unit in _UNITS if words.endswith(f" {unit}")), "")
-
-
-def _plain(value: object) -> object:
-    """A server's numbers and dates as SQLite has them."""
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    return str(value) if isinstance(value, date) else value
-
-
-def _role(name: str, values: Sequence[object], rows: int) -> str:
-    words = _in_words(name).split()
-    if not values or {"id", "code", "key", "nr"} & {*words} or words[-1] == "number":
-        return "key"
-    if {*values} == {0, 1}:
-        return "flag"
-    if all(isinstance(value, int | float) for value in values):
-        # "the highest lowest" says nothing
-        return "number" if len(values) > 2 and not _VALUES_IN_NAMES & set(words) else "other"
-    if not all(isinstance(value, str) and 0 < len(value) <= 60 for value in values):
-        return "other"
-    if all(_DATE.fullmatch(str(value)) for value in values):
-        return "date"
-    if len(values) <= CATEGORIES and 2 * len(values) <= rows:
-        return "category" if len(values) > 1 else "other"
-    return "label" if len(values) == min(rows, VALUES) else "other"
-
-
-def _in_words(name: str) -> str:
-    return " ".join(part.lower() for part in NAME_PART.findall(name))
-
-
-@cache
-def _singular(words: str) -> str:
-    *first, last = words.split()
-    return " ".join([*first, _words.singular_noun(last) or last if _is_english(last) else last])
-
-
-@cache
-def _plural(singular: str) -> str:
-    *first, last = singular.split()
-    return " ".join([*first, _words.plural_noun(last) if _is_english(last) else last])
-
-
-def _is_english(word: str) -> bool:
-    return word.isascii() and word.isalpha()
-
-
-def _many(words: str) -> str:
-    """The plural of a column's words, which may be one already."""
-    return _plural(_singular(words))
-
-
-# Skills ---------------------------------------------------------------------------------------------------------------
-
-
-class Scene(NamedTuple):
-    rng: random.Random
-    table: Table
-    tables: dict[str, Table]
-
-    def one(self, *roles: str) -> Column | None:
-        columns = self.table.of(*roles)
-        return self.rng.choice(columns) if columns else None
-
-    def amount(self) -> Column | None:
-        """A number that can be added up."""
-        columns = [column for column in self.table.of("number") if not _NAMES & {*column.words.split()}]
-        return self.rng.choice(columns) if columns else None
-
-    def say(self, *wordings: T) -> T:
-        return self.rng.choice(wordings)
-
-    def parent(self) -> tuple[Table, str] | None:
-        """A table that this one refers to, and the condition that joins them."""
-        known = [reference for reference in self.table.references if reference[2] in self.tables]
-        if not known:
-            return None
-        ours, theirs, other = self.rng.choice(known)
-        return self.tables[other], f"{ours} = {theirs}"
 
 
 class Asked(NamedTuple):
@@ -239,121 +35,6 @@ class Asked(NamedTuple):
 
 
 Question = Asked | None
-
-
-def literal(value: object) -> str:
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
-
-
-# How people say what a number, by a word of its column's name, is compared by.
-_COMPARED = {
-    "age": ("older than", "younger than", "oldest", "youngest"),
-    "area": ("larger than", "smaller than", "largest", "smallest"),
-    "capacity": ("larger than", "smaller than", "largest", "smallest"),
-    "cost": ("that cost more than", "that cost less than", "most expensive", "cheapest"),
-    "fee": ("that cost more than", "that cost less than", "most expensive", "cheapest"),
-    "height": ("higher than", "lower than", "highest", "lowest"),
-    "length": ("longer than", "shorter than", "longest", "shortest"),
-    "population": ("larger than", "smaller than", "largest", "smallest"),
-    "price": ("that cost more than", "that cost less than", "most expensive", "cheapest"),
-    "rating": ("rated above", "rated below", "best rated", "worst rated"),
-    "salary": ("that earn more than", "that earn less than", "best paid", "worst paid"),
-    "size": ("larger than", "smaller than", "largest", "smallest"),
-    "weight": ("heavier than", "lighter than", "heaviest", "lightest"),
-}
-_PLACES = {"city", "continent", "country", "county", "hometown", "region", "town"}
-_STATES = {"condition", "kind", "status", "type"}
-
-
-def _compared(column: Column, table: Table) -> tuple[str, str, str, str] | None:
-    """None if another column of the table could be meant."""
-    said = _COMPARED.get(column.words)
-    alike = [each for each in table.of("number") if said and _COMPARED.get(each.words.split()[-1]) == said]
-    return said if alike == [column] else None
-
-
-class Condition(NamedTuple):
-    words: str
-    """Behind the plural of the table: `whose country is France`."""
-    sql: str
-    column: Column
-
-
-def condition(scene: Scene, table: Table, *, full: bool = False) -> Condition | None:
-    """
-    Args:
-        full: whether the statement has other tables too.
-    """
-    columns = table.of("category", "number", "date", "flag")
-    if not columns:
-        return None
-    column = scene.rng.choice(columns)
-    name = column.full if full else column.sql
-    more = scene.rng.random() < 0.5
-    words, sql = _SAID[column.role](scene._replace(table=table), column, more)
-    return Condition(words, f"{name} {sql}", column)
-
-
-def _predicate(words: str) -> str:
-    """The words of a condition as what is said of the rows: `that cost more than 5` -> `cost more than 5`."""
-    for begin, said in (("that ", ""), ("with ", "have "), ("without ", "do not have ")):
-        if words.startswith(begin):
-            return said + words.removeprefix(begin)
-    if words.startswith("whose "):  # whose country is France
-        return "have " + words.removeprefix("whose ").replace(" is ", " ", 1)
-    return f"are {words}"
-
-
-def _category(scene: Scene, column: Column, _more: bool) -> tuple[str, str]:
-    value = scene.rng.choice(column.values)
-    wordings = [f"whose {column.words} is {value}", f"with {column.words} {value}"]
-    alike = [each for each in scene.table.columns if each.words.split()[-1] == column.words]
-    if column.words in _PLACES and alike == [column]:  # no flight from a city that leaves another one
-        wordings += [f"from {value}", f"in {value}"]
-    wordings += [f"that are {value}"] if column.words in _STATES else []
-    return scene.say(*wordings), f"= {literal(value)}"
-
-
-def _date(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
-    moment = str(scene.rng.choice(column.values))
-    day = moment[:10]
-    if (happened := column.event) is not None:  # customers joined in 2024
-        if column.has_nulls and more:
-            return f"not {happened} yet", "IS NULL"
-        return scene.say(
-            (f"{happened} after {day}", _after(moment)), (f"{happened} in {day[:4]}", f"LIKE '{day[:4]}%'")
-        )
-    if more:
-        return f"with {_words.a(column.words)} after {day}", _after(moment)
-    return f"whose {column.words} is in {day[:4]}", f"LIKE '{day[:4]}%'"
-
-
-def _after(moment: str) -> str:
-    """The condition for days behind the one of a date, or of a date with a time."""
-    day = moment[:10]
-    if moment == day:
-        return f"> {literal(day)}"
-    try:
-        return f">= {literal(str(date.fromisoformat(day) + timedelta(1)))}"
-    except (ValueError, OverflowError):  # the 30th of February
-        return f"> {literal(moment)}"
-
-
-def _number(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
-    value, compared = scene.rng.choice(column.values), _compared(column, scene.table)
-    words = scene.say(*(("above", "greater than", "more than") if more else ("below", "less than", "under")))
-    wordings = [f"with {_words.a(column.words)} {words} {value}"]
-    wordings += [f"{compared[0 if more else 1]} {value}"] if compared else []
-    return scene.say(*wordings), f"{'>' if more else '<'} {value}"
-
-
-def _flag(scene: Scene, column: Column, more: bool) -> tuple[str, str]:
-    if column.words.endswith(("ed", "able", "ive", "al", "ing")):
-        return f"that are {'' if more else 'not '}{column.words}", f"= {int(more)}"
-    return f"{'with' if more else 'without'} {column.words}", f"= {int(more)}"
-
-
-_SAID = {"category": _category, "date": _date, "number": _number, "flag": _flag}
 
 
 def count_all(scene: Scene) -> Question:
@@ -371,7 +52,7 @@ def count_distinct(scene: Scene) -> Question:
     column = scene.one("category")
     if column is None:
         return None
-    named = _many(column.words)
+    named = plural_of(column.words)
     question = scene.say(
         f"How many different {named} do the {scene.table.plural} have?",
         f"How many distinct {named} of {scene.table.plural} are there?",
@@ -388,7 +69,7 @@ def count_some(scene: Scene) -> Question:
     question = scene.say(
         f"How many {many} {where.words} are there?", f"Count the {many} {where.words}.",
         f"What is the number of {many} {where.words}?", f"Find the number of {many} {where.words}.",
-        f"How many {many} {_predicate(where.words)}?",
+        f"How many {many} {predicate(where.words)}?",
     )  # fmt: skip
     return Asked(question, f"SELECT count(*) FROM {scene.table.sql} WHERE {where.sql}")
 
@@ -397,13 +78,13 @@ def list_some(scene: Scene) -> Question:
     where, shown = condition(scene, scene.table), scene.table.label or scene.one("category")
     if where is None or shown is None or shown == where.column:
         return None
-    many, named = scene.table.plural, _many(shown.words)
+    many, named = scene.table.plural, plural_of(shown.words)
     question = scene.say(
         f"What are the {named} of the {many} {where.words}?", f"List the {named} of {many} {where.words}.",
         f"Show the {shown.words} of each {scene.table.singular} {where.words}.",
         *(
             [f"List the {many} {where.words}.", f"Show all {many} {where.words}.",
-             f"Which {many} {_predicate(where.words)}?"]
+             f"Which {many} {predicate(where.words)}?"]
             if shown.role == "label" else []
         ),
     )  # fmt: skip
@@ -416,9 +97,9 @@ def both(scene: Scene) -> Question:
         return None
     many = scene.table.plural
     question = scene.say(
-        f"List the {_many(shown.words)} of {many} {one.words} and {other.words}.",
+        f"List the {plural_of(shown.words)} of {many} {one.words} and {other.words}.",
         f"Show the {many} {one.words} and {other.words}.",
-        f"Which {many} {_predicate(one.words)} and {_predicate(other.words)}?",
+        f"Which {many} {predicate(one.words)} and {predicate(other.words)}?",
     )
     return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {one.sql} AND {other.sql}")
 
@@ -449,7 +130,7 @@ def list_two(scene: Scene) -> Question:
     question = scene.say(
         f"Show the {shown.words} and the {other.noun} of every {scene.table.singular}.",
         f"What are the {shown.words} and {other.noun} of all {scene.table.plural}?",
-        f"List the {_many(shown.words)} and {_many(other.noun)} of the {scene.table.plural}.",
+        f"List the {plural_of(shown.words)} and {plural_of(other.noun)} of the {scene.table.plural}.",
     )
     return Asked(question, f"SELECT {shown.sql}, {other.sql} FROM {scene.table.sql}")
 
@@ -463,7 +144,7 @@ def distinct(scene: Scene) -> Question:
     shown = scene.one("category")
     if shown is None:
         return None
-    named = _many(shown.words)
+    named = plural_of(shown.words)
     question = scene.say(
         f"What are the different {named} of {scene.table.plural}?",
         f"List all distinct {named} of the {scene.table.plural}.",
@@ -501,7 +182,7 @@ def superlative(scene: Scene) -> Question:
     ]
     if column.event:
         wordings += [f"Which {scene.table.singular} was {column.event} {'last' if most else 'first'}?"] * 2
-    if (compared := _compared(column, scene.table)) is not None:
+    if (compared := compared_by(column, scene.table)) is not None:
         said = compared[2 if most else 3]
         wordings += [f"Which {scene.table.singular} is the {said}?", f"What is the {said} {scene.table.singular}?"]
     question = scene.say(*wordings)
@@ -516,10 +197,10 @@ def ordered(scene: Scene) -> Question:
     falling = scene.rng.random() < 0.5
     way = scene.say("descending" if falling else "ascending", "decreasing" if falling else "increasing")
     question = scene.say(
-        f"List the {_many(shown.words)} of all {scene.table.plural} in {way} order of {column.noun}.",
+        f"List the {plural_of(shown.words)} of all {scene.table.plural} in {way} order of {column.noun}.",
         f"Show the {shown.words} of each {scene.table.singular}, sorted by {column.noun} in {way} order.",
         f"List all {scene.table.plural} by {column.noun}, the {'highest' if falling else 'lowest'} first.",
-        f"What are the {_many(shown.words)} of {scene.table.plural}, ordered by {column.noun} {way}?",
+        f"What are the {plural_of(shown.words)} of {scene.table.plural}, ordered by {column.noun} {way}?",
     )
     return Asked(
         question, f"SELECT {shown.sql} FROM {scene.table.sql} ORDER BY {column.sql}{' DESC' if falling else ''}"
@@ -570,8 +251,8 @@ def having(scene: Scene) -> Question:
         return None
     least = scene.rng.randint(2, max(2, scene.table.rows // len(by.values)))
     question = scene.say(
-        f"Which {_many(by.words)} have at least {least} {scene.table.plural}?",
-        f"What are the {_many(by.words)} with {least} or more {scene.table.plural}?",
+        f"Which {plural_of(by.words)} have at least {least} {scene.table.plural}?",
+        f"What are the {plural_of(by.words)} with {least} or more {scene.table.plural}?",
     )
     rows = f"{scene.table.sql}{_known(by)} GROUP BY {by.sql}"
     return Asked(question, f"SELECT {by.sql} FROM {rows} HAVING count(*) >= {least}")
@@ -582,11 +263,11 @@ def above_average(scene: Scene) -> Question:
     if shown is None or column is None:
         return None
     wordings = [
-        f"Which {scene.table.plural} have {_words.a(column.words)} above the average?",
-        f"List the {_many(shown.words)} of {scene.table.plural} whose {column.words} is higher than the average.",
+        f"Which {scene.table.plural} have {with_article(column.words)} above the average?",
+        f"List the {plural_of(shown.words)} of {scene.table.plural} whose {column.words} is higher than the average.",
     ]
-    if (compared := _compared(column, scene.table)) is not None:
-        wordings += [f"Which {scene.table.plural} {_predicate(compared[0])} the average?"]
+    if (compared := compared_by(column, scene.table)) is not None:
+        wordings += [f"Which {scene.table.plural} {predicate(compared[0])} the average?"]
     question = scene.say(*wordings)
     mean = f"(SELECT avg({column.sql}) FROM {scene.table.sql})"
     return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {column.sql} > {mean}")
@@ -597,7 +278,7 @@ def either(scene: Scene) -> Question:
     if shown is None or column is None or len(column.values) < 3:
         return None
     one, other = scene.rng.sample(column.values, 2)
-    question = f"List the {_many(shown.words)} of {scene.table.plural} whose {column.words} is {one} or {other}."
+    question = f"List the {plural_of(shown.words)} of {scene.table.plural} whose {column.words} is {one} or {other}."
     where = f"{column.sql} = {literal(one)} OR {column.sql} = {literal(other)}"
     return Asked(question, f"SELECT {shown.sql} FROM {scene.table.sql} WHERE {where}")
 
@@ -615,9 +296,9 @@ def join_some(scene: Scene) -> Question:
         )
     if where is None:
         return None
-    of, many = f"{_words.a(other.singular)} {where.words}", scene.table.plural
+    of, many = f"{with_article(other.singular)} {where.words}", scene.table.plural
     wordings = [
-        f"What are the {_many(shown.noun)} of the {many} of {other.plural} {where.words}?",
+        f"What are the {plural_of(shown.noun)} of the {many} of {other.plural} {where.words}?",
         f"Show the {shown.noun} of each {scene.table.singular} that belongs to {of}.",
     ]
     if shown.role == "label":
@@ -674,7 +355,7 @@ def join_count(scene: Scene) -> Question:
         rows += " ORDER BY count(*) DESC"
         return Asked(question, f"SELECT {label.full} {rows} LIMIT 1", f"SELECT count(*) {rows} LIMIT 2")
     least = scene.rng.randint(2, 3)
-    question = f"Which {other.plural} have at least {least} {scene.table.plural}? Show their {_many(label.words)}."
+    question = f"Which {other.plural} have at least {least} {scene.table.plural}? Show their {plural_of(label.words)}."
     return Asked(question, f"SELECT {label.full} {rows} HAVING count(*) >= {least}")
 
 
@@ -688,8 +369,8 @@ def without(scene: Scene) -> Question:
     counted = scene.rng.random() < 0.25
     question = scene.say(
         f"Which {other.plural} have no {many}?", f"Which {other.plural} do not have any {many}?",
-        f"Which {other.plural} have never had {_words.a(one)}?",
-        f"List the {_many(label.words)} of {other.plural} without any {one}.",
+        f"Which {other.plural} have never had {with_article(one)}?",
+        f"List the {plural_of(label.words)} of {other.plural} without any {one}.",
     ) if not counted else scene.say(
         f"How many {other.plural} have no {one}?", f"Count the {other.plural} without any {one}.",
     )  # fmt: skip
@@ -701,7 +382,7 @@ def without(scene: Scene) -> Question:
 class Skill(NamedTuple):
     difficulty: str
     share: float
-    """Of the questions, beside the others: about as people ask, by Spider's training questions."""
+    """Weight among the skills, about as often as Spider's training questions ask for it."""
     ask: Callable[[Scene], Question]
 
 

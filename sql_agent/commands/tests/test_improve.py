@@ -49,7 +49,7 @@ def test_before_and_after_are_compared_by_task():
     pytest.param([2] * 30, 30, id="pairs"),
 ])  # fmt: skip
 def test_thirty_questions_are_held_out_or_a_half_of_few(groups, held_out):
-    """Of a person's 60 questions twelve were held out, of which six had to be solved anew for a clear gain."""
+    """Twelve of a person's 60 questions were held out, and six had to be solved anew for a clear gain."""
     asked = [
         Question(f"{number} {n}", f"{number} {n}?", "shop", f"SELECT {number}")
         for number, size in enumerate(groups)
