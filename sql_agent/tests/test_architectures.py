@@ -79,6 +79,13 @@ def test_a_type_of_models_is_refused_where_it_cannot_be_trained(tmp_path, kind):
     assert can_pack(config) is together
 
 
+def test_a_window_that_is_turned_off_counts_nowhere():
+    """config.json of Qwen2-MoE names a window beside the field that turns it off."""
+    config = {"model_type": "qwen2_moe", "sliding_window": 512, "use_sliding_window": False}
+    assert check_architecture(config, "packed", 2064) is None and can_pack(config)
+    assert not can_pack(config | {"use_sliding_window": True})
+
+
 @pytest.fixture(scope="module")
 def folder_of(random_policy_folder, tmp_path_factory):
     """Makes a whole model of a kind, with the small policy's tokenizer."""

@@ -84,6 +84,21 @@ def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end
     assert "## Success does not rise" in (ROOT / "doc/troubleshooting.md").read_text()
 
 
+def test_a_run_leaves_its_pace_and_the_next_one_begins_with_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    trainer = TrainerConfig(steps=3, val_every=0, save_every=0, val_before_train=False)
+    first, second = (
+        Console(tmp_path, trainer, "no-run", 0, updates=1, work=work(16), kind=kind) for kind in ("a kind", None)
+    )
+    for shown in (second, first):  # nothing is remembered of the second
+        shown.show({"event": "phase", "name": "first rollouts"})
+        metrics = {"time/step_s": 60.0, "time/gen_s": 60.0, "rollout/response_tokens": 30.0}
+        shown.show({"event": "step", "step": 1, "metrics": metrics})
+    assert capsys.readouterr().out.count("how long they take is said once one was measured") == 2
+    Console(tmp_path, trainer, "no-run", 0, updates=1, work=work(16), kind="a kind").show(EVENTS[0])
+    assert "3 train steps of 16 rollouts, about 3 min at the speed of the last run" in capsys.readouterr().out
+
+
 EVENTS = [
     {"event": "phase", "name": "first rollouts"},
     {"event": "rollouts", "step": 1, "validate": False, "done": 0, "of": 16, "lost": 0, "resampled": 0},

@@ -193,6 +193,8 @@ def test_words_that_could_mean_another_column_are_not_said():
     """Flights "from Oslo" were those to Oslo, and of two prices either was "cheaper"."""
     cities = said_of(column("departure_city", "category", ("Oslo",)), column("destination_city", "category", ("Oslo",)))
     assert not any(words.startswith(("from", "in ")) for words, _ in cities)
+    born = said_of(column("city", "category", ("Oslo",)), column("birth_city", "category", ("Oslo",)))
+    assert not any(words.startswith(("from", "in ")) for words, _ in born)
     assert not any("from" in words for words, _ in said_of(column("state", "category", ("open",))))
     prices = said_of(column("price", "number", (5,)), column("cost", "number", (9,)))
     assert {words.partition(" ")[0] for words, _ in prices} == {"with"}

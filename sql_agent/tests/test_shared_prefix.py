@@ -80,8 +80,9 @@ def test_each_row_attends_to_itself_alone():
 
 
 @pytest.mark.parametrize("window", [None, 2, 3])
-def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_the_same(monkeypatch, window):
-    """Blocks of about eight scores of two heads."""
+@pytest.mark.parametrize("scores", [8, 2**18])
+def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_the_same(monkeypatch, window, scores):
+    """Blocks of about eight scores of two heads, and one block a segment."""
     packed = pack_rows([[5, 6, 7, 1], [5, 6, 7, 2, 3], [5, 6, 8], [9, 9, 9, 9, 9, 9]])
     generator = torch.Generator().manual_seed(0)
     length = len(packed.input_ids)
@@ -93,7 +94,7 @@ def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_t
     found = []
     for small in (shared_prefix.SMALL, 0):
         monkeypatch.setattr(shared_prefix, "SMALL", small)
-        monkeypatch.setattr(shared_prefix, "SCORES", 8)
+        monkeypatch.setattr(shared_prefix, "SCORES", scores)
         attended, _ = shared_prefix_attention(
             torch.nn.Module(), *states, None, scaling=0.5, segments=packed.segments, sliding_window=window
         )
