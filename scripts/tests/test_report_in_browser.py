@@ -150,7 +150,7 @@ def test_a_trajectory_shows_its_reference_and_marks_the_rows_that_the_other_side
 
 def test_a_run_of_one_step_has_a_table_and_a_run_with_one_validation_one_column(runs, page):
     page.show(runs / "one/report.html")
-    assert page.texts("#figures figcaption") == ["Learning"]  # which has step 0 too
+    assert page.texts("figcaption") == ["Learning"]  # which has step 0 too
     head, first, *others = page.texts("#once tr")
     assert (head, first) == (
         "measured at one step\t\tvalue\tstep",
@@ -187,7 +187,7 @@ def test_no_page_and_no_table_of_questions_is_wider_than_its_window(runs, page, 
 
 def test_that_nothing_was_learnt_is_the_headline(runs, page):
     page.show(runs / "one/report.html")
-    assert page.texts("#headline p") == [
+    assert page.texts("#headline p")[:-1] == [
         "Nothing was learnt: in its one train step no group had rewards that differ.",
         "Held-out success: 40% (12% to 77%, 2 of 5) before, 40% (12% to 77%, 2 of 5) after 1 step.",
         "1 of 5 tasks solved anew, 1 no longer: not clear (McNemar's exact test, p = 1).",

@@ -19,9 +19,8 @@ from agentgrpo.run_folder import METRICS, is_running
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.figures import series
-from sql_agent.report.page import render_page
+from sql_agent.report.page import next_commands, render_page
 from sql_agent.report.reading import Run, held_out, read_run, with_start
-from sql_agent.serve_commands import evaluate_command, serve_command
 
 POLL_S = 3.0
 # What a run of some command writes beside its report.
@@ -48,13 +47,7 @@ def summarize_run(run: Run) -> dict[str, str]:
     written = {name: run.folder / file for name, file in FILES if (run.folder / file).exists()}
     lines |= {"report": str(run.report)} | {name: str(file) for name, file in written.items()}
     lines["curve"] = str(run.folder / "curve.png")
-    if saved and run.kind == "train":
-        name = run.folder.resolve().name
-        cpu, dtype = run.facts.get("device") == "cpu", run.facts.get("precision")
-        lines["serve it"] = serve_command(saved[-1], name, cpu=cpu, dtype=dtype)
-        if (flags := run.facts.get("evaluate")) is not None:
-            lines["measure it"] = evaluate_command(name, flags)
-    return lines
+    return lines | next_commands(run)
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], file: Path) -> None:
@@ -90,6 +83,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], file: Path) -> None:
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(file, dpi=150, format="png")
+    plt.close(figure)
 
 
 def write_page(run: Run) -> None:

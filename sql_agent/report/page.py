@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentgrpo.passwords import masked
+from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import flat
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import Figure, all_figures, skills
@@ -25,6 +26,7 @@ from sql_agent.report.reading import (
     solved,
     when,
 )
+from sql_agent.serve_commands import evaluate_command, serve_command
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
@@ -43,12 +45,14 @@ def render_page(run: Run) -> str:
         "TITLE": html.escape(f"Run {run.folder.resolve().name}"),
         "RELOAD_S": str(RELOAD_S if run.state == "running" else 0),
         "HEADLINE": _paragraphs(headline(run)),
+        "NEXT": _next(run),
+        "CURVE": draw_figure(drawn[0], 0) if drawn else "",
         "FACTS": draw_table([("", "")], facts(run)),
         "DASHBOARD": dashboard(run),
         "SETTINGS": draw_table([("setting", "value")], settings_table(run)),
         "QUESTIONS": questions_part(run),
         "SKILLS": skills_part(run),
-        "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn)),
+        "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn[1:], 1)),
         "ONCE": draw_table(
             [("measured at one step", "", "value", "step")], [row for each in once for row in single(each)]
         ),
@@ -132,8 +136,36 @@ def environment_of(run: Run) -> str:
     return "gsm8k" if run.kind == "gsm8k" else str(env)
 
 
+def next_commands(run: Run) -> dict[str, str]:
+    """Commands for the newest checkpoint of `train`, by what they do."""
+    saved = run.checkpoints
+    if not saved or run.kind != "train":
+        return {}
+    name, database = run.folder.resolve().name, flat(run.settings).get("env.database")
+    cpu, dtype = run.facts.get("device") == "cpu", run.facts.get("precision")
+    commands = {"serve it": serve_command(saved[-1], name, cpu=cpu, dtype=dtype)}
+    if (flags := run.facts.get("evaluate")) is not None:
+        commands["measure it"] = evaluate_command(name, flags)
+    if environment_of(run) == "text2sql" and database:
+        model = ("interactive", "--model", saved[-1], "--database", masked(str(database), whole=True))
+        commands["ask it"] = agentgrpo_command(*model)
+    return commands
+
+
+def _next(run: Run) -> str:
+    commands = next_commands(run).items()
+    rows = "".join(f"<dt>{name}</dt><dd><pre>{html.escape(text)}</pre></dd>" for name, text in commands)
+    return f'<dl id="next">{rows}</dl>' if rows else ""
+
+
 def headline(run: Run) -> list[str]:
-    """Whether anything was learnt comes first, then what was measured."""
+    """Whether anything was learnt comes first, then what was measured, then how far the run is."""
+    of = "" if run.steps is None else f" of {run.steps}"
+    last = _clock(run.metrics[-1].get("at", 0))
+    return [*_learnt(run), f"{run.state.capitalize()}, step {run.step}{of}; last news {last}."]
+
+
+def _learnt(run: Run) -> list[str]:
     trained = [row for row in run.metrics if row["train_step"] > 0]
     unlearnt = sum(map(had_zero_variance, trained))
     if unlearnt and unlearnt == len(trained):
@@ -162,12 +194,9 @@ def _measured(run: Run) -> list[str]:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    last = _clock(run.metrics[-1].get("at", 0))
     earlier = run.facts.get("earlier_starts", [])
-    of = "" if run.steps is None else f" of {run.steps}"
     saved = run.checkpoints
     rows = [
-        ("state", f"{run.state}, step {run.step}{of}; last news {last}"),
         ("command", typed_command(run)),
         *([("run id", str(run.facts["run_id"]))] if "run_id" in run.facts else []),
         ("commit", str(run.facts.get("commit", "unknown"))),

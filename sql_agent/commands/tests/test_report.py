@@ -335,8 +335,8 @@ def test_a_local_run_has_its_curves_and_rollouts_and_no_section_that_would_be_em
         "held-out success after 1 step  75% (30% to 95%, 3 of 4)",
     ]
     page = (folder / "report.html").read_text()
-    assert heads(page) == (["Figures", "Trajectories"], ["Learning", "Seconds a step, by phase"])
-    assert "<td>state</td><td>stopped, step 1 of 2;" in page and "<td>model</td><td>mine</td>" in page
+    assert heads(page) == (["Figures", "Trajectories", "The run"], ["Learning", "Seconds a step, by phase"])
+    assert "<p>Stopped, step 1 of 2; last news" in page and "<td>model</td><td>mine</td>" in page
     assert "<section >" in page and "<td>model.model_path</td><td>mine</td>" in page
 
 
