@@ -195,6 +195,12 @@ def write_start(run_dir: Path, start: Mapping[str, Any], *, resumed: bool) -> No
         part.write_text(json.dumps(starts[0] | {"earlier_starts": earlier}, indent=2))
 
 
+def note_steps(run_dir: Path, steps: int) -> None:
+    """Note in run.json at which train step the run will be finished."""
+    with written(run_dir / START) as part:
+        part.write_text(json.dumps(read_start(run_dir) | {"steps": steps}, indent=2))
+
+
 # The rows -------------------------------------------------------------------------------------------------------------
 
 

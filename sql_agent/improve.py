@@ -48,7 +48,6 @@ from sql_agent.report.reading import (
     IMPROVED,
     Row,
     ValidationChange,
-    had_zero_variance,
     read_run,
     solved,
 )
@@ -65,8 +64,10 @@ from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import hold_out
 from sql_agent.verl_side.config import precision
 
-FINE_TUNING_SHARE = 0.4
+FINE_TUNING_SHARE = 0.25
 """Share of the minutes that are left after the first measurement."""
+MOST_STEPS = 200
+"""Of GRPO; it is measured after its last, which is the last that fits into the minutes."""
 BATCH = 16
 """Questions of an update of fine-tuning: their schema is computed once, so eight more cost little."""
 SERVER_START_S = 600.0
@@ -120,7 +121,7 @@ class Improvement:
     def run(self) -> None:
         stages = [("questions", self._write_questions), ("before", self._measure), ("fine-tuning", self._fine_tune)]
         stages += [("merge", self._merge)] if self._rank else []
-        stages += [("first step", self._first_step), ("GRPO", self._train), ("report", self._report)]
+        stages += [("GRPO", self._train), ("report", self._report)]
         for number, (name, stage) in enumerate(stages, 1):
             if name in self._done:
                 continue
@@ -179,7 +180,7 @@ class Improvement:
         print(f"{len(learnt)} questions to learn, {len(held_out)} held out: {self._questions}")
 
     def _measure(self) -> None:
-        flags = evaluate_flags(resolve(parse_train_args(self._train_words(1, self._model))))
+        flags = evaluate_flags(resolve(parse_train_args(self._train_words(self._model))))
         assert flags is not None
         part = self._folder / "before.part.jsonl"
         part.unlink(missing_ok=True)  # of a start that was stopped
@@ -205,29 +206,15 @@ class Improvement:
         if not self._tuned.is_dir():
             self._run("merge", "--adapter", self._folder / "1-sft", "--output", self._tuned)
 
-    def _first_step(self) -> None:
-        self._run("train", *self._train_words(1, self._tuned))
-
     def _train(self) -> None:
-        first = next(row for row in read_run(self._folder / GRPO).metrics if "time/step_s" in row)
-        if had_zero_variance(first):
-            print("every group of the first step had equal rewards, so GRPO would learn nothing: give more --minutes")
-            return
-        step_s = first["time/step_s"]
-        # starting and measuring again take what they took beside the first step
-        rest_min = self._minutes_left() - (self._done["first step"] - step_s / 60)
-        steps = 1 + int(rest_min * 60 / step_s)
-        if steps < 2:
-            print(f"a step takes {step_s / 60:.0f} minutes, and no second one fits into the minutes that are left")
-            return
-        print(f"a step takes {step_s:.0f} s: {steps} steps in all")
-        self._run("train", *self._train_words(steps, self._tuned))
+        minutes = max(self._minutes_left(), 1.0)
+        self._run("train", *self._train_words(self._tuned), "--minutes", f"{minutes:.1f}")
 
     def _report(self) -> None:
         self._run("report", self._folder / GRPO)
 
-    def _train_words(self, steps: int, model: Path) -> list[str]:
-        settings = [f"trainer.steps={steps}", f"trainer.val_every={steps}", f"seed={self._cfg.seed}"]
+    def _train_words(self, model: Path) -> list[str]:
+        settings = [f"trainer.steps={MOST_STEPS}", f"trainer.val_every={MOST_STEPS}", f"seed={self._cfg.seed}"]
         settings += ["trainer.val_before_train=true", f"data.val_limit={MOST_HELD_OUT}"]
         return [
             *("--model", str(model), *self._database, "--train-file", str(self._train_file)),
@@ -242,7 +229,7 @@ class Improvement:
         Raises:
             RuntimeError: the server has ended, or does not answer in time.
         """
-        cfg, cpu = resolve(parse_train_args(self._train_words(1, self._model))), count_gpus() == 0
+        cfg, cpu = resolve(parse_train_args(self._train_words(self._model))), count_gpus() == 0
         line = serve_command(self._model, "policy", cpu=cpu, dtype=precision(cfg.engine, self._model, cpu=cpu))
         port, log = free_port(), self._folder / "before.server.log"
         print(f"{line} --port {port}", flush=True)

@@ -22,6 +22,7 @@ from agentgrpo.chat.replies import EncodedReplies
 from agentgrpo.checkpoints import CHECKPOINTS, SaveClock
 from agentgrpo.durations import left
 from agentgrpo.micro_batches import return_freed_memory
+from agentgrpo.run_folder import note_steps
 from agentgrpo.training_run import RunLog, check_finite
 from sql_agent.credit.row import Row
 from sql_agent.local.learner import Learner
@@ -141,6 +142,7 @@ def train_epochs(
             print(f"{fit} of {steps} updates fit into {cfg.minutes:g} minutes", flush=True)
             progress.shorten(fit / steps)
             steps = log.steps = fit
+            note_steps(cfg.run_dir, steps)
         if saves.is_due(step) or step == steps:
             state = {"tokens": tokens, "steps": steps, "record": record}
             save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, state)

@@ -54,6 +54,7 @@ class Console:
     ) -> None:
         self.run_dir, self.steps, self.started = run_dir, trainer.steps, psutil.Process().create_time()
         self._run_id, self._printed_at = run_id, time.monotonic()
+        self._planned, self._minutes = trainer.steps, trainer.minutes
         rows = earlier_steps(run_dir / "metrics.jsonl") if done else []
         self._zero_variance = sum(map(had_zero_variance, rows))
         self._work, self._kind = work, kind
@@ -84,6 +85,7 @@ class Console:
             case "tick":
                 self._draw()
             case "step":
+                self._plan(event["steps"])
                 self._step(event["step"], event["metrics"])
             case "finished":
                 self._say("done")
@@ -96,6 +98,12 @@ class Console:
                 self._say(f"failed: {event['error']}")
             case "stopped":
                 self._erase()
+
+    def _plan(self, steps: int) -> None:
+        if steps != self.steps:
+            self._print(f"{'':11}{steps} of {self._planned} steps fit into {self._minutes:g} minutes")
+            self.steps = steps
+            self._progress.plan(steps)
 
     def _step(self, step: int, metrics: dict[str, float]) -> None:
         self._progress.record_step(step, metrics)

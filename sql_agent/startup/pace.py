@@ -20,7 +20,7 @@ from agentgrpo.machine import count_gpus, settings_folder
 from agentgrpo.outputs import written
 from sql_agent.model_check import read_json
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig
-from sql_agent.startup.progress import PHASES, Phase, StepTimes
+from sql_agent.step_times import PHASES, Phase, StepTimes
 
 FILE = "pace.json"
 

@@ -24,7 +24,7 @@ from sql_agent.startup.data import describe_kinds, drawn, few_held_out
 from sql_agent.startup.memory_check import Gpu, check_run_memory
 from sql_agent.startup.pace import Work, expected, remembered
 from sql_agent.startup.preflight import protocol_of, training_of
-from sql_agent.startup.progress import times_due, whole_run
+from sql_agent.step_times import times_due, whole_run
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
 # Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments.

@@ -67,7 +67,7 @@ def work(rollouts):
 def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end(tmp_path, capsys):
     shown = Console(tmp_path, TrainerConfig(steps=3), "no-run", 0, updates=1, work=work(64))
     for step, zero_std in enumerate([0.5, 1.0, 1.0], start=1):
-        shown.show({"event": "step", "step": step, "metrics": {"time/step_s": 9.0} | groups(zero_std)})
+        shown.show({"event": "step", "step": step, "steps": 3, "metrics": {"time/step_s": 9.0} | groups(zero_std)})
     shown.show({"event": "finished"})
     said = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.partition("] ")[2][:10] or line for line in said[:-2]] == [
@@ -84,6 +84,19 @@ def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end
     assert "## Success does not rise" in (ROOT / "doc/troubleshooting.md").read_text()
 
 
+def test_a_run_of_given_minutes_says_how_many_steps_fit(tmp_path, capsys):
+    trainer = TrainerConfig(steps=20, val_every=0, save_every=0, minutes=5)
+    shown = Console(tmp_path, trainer, "no-run", 0, updates=1, work=work(16))
+    for step, steps in ((1, 4), (2, 4)):
+        shown.show({"event": "step", "step": step, "steps": steps, "metrics": {"time/step_s": 60.0}})
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.partition("] ")[2] or line for line in said] == [
+        "4 of 20 steps fit into 5 minutes",
+        "step 1/4  60.0 s ()  3 min left",
+        "step 2/4  60.0 s ()  2 min left",
+    ]
+
+
 def test_a_run_leaves_its_pace_and_the_next_one_begins_with_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     trainer = TrainerConfig(steps=3, val_every=0, save_every=0, val_before_train=False)
@@ -93,7 +106,7 @@ def test_a_run_leaves_its_pace_and_the_next_one_begins_with_it(tmp_path, monkeyp
     for shown in (second, first):  # nothing is remembered of the second
         shown.show({"event": "phase", "name": "first rollouts"})
         metrics = {"time/step_s": 60.0, "time/gen_s": 60.0, "rollout/response_tokens": 30.0}
-        shown.show({"event": "step", "step": 1, "metrics": metrics})
+        shown.show({"event": "step", "step": 1, "steps": 3, "metrics": metrics})
     assert capsys.readouterr().out.count("how long they take is said once one was measured") == 2
     Console(tmp_path, trainer, "no-run", 0, updates=1, work=work(16), kind="a kind").show(EVENTS[0])
     assert "3 train steps of 16 rollouts, about 3 min at the speed of the last run" in capsys.readouterr().out
@@ -103,7 +116,7 @@ EVENTS = [
     {"event": "phase", "name": "first rollouts"},
     {"event": "rollouts", "step": 1, "validate": False, "done": 0, "of": 16, "lost": 0, "resampled": 0},
     {"event": "tick"},
-    {"event": "step", "step": 1, "metrics": {"reward/mean": 0.5, "time/step_s": 60.0, "time/gen_s": 9.0}},
+    {"event": "step", "step": 1, "steps": 3, "metrics": {"reward/mean": 0.5, "time/step_s": 60.0, "time/gen_s": 9.0}},
     {"event": "finished"},
     {"event": "stopped"},
 ]

@@ -10,7 +10,8 @@ import pytest
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig, TrainerConfig
 from sql_agent.startup.pace import Pace, Work, expected, kind_of, pace_of, remember, remembered
 from sql_agent.startup.plan import describe_time
-from sql_agent.startup.progress import Progress, StepTimes
+from sql_agent.startup.progress import Progress
+from sql_agent.step_times import StepTimes
 
 WORK = Work(tasks=8, rollouts=64, held_out=20, prompt_tokens=250.0, response_limit=100)
 # 64 rollouts of 50 tokens are 3,200; with 8 prompts of 100 tokens 4,000

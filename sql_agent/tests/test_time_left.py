@@ -1,7 +1,11 @@
 """How long a run still takes: small sums, made by hand."""
 
+from types import SimpleNamespace
+
+from agentgrpo.run_folder import read_start
 from sql_agent.settings.main_job import TrainerConfig
-from sql_agent.startup.progress import StepTimes, measured, run_left, step_left, times_due, validations_left
+from sql_agent.step_times import StepTimes, measured, run_left, step_left, steps_that_fit, times_due, validations_left
+from sql_agent.verl_side.planned_steps import PlannedSteps
 
 STEP = {"time/step_s": 100.0, "time/gen_s": 50.0, "time/log_prob_s": 10.0, "time/update_s": 30.0}
 TEN = TrainerConfig(steps=10, val_every=4, save_every=5)
@@ -46,3 +50,35 @@ def test_a_step_has_left_the_rest_of_its_phase_and_what_follows():
     assert step_left(seen, "rollouts", 0.5) == 75.0
     assert step_left(seen, "update", 0.5) == 25.0  # half of 30, then 10 for weights
     assert step_left(StepTimes(10.0, phases={"rollouts": 12.0, "log-probs": 0.0, "update": 0.0}), "update", 0.5) == 0.0
+
+
+def test_as_many_steps_fit_as_end_in_time_with_the_last_validation():
+    seen, trainer = StepTimes(100.0, 20.0), TrainerConfig(steps=10, val_every=10, save_every=0)
+    assert steps_that_fit(trainer, 1, seen, 320.0) == 4  # 3 x 100 + 20
+    assert steps_that_fit(trainer, 1, seen, 319.0) == 3
+    assert steps_that_fit(trainer, 1, seen, 5.0) == 2  # the last one is always a step that was not begun
+    assert steps_that_fit(trainer, 1, seen, 9000.0) == 10
+    assert steps_that_fit(trainer, 1, StepTimes(100.0), 300.0) == 4  # no validation was measured
+
+
+def test_a_run_of_given_minutes_ends_with_the_last_step_that_fits_as_its_steps_turn_out(tmp_path, monkeypatch):
+    class Trainer:
+        total_training_steps = 10
+
+        def fit(self):
+            return "fitted"
+
+    now = SimpleNamespace(time=lambda: 1100.0)  # 100 s after the start
+    monkeypatch.setattr("sql_agent.verl_side.planned_steps.time", now)
+    (tmp_path / "run.json").write_text('{"kind": "train"}')
+    planned = PlannedSteps(tmp_path, TrainerConfig(steps=10, val_every=10, save_every=0, minutes=10), began_s=1000.0)
+    planned.install(Trainer)
+    trainer = Trainer()
+    assert trainer.fit() == "fitted"
+    planned.take(0, {"val/time/rollout_s": 20.0})
+    assert planned.steps == trainer.total_training_steps == 10
+    planned.take(1, STEP)  # 480 s of the 500 are for steps
+    assert planned.steps == trainer.total_training_steps == read_start(tmp_path)["steps"] == 5
+    now.time = lambda: 1350.0
+    planned.take(2, STEP | {"time/step_s": 200.0})  # 150 s each by now, and 230 are left
+    assert planned.steps == trainer.total_training_steps == read_start(tmp_path)["steps"] == 3

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from agentgrpo.checkpoints import CheckpointError, prune
 from agentgrpo.imports import uncollected
 from agentgrpo.processes import RUN_ID, Events, end_run, end_with_parent, run_folder
@@ -33,6 +35,7 @@ from sql_agent.settings.load import load_config
 from sql_agent.source.run_context import NEWEST, OPEN_GROUPS, RunContext, enter
 from sql_agent.trained_on import FILE as TRAINED_ON
 from sql_agent.verl_side import checkpoints, worker_forks
+from sql_agent.verl_side.planned_steps import PlannedSteps
 
 
 def main() -> None:
@@ -89,11 +92,18 @@ def main() -> None:
         trained_on=cfg.run_dir / "data" / TRAINED_ON,
         open_groups=lambda: context.open_groups(),
     )
-    patches.change(ray_trainer, lambda module: keeper.install(module.RayPPOTrainer))
+    planned = PlannedSteps(cfg.run_dir, cfg.trainer, psutil.Process().create_time())
+
+    def change_trainer(module: Any) -> None:
+        keeper.install(module.RayPPOTrainer)
+        planned.install(module.RayPPOTrainer)
+
+    patches.change(ray_trainer, change_trainer)
 
     def logged(event: dict[str, Any]) -> None:
         keeper.seal()
-        events.emit(event)
+        planned.take(event["step"], event["metrics"])
+        events.emit(event | {"steps": planned.steps})
 
     run_tracking = make_tracking(context, logged)
     patches.change(tracking, lambda module: setattr(module, "Tracking", run_tracking))

@@ -117,13 +117,14 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     assert 50 < len(learnt) <= 60
     assert len((run / "before.jsonl").read_text().splitlines()) == 30
     said = first.stdout
-    for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_1", "2-grpo/report.html"):
+    for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_2", "2-grpo/report.html"):
         assert (run / stage).exists(), said
+    assert "2 of 200 steps fit into 1 minutes" in said
     for line in ("agentgrpo sft --model", "agentgrpo train --model", "agentgrpo report"):
         assert line in said
     end = said[said.rindex("held-out success before") :].splitlines()
     assert [line.partition("  ")[0].partition(":")[0] for line in end] == [
-        "held-out success before", "held-out success after fine-tuning", "held-out success after GRPO, step 1",
+        "held-out success before", "held-out success after fine-tuning", "held-out success after GRPO, step 2",
         "change in all", "minutes", "next, with the better of the two",
     ]  # fmt: skip
     assert f"agentgrpo interactive --model {run}" in end[-1]
