@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("sql_agent.train_sql_agent", "GRPO with vLLM and verl; --algorithm apo improves instructions instead"),
     "improve": ("sql_agent.improve", "your model on your database: fine-tuning, then GRPO, in given minutes"),
     "sft": ("sql_agent.commands.sft", "fine-tuning on references, demonstrations or conversations"),
+    "collect": ("sql_agent.commands.collect", "demonstrations from right rollouts, of the policy or of a teacher"),
     "dpo": ("sql_agent.commands.dpo", "DPO on preference pairs"),
     "local": ("sql_agent.commands.local", "GRPO in one process, without servers"),
     "greedy-grpo": (

@@ -1,0 +1,94 @@
+"""Demonstrations from right rollouts: `agentgrpo collect --rollouts DIR --output FILE.jsonl`.
+
+It reads the files of `agentgrpo evaluate --samples N` and of training (RUN_DIR/trajectories), keeps the rollouts that
+the judge calls right, a few of each task, and writes conversations that `agentgrpo sft --dataset FILE.jsonl` learns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from agentgrpo.commands import failed
+from agentgrpo.flags import Parser
+from agentgrpo.outputs import OutputError, check_output, written
+from reward_model.pairs_from_rollouts import PreferenceFileError, SavedRollout, read_rollouts
+
+PER_TASK = 2
+MOST_NAMED = 5
+"""Unreadable rows that are shown."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="agentgrpo collect", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--rollouts", type=Path, required=True, metavar="DIR", help="folder with *.jsonl, also in subfolders"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl", help="the demonstrations")
+    parser.add_argument(
+        "--per-task", type=int, default=PER_TASK, metavar="N", help=f"most rollouts of one task; default {PER_TASK}"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    args = parser.parse_args(argv)
+    if args.per_task < 1:
+        parser.error(f"--per-task is {args.per_task}; it has to be 1 or more")
+    try:
+        check_output(args.output, "--output", overwrite=args.overwrite)
+        read = read_rollouts(args.rollouts)
+    except (OutputError, PreferenceFileError) as error:
+        return failed(error)
+    tasks: dict[object, list[SavedRollout]] = defaultdict(list)
+    for rollout in read.rollouts:
+        tasks[rollout.task].append(rollout)
+    right = {task: found for task, all_ in tasks.items() if (found := [each for each in all_ if each.right])}
+    kept = [rollout for found in right.values() for rollout in chosen(found, args.per_task)]
+    print(f"{read.rows} rollouts in {read.files} files: {len(right)} of {len(tasks)} tasks were solved at least once")
+    for reason, count in sorted((reason, count) for reason, count in read.left_out.items() if count):
+        print(f"  left out, {reason}: {count}")
+    for problem in read.problems[:MOST_NAMED]:
+        print(f"  {problem}")
+    if not kept:
+        return failed("no rollout is right; sample more of each task (--samples 8 --temperature 1), or fine-tune first")
+    with written(args.output) as part:
+        part.write_text("".join(json.dumps(demonstration(rollout)) + "\n" for rollout in kept), encoding="utf-8")
+    print(f"{args.output}: {len(kept)} of {sum(map(len, right.values()))} right rollouts")
+    return 0
+
+
+def chosen(rollouts: Sequence[SavedRollout], most: int) -> list[SavedRollout]:
+    """The shortest rollout of a task, then one after another that which is least like those before, no two the same."""
+    by_text: dict[str, SavedRollout] = {}
+    for rollout in sorted(rollouts, key=lambda each: each.chars):
+        by_text.setdefault(_said(rollout), rollout)
+    taken, *left = by_text
+    texts = [taken]
+    while left and len(texts) < most:
+        texts.append(min(left, key=lambda text: max(_likeness(text, other) for other in texts)))
+        left.remove(texts[-1])
+    return [by_text[text] for text in texts]
+
+
+def _likeness(a: str, b: str) -> float:
+    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+def _said(rollout: SavedRollout) -> str:
+    """What the agent wrote, without what its tools answered."""
+    replies = [message for message in rollout.side if message.role == "assistant"]
+    return "\n".join(
+        text
+        for message in replies
+        for text in (message.content, *(f"{c.function.name} {c.function.arguments}" for c in message.tool_calls))
+    )
+
+
+def demonstration(rollout: SavedRollout) -> dict[str, object]:
+    """A row whose prompt is context and whose replies are learnt."""
+    row: dict[str, object] = {
+        "prompt": [message.to_dict() for message in rollout.prompt],
+        "completion": [message.to_dict() for message in rollout.side],
+    }
+    return row | ({"tools": json.loads(rollout.tools)} if rollout.tools else {})
