@@ -56,6 +56,8 @@ class RolloutRecord:
     does not say."""
     refused_statements: int = 0
     """Statements that the embedded SQLite refused because only MariaDB or MySQL answer them with certainty."""
+    cached_tokens: int = 0
+    """Those of `prompt_tokens` that the endpoint says it took from its prefix cache; our servers do."""
 
     @property
     def tool_calls(self) -> int:

@@ -98,6 +98,7 @@ def test_what_takes_no_library_is_refused_before_one_is_imported(tmp_path):
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     said = [line for line in done.stderr.splitlines() if line.strip("0123456789")]
+    assert len(said) == len(refused), done.stderr
     assert [words for (*_, words), line in zip(refused, said, strict=True) if words not in line] == []
     assert done.stdout.splitlines()[-1] == "[]"
 

@@ -26,6 +26,7 @@ class LoggedCalls(TypedDict, total=False):
     """The indices of the model's replies in `messages`, in the order of the calls."""
     calls: int
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     refused: str | None
     unread: int
@@ -38,6 +39,7 @@ class CallLog:
     calls: int = 0
     """Calls that were answered with a reply."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     refused: str | None = None
     """The newest answer that refused a request as invalid (a 4xx status)."""
@@ -68,6 +70,7 @@ class CallLog:
         self.calls += 1
         usage = response.get("usage") or {}
         self.prompt_tokens += usage.get("prompt_tokens") or 0
+        self.cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         self.completion_tokens += usage.get("completion_tokens") or 0
 
     def fail(self, sent: Sequence[JsonObject], why: str) -> None:
@@ -81,6 +84,7 @@ class CallLog:
             "replies": [starts[number] + place for number, place in self._said],
             "calls": self.calls,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "completion_tokens": self.completion_tokens,
             "refused": self.refused,
             "unread": self.unread,

@@ -138,6 +138,8 @@ class _Served(Play):
             self._on_reply(completion)
         if completion.usage is not None:
             self.prompt_tokens += completion.usage.prompt_tokens
+            details = completion.usage.prompt_tokens_details
+            self.cached_tokens += (details and details.cached_tokens) or 0
             self.completion_tokens += completion.usage.completion_tokens
         reply = completion.choices[0].message
         if not self.environment.tools:

@@ -37,7 +37,7 @@ class Play:
         self._started = time.perf_counter()
         self.task, self.environment, self.limits = task, environment, limits
         self.messages = environment.messages(task)
-        self.num_turns = self.prompt_tokens = self.completion_tokens = 0
+        self.num_turns = self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.stop: Stop | None = None
         self.score: Score | None = None
         self.error: str | None = None
@@ -149,6 +149,7 @@ class Play:
             refused_statements=self._episode.refused_statements if self._episode is not None else 0,
             messages=self.messages,
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
             completion_tokens=self.completion_tokens,
             seconds=self.seconds,
             error=self.error,

@@ -55,6 +55,8 @@ def batch_metrics(results: Sequence[Rollout]) -> dict[str, float]:
     }
     if refused := sum(record.refused_statements for record in records):
         metrics["rollout/refused_statements"] = float(refused)
+    if cached := sum(record.cached_tokens for record in records):
+        metrics["rollout/cached_prompt_frac"] = cached / sum(record.prompt_tokens for record in records)
     if first := [r for r in judged if r.draw == 0]:
         rewards, parts = np.array([r.reward for r in first], dtype=float), defaultdict[str, list[float]](list)
         for result in first:

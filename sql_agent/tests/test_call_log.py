@@ -12,15 +12,17 @@ def said(text, *calls):
     return {"role": "assistant", "content": text} | ({"tool_calls": functions} if functions else {})
 
 
-def answer(message, prompt=10, completion=3):
-    whole = {"refusal": None, "tool_calls": [], **message}  # as vLLM writes it
-    return {"choices": [{"message": whole}], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+def answer(message, prompt=10, completion=3, cached=0):
+    whole = {"refusal": None, "tool_calls": [], **message}  # as vLLM writes it, which names no cached tokens if none is
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    usage |= {"prompt_tokens_details": {"cached_tokens": cached} if cached else None}
+    return {"choices": [{"message": whole}], "usage": usage}
 
 
 def played(*calls):
     log = CallLog()
-    for sent, reply in calls:
-        log.add(sent, answer(reply))
+    for number, (sent, reply) in enumerate(calls):
+        log.add(sent, answer(reply, cached=8 * number))
     return log.to_dict()
 
 
@@ -32,6 +34,7 @@ def test_a_conversation_is_kept_once_though_every_request_repeats_it():
         "replies": [1, 3],
         "calls": 2,
         "prompt_tokens": 20,
+        "cached_tokens": 8,
         "completion_tokens": 6,
         "refused": None,
         "unread": 0,

@@ -60,6 +60,10 @@ def test_two_steps_happened_and_the_console_shows_them(first_run):
     assert first_run.metrics[1]["reward/unjudged_frac"] == 0.0
 
 
+def test_prompts_of_a_group_and_later_turns_come_from_the_prefix_cache(first_run):
+    assert all(0.5 < row["rollout/cached_prompt_frac"] < 1 for row in first_run.metrics.values())
+
+
 def test_the_kinds_that_are_trained_on_and_held_out_are_named_and_kept(first_run):
     kinds = json.loads((first_run.dir / "run.json").read_text())["tasks"]
     assert sum(kinds["held_out"].values()) == pq.read_table(first_run.dir / "data" / "val.parquet").num_rows

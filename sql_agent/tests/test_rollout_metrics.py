@@ -57,6 +57,13 @@ def test_success_is_that_of_all_the_environment_judged_lost_ones_included():
     assert metrics["rollout/refused_statements"] == 2.0  # those of judged rollouts
 
 
+def test_cached_tokens_are_a_share_of_all_prompts_and_absent_where_no_server_names_them():
+    known = [make_outcome(1.0, prompt_tokens=100, cached_tokens=n) for n in (0, 90)]
+    results = [make_result("a", each) for each in known]
+    assert batch_metrics(results)["rollout/cached_prompt_frac"] == 0.45
+    assert "rollout/cached_prompt_frac" not in batch_metrics(results[:1])
+
+
 def test_rollouts_that_go_without_the_score_are_counted_by_its_failure():
     lost = [result("a", base, score=None, success=base, base=base) for base in (1.0, 0.0)]
     results = [dataclasses.replace(each, unshaped="scorer_unavailable") for each in lost]

@@ -119,6 +119,7 @@ async def play_agent(
         malformed_calls=int(stop == "malformed"),
         messages=calls.get("messages", []),
         prompt_tokens=calls.get("prompt_tokens", 0),
+        cached_tokens=calls.get("cached_tokens", 0),
         completion_tokens=calls.get("completion_tokens", 0),
         seconds=time.perf_counter() - started,
         error=error,

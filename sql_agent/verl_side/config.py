@@ -174,6 +174,7 @@ FIXED: dict[str, Any] = {
     f"{ROLLOUT}.val_kwargs.temperature": 0.0,
     f"{ROLLOUT}.val_kwargs.n": 1,
     f"{VLLM}.enable_auto_tool_choice": True,
+    f"{VLLM}.enable_prompt_tokens_details": True,  # `rollout/cached_prompt_frac`
     # Otherwise the chat server takes its defaults from the folder's generation_config.json. verl overrides some of them
     # (temperature, top-p, top-k, repetition penalty) but not all (min-p), and the trained log-probs ignore them. The
     # tokens that end a reply are still read from that file.
