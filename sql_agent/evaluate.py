@@ -18,7 +18,7 @@ import functools
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -160,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     solved = {record.task_id for record in records if record.success == 1.0}
     if args.samples > 1:
         console.print(f"pass@{args.samples}, solved in at least one rollout: {len(solved)} of {len(tasks)} tasks")
+        if votes := voted(records):
+            console.print(f"vote@{args.samples}, the most frequent result: {rate(votes)}", soft_wrap=True)
     if args.solved_tasks:
         rows = [environment.row(task) for task in tasks if task.id in solved]
         with written(args.solved_tasks) as part:
@@ -290,6 +292,31 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
 
 def rate_of(records: Sequence[RolloutRecord]) -> Rate:
     return rate([(record.task_id, record.success) for record in records])
+
+
+def voted(records: Sequence[RolloutRecord]) -> list[tuple[str, float | None]]:
+    """The success of each task's most frequent result, the first of equally frequent ones.
+
+    Results are the same if they have as many rows and the same ones of those that a record keeps, in any order.
+    Rollouts without a result have no vote, and a task without any is not solved.
+
+    Returns:
+        The task's id and its success; nothing where no rollout says what its query returned.
+    """
+    ballots: dict[str, Counter[str]] = defaultdict(Counter)
+    success: dict[tuple[str, str], float | None] = {}
+    for record in records:
+        if record.score.value is None or record.comparison is None:
+            continue
+        votes = ballots[record.task_id]
+        if (returned := record.comparison["returned"]) is not None:
+            result = json.dumps([returned["count"], sorted(map(json.dumps, returned["rows"]))])
+            votes[result] += 1
+            success.setdefault((record.task_id, result), record.success)
+    if not success:
+        return []
+    winners = {task: max(votes, key=votes.__getitem__, default="") for task, votes in ballots.items()}
+    return [(task, success.get((task, result), 0.0)) for task, result in winners.items()]
 
 
 def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:

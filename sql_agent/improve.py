@@ -64,7 +64,7 @@ from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import hold_out
 from sql_agent.verl_side.config import precision
 
-FINE_TUNING_SHARE = 0.25
+FINE_TUNING_SHARE = 0.4
 """Share of the minutes that are left after the first measurement."""
 MOST_STEPS = 200
 """Of GRPO; it is measured after its last, which is the last that fits into the minutes."""

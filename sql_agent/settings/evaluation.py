@@ -55,7 +55,8 @@ class EvaluateConfig(EnvironmentFlags):
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""
     samples: int = Field(default=1, ge=1)
-    """Rollouts of each task."""
+    """Rollouts of each task. With several, pass@N counts tasks that one of them solved, and vote@N those whose most
+    frequent result is right."""
     output: Path | None = None
     """File for the trajectories. None: runs/evaluate/TIME.jsonl."""
     solved_tasks: Path | None = None

@@ -18,7 +18,7 @@ from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent import oracle
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.evaluate import Rate, main, summarise, three_way_mean
+from sql_agent.evaluate import Rate, main, summarise, three_way_mean, voted
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import read_questions
 
@@ -85,8 +85,28 @@ def test_each_task_is_sampled_as_often_as_asked_and_the_solved_ones_can_be_writt
     assert load_tasks(solved) == [CHEAPEST, SET_PRICE]
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "pass@3, solved in at least one rollout: 2 of 3 tasks" in printed
+    assert "vote@3, the most frequent result: 66.7% of 3 (95 % interval 20.8% to 93.9%)" in printed
     # "other" has two tasks, one always solved and one never: draws of two tasks give 0, a half or all
     assert "other 6 6 3 50.0 % 0.0 % – 100.0 %" in printed
+
+
+def test_the_most_frequent_result_of_a_task_is_its_vote_and_the_order_of_rows_does_not_count():
+    def record(task, success, rows, count=None):
+        returned = None if rows is None else {"rows": rows, "count": count or len(rows)}
+        score = Score(success, "match" if success else "wrong_result")
+        return RolloutRecord(task, "answer", "answered", score, comparison={"returned": returned})
+
+    one, two = [[1], [2]], [[2], [1]]
+    played = [
+        *(record("a", 0.0, [[9]]), record("a", 1.0, one), record("a", 1.0, two)),
+        *(record("b", 1.0, one), record("b", 0.0, [[9]]), record("b", 0.0, [[9]])),
+        *(record("c", 1.0, one), record("c", 0.0, one, count=7)),  # a tie, which the first wins
+        *(record("d", 0.0, None), record("d", 1.0, one)),
+        record("e", 0.0, None),
+        RolloutRecord("f", "answer", "lost", Score(None, "environment_error")),
+    ]
+    assert voted(played) == [("a", 1.0), ("b", 0.0), ("c", 1.0), ("d", 1.0), ("e", 0.0)]
+    assert voted(played[-1:]) == []
 
 
 def test_samples_at_temperature_0_are_refused(evaluate, capsys):

@@ -103,7 +103,7 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     (typed,) = (each.text for each in commands("README.md") if "agentgrpo improve" in each.text)
     for stands, ours in {
         "models/smollm2-135m-instruct": small_policy, "FILE.sqlite": database, "questions.json": questions,
-        "runs/improved": run, "--minutes 60": "--minutes 0.1 --num-questions 30",
+        "runs/improved": run, "--minutes 30": "--minutes 0.1 --num-questions 30",
     }.items():  # fmt: skip
         assert stands in typed
         typed = typed.replace(stands, str(ours))
