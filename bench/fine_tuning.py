@@ -8,6 +8,7 @@ measured updates times the share of its tokens that they hold.
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -34,6 +35,12 @@ def timed(learner: CrossEntropy, batches: Sequence[list[EncodedReplies]]) -> Tim
     return Timed(sum(len(one.ids) for batch in batches for one in batch), time.perf_counter() - began, losses)
 
 
+def copies(one: EncodedReplies, count: int) -> list[EncodedReplies]:
+    """Rows whose replies differ from their first token on, as those of a group do."""
+    first = one.mask.index(1)
+    return [replace(one, ids=[*one.ids[:first], one.ids[first] + n, *one.ids[first + 1 :]]) for n in range(count)]
+
+
 def main() -> None:
     parser = described_parser("python -m bench.fine_tuning", __doc__)
     parser.add_argument("database", type=Path)
@@ -41,6 +48,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/smollm2-135m-instruct"))
     parser.add_argument("--schema-form", default="compact")
     parser.add_argument("--updates", type=int, default=12, help="updates of each way (default 12)")
+    parser.add_argument("--copies", type=int, default=1, help="rows of each question, as in a group (default 1)")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/bench-fine-tuning"))
     args: argparse.Namespace = parser.parse_args()
     cfg = SftConfig(
@@ -56,7 +64,8 @@ def main() -> None:
 
     def batches(order: Sequence[int]) -> list[list[EncodedReplies]]:
         cut = [order[at : at + cfg.batch_size] for at in range(0, len(order), cfg.batch_size)]
-        return [[run.encoded[number] for number in batch] for batch in cut[:: -(-len(cut) // args.updates)]]
+        drawn = cut[:: -(-len(cut) // args.updates)]
+        return [[row for number in batch for row in copies(run.encoded[number], args.copies)] for batch in drawn]
 
     related = batches(epoch_order(related_conversations(run.encoded), cfg.batch_size, cfg.seed))
     drawn = batches(torch.randperm(len(run.encoded), generator=torch.Generator().manual_seed(cfg.seed)).tolist())
@@ -67,7 +76,8 @@ def main() -> None:
     }
     with patch("sql_agent.local.packed_model.packs", return_value=False):
         ways["batches of one database, each row by itself"] = timed(learner, related)
-    print(f"{len(run.encoded)} conversations, {whole:,} tokens; {args.updates} updates of {cfg.batch_size} each way")
+    each = f"{args.updates} updates of {cfg.batch_size} x {args.copies} rows each way"
+    print(f"{len(run.encoded)} conversations, {whole:,} tokens; {each}")
     print("| way | tokens a second | an epoch, minutes | mean loss |\n| --- | ---: | ---: | ---: |")
     for name, way in ways.items():
         rate = way.tokens / way.seconds
