@@ -39,7 +39,7 @@ SAMPLERS = {
     "in_order": "sql_agent.local.presets:in_order",
 }
 
-PresetName = Literal["agentbench", "agent_peft", "rllm"]
+PresetName = Literal["agentbench", "agent_peft", "rllm", "execution", "partial", "skyrl_sql"]
 PRESETS: tuple[PresetName, ...] = get_args(PresetName)
 # The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`).
 JUDGE = "judge"

@@ -15,8 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import ENDS, Stop
-from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import OVERLAP, OWN_REWARD, FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.names import functions, label
 from sql_agent.settings.groups import RewardModelConfig
 
@@ -24,6 +25,9 @@ from sql_agent.settings.groups import RewardModelConfig
 NO_JUDGE = "no_judge"
 # The reward on such a task for a rollout without an answer: the lower bound of tanh, so no answer gets less.
 NO_ANSWER = -1.0
+# Verdicts on a query of a user's database (`TextToSql.judge`): one that ran, and none at all.
+RAN = frozenset({"wrong_result", "too_many_rows"})
+NO_ANSWER_GIVEN = "no_answer"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class RewardPreset:
     """The policy's text made it impossible to continue; malformed calls from which it recovered cost nothing."""
     out_of_tokens: float | None = None
     """A reply was cut, or the context was full; None: as `out_of_limits`."""
+    ran: float | None = None
+    """A query was handed in and ran, and its result is wrong; None: as `incorrect`."""
+    no_answer: float | None = None
+    """Nothing was handed in; None: as `incorrect`."""
+    overlap: float = 0.0
+    """The most that a wrong result gains by what it shares with the right one (`parts["overlap"]`, in [0, 1])."""
 
 
 # Presets by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
@@ -50,6 +60,11 @@ REWARDS: dict[str, RewardPreset] = {
     "agentbench": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0),
     "agent_peft": RewardPreset(correct=1.0, incorrect=-0.1, out_of_limits=-0.3, malformed=-0.1),
     "rllm": RewardPreset(correct=1.0, incorrect=-1.0, out_of_limits=-0.8, malformed=-0.2),
+    # Arctic-Text2SQL-R1 (arXiv:2505.20315, section 3)
+    "execution": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0, ran=0.1),
+    "partial": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0, ran=0.1, overlap=0.4),
+    # SkyRL-SQL (skyrl_gym/envs/sql/utils.py): -1 for what hands in nothing in the right form
+    "skyrl_sql": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=-1.0, malformed=-1.0, no_answer=-1.0),
 }
 
 # Reasons why a reward function gave no number that concern only the one rollout.
@@ -245,12 +260,18 @@ def _value(record: RolloutRecord, preset: RewardPreset) -> float:
             "to 1, right, or None under NO_JUDGE; correct the environment's `judge`"
         )
     # verdicts 0 and 1 give exactly the preset's numbers; wrong + verdict * (correct - wrong) would round
-    return (1.0 - verdict) * _wrong(record.stop_reason, preset) + verdict * preset.correct
+    return (1.0 - verdict) * _wrong(record.stop_reason, record.score, preset) + verdict * preset.correct
 
 
-def _wrong(stop_reason: Stop, preset: RewardPreset) -> float:
+def _wrong(stop_reason: Stop, score: Score, preset: RewardPreset) -> float:
     if stop_reason == "max_tokens" and preset.out_of_tokens is not None:
         return preset.out_of_tokens
     if ENDS[stop_reason] == "truncated":  # out of turns or tokens without an answer; time costs nothing
         return preset.out_of_limits
-    return preset.malformed if stop_reason == "malformed" else preset.incorrect
+    if stop_reason == "malformed":
+        return preset.malformed
+    if score.reason in RAN and preset.ran is not None:
+        return preset.ran + preset.overlap * score.parts.get(OVERLAP, 0.0)
+    if score.reason == NO_ANSWER_GIVEN and preset.no_answer is not None:
+        return preset.no_answer
+    return preset.incorrect

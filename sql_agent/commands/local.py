@@ -22,7 +22,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.start import load_libraries, report_failures, trained_here
-from sql_agent.names import weights_of
+from sql_agent.names import PRESETS, weights_of
 from sql_agent.settings.flags import message_formatter, read_flags, training_parser
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
@@ -83,8 +83,8 @@ def parser_of(command: str, doc: str | None, config: type[Config], *, reward: st
         "--reward",
         action="append",
         metavar="NAME[=WEIGHT]",
-        help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or "
-        f"judge; several are summed (default {reward})",
+        help=f"a preset ({', '.join(PRESETS)}), a function of yours (FILE.py:NAME or module:NAME), or judge; several "
+        f"are summed (default {reward})",
     )
     return parser
 

@@ -233,9 +233,9 @@ class RewardSettings(Settings):
     """What an episode is worth, and when a run stops because too many have no reward."""
 
     reward: RewardNames | None = None
-    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
-    (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
-    your own environment gives is the preset's. None: the command's own values by outcome."""
+    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm, skyrl_sql, execution,
+    partial), a function of yours (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which
+    are summed. A reward that your own environment gives is the preset's. None: the command's own values by outcome."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
     """How long one call of a reward function may take; the episode is lost under reward_deadline then."""
     reward_on_error: float | None = None
@@ -401,9 +401,9 @@ class BatchGrpoConfig(LocalConfig):
     """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
     the model's context leaves beside a response, as in the main job."""
     reward: RewardNames | None = "agentbench"
-    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm), a function of yours
-    (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which are summed. A reward that
-    your own environment gives is the preset's."""
+    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm, skyrl_sql, execution,
+    partial), a function of yours (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which
+    are summed. A reward that your own environment gives is the preset's."""
 
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:

@@ -49,9 +49,9 @@ class RolloutConfig(Settings):
     """How the verdict is found: `strict`, or as an original finds it, on dbbench AgentBench and LifelongAgentBench, on
     text2sql the evaluators of Spider and BIRD."""
     reward: RewardNames = "agentbench"
-    """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm), a function of yours
-    (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its weight, which are summed:
-    {agentbench: 1, FILE.py:NAME: 0.2}."""
+    """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm, skyrl_sql, execution,
+    partial), a function of yours (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its
+    weight, which are summed: {agentbench: 1, FILE.py:NAME: 0.2}."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
     """How long one call of a reward function may take; the rollout is lost under `reward_deadline` then."""
     reward_on_error: float | None = None

@@ -10,7 +10,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.settings import earlier_settings, names_of, verl_keys
-from sql_agent.names import weights_of
+from sql_agent.names import PRESETS, weights_of
 from sql_agent.settings.flags import add_flags, flags_of
 from sql_agent.settings.load import load_config
 from sql_agent.settings.train import TrainConfig
@@ -32,8 +32,8 @@ def parse_train_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--reward",
         action="append",
         metavar="NAME[=WEIGHT]",
-        help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or judge; "
-        "repeat to sum several",
+        help=f"a preset ({', '.join(PRESETS)}), a function of yours (FILE.py:NAME or module:NAME), or judge; repeat to "
+        "sum several",
     )
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")

@@ -27,7 +27,7 @@ from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_rows, unfenced
-from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result, same_state
+from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, overlap, same_result, same_state
 from sql_agent.text_to_sql.load import kind_of, orders_rows, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
 from sql_agent.text_to_sql.schema import lengths, render_schema
@@ -794,3 +794,17 @@ def test_the_example_makes_questions_of_which_every_reference_is_right(tmp_path)
         assert {question.kind for question in split.train} == {"plain", "aggregate", "nested", "join"}
         for question in [*split.train, *split.val]:
             assert play(environment, question, ("submit_sql", question.query))[2].value == 1.0
+
+
+@pytest.mark.parametrize(("given", "share"), [
+    pytest.param([(1, "a"), (3, "c")], 0.25, id="one_row_of_two"),  # rows 2 x 1 / 4, columns 0
+    pytest.param([(1, "a", "x"), (2, "b", "y")], 0.4, id="a_column_too_many"),  # rows 0, columns 2 x 2 / 5
+    pytest.param([(2, "b"), (1, "a")], 1.0, id="another_order"),
+    pytest.param([(1,), (2,)], 1 / 3, id="a_column_is_missing"),  # rows 0, columns 2 x 1 / 3
+    pytest.param([(1, "a"), (2, "b"), (1, "a")], 0.4, id="a_row_twice"),  # rows 2 x 2 / 5, columns 0
+    pytest.param([("a", 1), ("b", 2)], 0.5, id="columns_the_wrong_way_round"),
+    pytest.param([(9,)], 0.0, id="nothing"),
+    pytest.param([], 0.0, id="no_row"),
+])  # fmt: skip
+def test_a_wrong_result_shares_rows_and_columns(given, share):
+    assert overlap(given, [(1, "a"), (2, "b")]) == pytest.approx(share)

@@ -21,6 +21,7 @@ from dbbench_adapter.engines import BackendUnavailable, Result, known_places, op
 from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession, format_unreadable
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
+from sql_agent.datatypes import OVERLAP
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings, SchemaForm
 from sql_agent.text_to_sql.datatypes import Question
@@ -41,6 +42,7 @@ from sql_agent.text_to_sql.judges import (
     as_run,
     left_by_one,
     order_counts,
+    overlap,
     same_result,
     same_state,
     undecodable,
@@ -193,7 +195,9 @@ class TextToSql(Environment):
         if expected is None:
             return Score(None, "reference_failed")
         right = self._is_right(question, given.rows or (), expected)
-        return Score(1.0, "match") if right else Score(0.0, "wrong_result")
+        if right:
+            return Score(1.0, "match")
+        return Score(0.0, "wrong_result", {OVERLAP: overlap(given.rows or (), expected)})
 
     def _is_right(self, question: Question, given: Rows, expected: Rows) -> bool:
         same = partial(same_result, self._judge, given, expected, engine=self._engine)

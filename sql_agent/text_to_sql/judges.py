@@ -81,6 +81,24 @@ def same_result(
     return same_rows(given, expected, ranks=ranks if ordered else None, decimals=engine.average_decimals)
 
 
+def overlap(given: Rows, expected: Rows) -> float:
+    """How much two results share, in [0, 1]: the mean of the F1 scores over their rows and over their columns.
+
+    Both are multisets; a column is the multiset of its cells. Cells are equal as Python's are, 1 and 1.0 too.
+    """
+    columns = (map(_multiset, zip(*rows, strict=True)) for rows in (given, expected))
+    return (_f1(Counter(given), Counter(expected)) + _f1(*map(Counter, columns))) / 2
+
+
+def _multiset(cells: Iterable[Any]) -> frozenset[tuple[Any, int]]:
+    return frozenset(Counter(cells).items())
+
+
+def _f1(given: Counter[Any], expected: Counter[Any]) -> float:
+    total = given.total() + expected.total()
+    return 2 * (given & expected).total() / total if total else 0.0
+
+
 def order_counts(judge: ExecutionJudge, reference: str | None, engine: Engine = SQLITE) -> bool:
     """Whether the judge compares the order of rows too; for `bird` and without a reference it never does."""
     if judge == "bird" or reference is None:
