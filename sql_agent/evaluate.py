@@ -162,11 +162,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(f"pass@{args.samples}, solved in at least one rollout: {len(solved)} of {len(tasks)} tasks")
         if votes := voted(records):
             console.print(f"vote@{args.samples}, the most frequent result: {rate(votes)}", soft_wrap=True)
-    if args.solved_tasks:
-        rows = [environment.row(task) for task in tasks if task.id in solved]
-        with written(args.solved_tasks) as part:
-            part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
-        console.print(f"the tasks that were solved: {args.solved_tasks}")
+    failed = {record.task_id for record in records if record.success == 0.0}
+    for file, chosen, words in (
+        (args.solved_tasks, solved, "solved"),
+        (args.learnable_tasks, solved & failed, "solved by some rollouts and not by others"),
+    ):
+        if file is not None:
+            rows = [environment.row(task) for task in tasks if task.id in chosen]
+            with written(file) as part:
+                part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+            console.print(f"the {len(rows)} tasks that were {words}: {file}", soft_wrap=True)
 
 
 def _fitted(
@@ -468,7 +473,11 @@ def _parse(argv: Sequence[str] | None) -> EvaluateConfig:
         help="with --agent: a function of the rollout's record; repeat to sum several",
     )
     cfg = read_flags(parser, EvaluateConfig, parser.parse_args(argv))
-    for name, path in (("--output", cfg.output), ("--solved-tasks", cfg.solved_tasks)):
+    for name, path in (
+        ("--output", cfg.output),
+        ("--solved-tasks", cfg.solved_tasks),
+        ("--learnable-tasks", cfg.learnable_tasks),
+    ):
         if path is not None and path.exists():
             parser.error(f"{name} {path} exists; name another file, nothing is overwritten")
     return cfg

@@ -61,6 +61,8 @@ class EvaluateConfig(EnvironmentFlags):
     """File for the trajectories. None: runs/evaluate/TIME.jsonl."""
     solved_tasks: Path | None = None
     """Write the tasks that were solved at least once here, to train on those."""
+    learnable_tasks: Path | None = None
+    """Write the tasks here that some rollouts solved and others did not: GRPO learns from these alone."""
 
     @field_validator("env")
     @classmethod
@@ -81,6 +83,8 @@ class EvaluateConfig(EnvironmentFlags):
             raise ValueError(
                 "--samples of a task are all the same at --temperature 0; give --temperature 1, or leave out --samples"
             )
+        if self.samples == 1 and self.learnable_tasks is not None:
+            raise ValueError("--learnable-tasks needs several --samples of a task, and --temperature 1")
         return self
 
     @property

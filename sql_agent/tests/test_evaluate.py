@@ -1,6 +1,7 @@
 """`sql_agent.evaluate`: its report, its files, its refusals, and the ceiling of DB-Bench's own task file."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -76,13 +77,24 @@ def test_success_is_reported_per_question_type_and_every_trajectory_written(eval
 
 def test_each_task_is_sampled_as_often_as_asked_and_the_solved_ones_can_be_written(evaluate, tmp_path, capsys):
     unsolved = dataclasses.replace(CHEAPEST, id="t-9", gold=Gold(answers=("Fig",)))
+    learnable = tmp_path / "learnable.jsonl"
     solved = tmp_path / "solved.jsonl"
     script = oracle.replay([CHEAPEST, SET_PRICE])  # it answers t-9, the same question, as t-0
-    options = ["--samples", "3", "--temperature", "1", "--solved-tasks", str(solved)]
+    options = [
+        "--samples",
+        "3",
+        "--temperature",
+        "1",
+        "--solved-tasks",
+        str(solved),
+        "--learnable-tasks",
+        str(learnable),
+    ]
     rows = evaluate([CHEAPEST, SET_PRICE, unsolved], *options, script=script)
     assert Counter(row["task_id"] for row in rows) == {"t-0": 3, "t-1": 3, "t-9": 3}
     assert [row["comparison"]["expected"]["rows"] for row in rows if row["task_id"] == "t-9"] == [[["Fig"]]] * 3
     assert load_tasks(solved) == [CHEAPEST, SET_PRICE]
+    assert learnable.read_text() == ""  # each is always solved or never
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "pass@3, solved in at least one rollout: 2 of 3 tasks" in printed
     assert "vote@3, the most frequent result: 66.7% of 3 (95 % interval 20.8% to 93.9%)" in printed
@@ -266,6 +278,35 @@ def test_questions_about_a_database_of_your_own_are_played_and_those_that_were_s
     assert solved == [
         Question("solved-1", "Which?", "fish", "SELECT name FROM fish", evidence="all of them", kind="simple")
     ]
+
+
+def test_questions_that_some_rollouts_solve_and_others_do_not_are_written_for_grpo(tmp_path, capsys):
+    with closing(sqlite3.connect(tmp_path / "fish.db")) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT); INSERT INTO fish VALUES ('cod'), ('eel');")
+    queries = {
+        "How many?": "SELECT count(*) FROM fish",
+        "Which?": "SELECT name FROM fish",
+        "The first?": "SELECT 'cod'",
+    }
+    rows = [{"question": question, "query": query} for question, query in queries.items()]
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    turns = itertools.cycle(["SELECT name FROM fish", "SELECT 1"])
+
+    def script(history):
+        asked = history[-1]["content"]
+        query = "SELECT 2" if "How many?" in asked else next(turns) if "Which?" in asked else "SELECT 'eel'"
+        return oracle.calls(oracle.call("submit_sql", {"sql": query}))
+
+    command = ["--model", "oracle", "--database", str(tmp_path / "fish.db"), "--tasks", str(tmp_path / "q.json")]
+    command += ["--output", str(tmp_path / "out.jsonl"), "--learnable-tasks", str(tmp_path / "some.jsonl")]
+    with oracle.serve(oracle.app(script)) as url:
+        main(["--base-url", url, *command, "--samples", "4", "--temperature", "1"])
+    assert "the 1 tasks that were solved by some rollouts and not by others" in capsys.readouterr().out
+    (found,) = read_questions(tmp_path / "some.jsonl", DatabaseFiles(tmp_path / "fish.db"))
+    assert found.question == "Which?"
+    with pytest.raises(SystemExit):
+        main(["--base-url", url, *command])
+    assert "--learnable-tasks needs several --samples of a task" in capsys.readouterr().err
 
 
 def test_a_registered_environment_is_played_on_its_own_tasks(tmp_path, capsys):
