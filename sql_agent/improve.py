@@ -257,19 +257,25 @@ class Improvement:
     # Report -----------------------------------------------------------------------------------------------------------
 
     def _summary(self) -> list[str]:
-        stages = {"before": read_rows(self._folder / ASKED_BEFORE)}
-        run = read_run(self._folder / GRPO)
-        played = [row for row in run.trajectories if row.get("validate")]
-        first, last = (find(row["train_step"] for row in played) for find in (min, max))
-        for name, step in (("after fine-tuning", first), (f"after GRPO, step {last}", last)):
-            stages[name] = [row for row in played if row["train_step"] == step]
+        stages, run = stages_of(self._folder), read_run(self._folder / GRPO)
         lines = [f"held-out success {name:<24} {success_of(rows)}" for name, rows in stages.items()]
-        if change := compared(stages["before"], [row for row in played if row["train_step"] == last]):
+        before, tuned, trained = stages.values()
+        if change := compared(before, trained):
             lines.append(f"change in all: {change}")
-        tuned, trained = (sum(solved(row) is True for row in rows) for rows in list(stages.values())[1:])
-        model = run.checkpoints[-1] if trained >= tuned else self._tuned
+        better = sum(solved(row) is True for row in trained) >= sum(solved(row) is True for row in tuned)
+        model = run.checkpoints[-1] if better else self._tuned
         talk = agentgrpo_command("interactive", "--model", model, *self._database, "--tasks", self._held_out)
         return [*lines, f"minutes: {sum(self._done.values()):.0f}", f"next, with the better of the two: {talk}"]
+
+
+def stages_of(folder: Path) -> dict[str, list[Row]]:
+    """The held-out rollouts before, after fine-tuning and after GRPO."""
+    played = [row for row in read_run(folder / GRPO).trajectories if row.get("validate")]
+    first, last = (find(row["train_step"] for row in played) for find in (min, max))
+    after = {"after fine-tuning": first, f"after GRPO, step {last}": last}
+    return {"before": read_rows(folder / ASKED_BEFORE)} | {
+        name: [row for row in played if row["train_step"] == step] for name, step in after.items()
+    }
 
 
 def _keys(task: Question) -> Iterator[tuple[str, str]]:
