@@ -162,6 +162,8 @@ def why_not(record: object) -> str | None:
         return "lost"
     if record.get("validate"):
         return "of a run's validation"
+    if (record.get("chains") or 1) > 1:
+        return "of an agent with several conversations"
     score = record.get("score")
     if not isinstance(score, dict) or "value" not in score:
         raise RowError("score", "expected a verdict; is this a file of rollouts?")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from dbbench_adapter.datatypes import Row, Rows
@@ -28,10 +29,14 @@ class Excerpt:
     """JSON values, at most `SHOWN_ROWS` rows."""
     count: int
     """Rows of the whole result."""
+    digest: str = field(default="", compare=False)
+    """Equal for equal results: of all rows, in their order only where it counts."""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Any]]) -> Excerpt:
-        return cls([_row(row) for row in rows[:SHOWN_ROWS]], len(rows))
+    def of(cls, rows: Sequence[Sequence[Any]], *, ordered: bool = False) -> Excerpt:
+        texts = list(map(repr, rows))
+        whole = "\n".join(texts if ordered else sorted(texts)).encode(errors="replace")
+        return cls([_row(row) for row in rows[:SHOWN_ROWS]], len(rows), sha256(whole).hexdigest()[:16])
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dbbench_adapter.interaction import Stop
 # The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
 # `parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it.
 OWN_REWARD = "own_reward"
-# The part of a wrong verdict on a query that says how much its result shares with the right one, in [0, 1].
-OVERLAP = "overlap"
+# The part of a wrong verdict on a query that says how like its result is to the right one, from 0 to 1.
+LIKENESS = "likeness"
 # Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
 # rollout's row is full (`sql_agent.verl_side.plugin.model_server`).
 ROW_END = "row_end"
@@ -59,7 +59,7 @@ class RolloutRecord:
     refused_statements: int = 0
     """Statements that the embedded SQLite refused because only MariaDB or MySQL answer them with certainty."""
     cached_tokens: int = 0
-    """Those of `prompt_tokens` that the endpoint says it took from its prefix cache; our servers do."""
+    """Those of `prompt_tokens` that the endpoint says it took from its prefix cache; the main job's servers do."""
 
     @property
     def tool_calls(self) -> int:

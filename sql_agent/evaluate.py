@@ -302,25 +302,26 @@ def rate_of(records: Sequence[RolloutRecord]) -> Rate:
 def voted(records: Sequence[RolloutRecord]) -> list[tuple[str, float | None]]:
     """The success of each task's most frequent result, the first of equally frequent ones.
 
-    Results are the same if they have as many rows and the same ones of those that a record keeps, in any order.
-    Rollouts without a result have no vote, and a task without any is not solved.
+    Rollouts without a result have no vote. Tasks whose results no record says are left out.
 
     Returns:
-        The task's id and its success; nothing where no rollout says what its query returned.
+        The task's id and its success.
     """
-    ballots: dict[str, Counter[str]] = defaultdict(Counter)
-    success: dict[tuple[str, str], float | None] = {}
+    ballots: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    success: dict[tuple[str, tuple[str, str]], float | None] = {}
     for record in records:
-        if record.score.value is None or record.comparison is None:
+        compared = record.comparison
+        if record.score.value is None or compared is None or (compared["state"] and compared["expected"] is None):
             continue
         votes = ballots[record.task_id]
-        if (returned := record.comparison["returned"]) is not None:
-            result = json.dumps([returned["count"], sorted(map(json.dumps, returned["rows"]))])
+        if compared["returned"] is not None:
+            # what a task changes is said by both: the rows that only the reference leaves, and those that only it does
+            result = compared["returned"]["digest"], compared["expected"]["digest"] if compared["state"] else ""
             votes[result] += 1
             success.setdefault((record.task_id, result), record.success)
     if not success:
         return []
-    winners = {task: max(votes, key=votes.__getitem__, default="") for task, votes in ballots.items()}
+    winners = {task: max(votes, key=votes.__getitem__, default=("", "")) for task, votes in ballots.items()}
     return [(task, success.get((task, result), 0.0)) for task, result in winners.items()]
 
 
@@ -473,11 +474,11 @@ def _parse(argv: Sequence[str] | None) -> EvaluateConfig:
         help="with --agent: a function of the rollout's record; repeat to sum several",
     )
     cfg = read_flags(parser, EvaluateConfig, parser.parse_args(argv))
-    for name, path in (
-        ("--output", cfg.output),
-        ("--solved-tasks", cfg.solved_tasks),
-        ("--learnable-tasks", cfg.learnable_tasks),
-    ):
+    files = {"--output": cfg.output, "--solved-tasks": cfg.solved_tasks, "--learnable-tasks": cfg.learnable_tasks}
+    named = [path for path in files.values() if path is not None]
+    if len(set(named)) < len(named):
+        parser.error(f"{', '.join(files)} need a file each")
+    for name, path in files.items():
         if path is not None and path.exists():
             parser.error(f"{name} {path} exists; name another file, nothing is overwritten")
     return cfg

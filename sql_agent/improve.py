@@ -67,7 +67,7 @@ from sql_agent.verl_side.config import precision
 FINE_TUNING_SHARE = 0.4
 """Share of the minutes that are left after the first measurement."""
 MOST_STEPS = 200
-"""Of GRPO; it is measured after its last, which is the last that fits into the minutes."""
+"""Steps of GRPO, of which as many are made as fit into the minutes."""
 BATCH = 16
 """Questions of an update of fine-tuning: their schema is computed once, so eight more cost little."""
 SERVER_START_S = 600.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.interaction import ENDS, Stop
-from sql_agent.datatypes import OVERLAP, OWN_REWARD, FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import LIKENESS, OWN_REWARD, FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.names import functions, label
 from sql_agent.settings.groups import RewardModelConfig
 
@@ -27,7 +27,7 @@ NO_JUDGE = "no_judge"
 NO_ANSWER = -1.0
 # Verdicts on a query of a user's database (`TextToSql.judge`): one that ran, and none at all.
 RAN = frozenset({"wrong_result", "too_many_rows"})
-NO_ANSWER_GIVEN = "no_answer"
+NOTHING_HANDED_IN = "no_answer"
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class RewardPreset:
     """A query was handed in and ran, and its result is wrong; None: as `incorrect`."""
     no_answer: float | None = None
     """Nothing was handed in; None: as `incorrect`."""
-    overlap: float = 0.0
-    """The most that a wrong result gains by what it shares with the right one (`parts["overlap"]`, in [0, 1])."""
+    for_likeness: float = 0.0
+    """The most that a wrong result gains by being like the right one (`parts["likeness"]`, from 0 to 1)."""
 
 
 # Presets by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
@@ -62,7 +62,7 @@ REWARDS: dict[str, RewardPreset] = {
     "rllm": RewardPreset(correct=1.0, incorrect=-1.0, out_of_limits=-0.8, malformed=-0.2),
     # Arctic-Text2SQL-R1 (arXiv:2505.20315, section 3)
     "execution": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0, ran=0.1),
-    "partial": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0, ran=0.1, overlap=0.4),
+    "partial": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0, ran=0.1, for_likeness=0.4),
     # SkyRL-SQL (skyrl_gym/envs/sql/utils.py): -1 for what hands in nothing in the right form
     "skyrl_sql": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=-1.0, malformed=-1.0, no_answer=-1.0),
 }
@@ -235,7 +235,7 @@ def _without_judge(record: RolloutRecord, scorer: ScorerResult | None, shaping: 
     if scorer is None:
         return Reward(None, record.score.reason, record.score.parts)
     if not answered(record):
-        return Reward(NO_ANSWER, "no_answer", {"base": NO_ANSWER, "shaping": 0.0})
+        return Reward(NO_ANSWER, NOTHING_HANDED_IN, {"base": NO_ANSWER, "shaping": 0.0})
     bounded = bounded_score(scorer, shaping)
     if bounded is None:
         return Reward(None, scorer.failure or scorer.reason)
@@ -271,7 +271,7 @@ def _wrong(stop_reason: Stop, score: Score, preset: RewardPreset) -> float:
     if stop_reason == "malformed":
         return preset.malformed
     if score.reason in RAN and preset.ran is not None:
-        return preset.ran + preset.overlap * score.parts.get(OVERLAP, 0.0)
-    if score.reason == NO_ANSWER_GIVEN and preset.no_answer is not None:
+        return preset.ran + preset.for_likeness * score.parts.get(LIKENESS, 0.0)
+    if score.reason == NOTHING_HANDED_IN and preset.no_answer is not None:
         return preset.no_answer
     return preset.incorrect

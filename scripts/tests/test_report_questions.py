@@ -1,12 +1,14 @@
 """The held-out questions of a run before and after, and two runs side by side."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from scripts.tests.report_run import AFTER, BEFORE, HOSTILE, make_run
 from sql_agent.commands.report import main
+from sql_agent.comparison import Excerpt
 from sql_agent.report.compare import Pair, same_tasks, settings_that_differ
 from sql_agent.report.questions import question, side_by_side, validations
 from sql_agent.report.reading import read_run
@@ -45,7 +47,7 @@ def test_a_row_holds_question_and_both_answers_with_what_was_compared(run):
         "comparison": {
             "submitted": "SELECT count(custmer) FROM customer",
             "reference": "SELECT count(*) FROM customer",
-            "expected": {"rows": [[3]], "count": 1},
+            "expected": asdict(Excerpt.of([(3,)])),
             "returned": None,
             "error": "no such column: custmer",
             "ordered": False,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from agentgrpo.chat.messages import num_tool_calls, why_rendered
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, written
@@ -40,12 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         read = read_rollouts(args.rollouts)
     except (OutputError, PreferenceFileError) as error:
         return failed(error)
-    tasks: dict[object, list[SavedRollout]] = defaultdict(list)
+    tasks = {rollout.task for rollout in read.rollouts}
+    right: dict[object, list[SavedRollout]] = defaultdict(list)
     for rollout in read.rollouts:
-        tasks[rollout.task].append(rollout)
-    right = {task: found for task, all_ in tasks.items() if (found := [each for each in all_ if each.right])}
+        if rollout.right and (why := why_not_learnt(rollout)) is not None:
+            read.left_out[why] += 1
+        elif rollout.right:
+            right[rollout.task].append(rollout)
     kept = [rollout for found in right.values() for rollout in chosen(found, args.per_task)]
-    print(f"{read.rows} rollouts in {read.files} files: {len(right)} of {len(tasks)} tasks were solved at least once")
+    print(f"{read.rows} rollouts in {read.files} files: {len(right)} of {len(tasks)} tasks have a right one")
     for reason, count in sorted((reason, count) for reason, count in read.left_out.items() if count):
         print(f"  left out, {reason}: {count}")
     for problem in read.problems[:MOST_NAMED]:
@@ -64,11 +68,21 @@ def chosen(rollouts: Sequence[SavedRollout], most: int) -> list[SavedRollout]:
     for rollout in sorted(rollouts, key=lambda each: each.chars):
         by_text.setdefault(_said(rollout), rollout)
     taken, *left = by_text
-    texts = [taken]
+    texts, likest = [taken], dict.fromkeys(left, 0.0)
     while left and len(texts) < most:
-        texts.append(min(left, key=lambda text: max(_likeness(text, other) for other in texts)))
+        likest = {text: max(likest[text], _likeness(text, texts[-1])) for text in left}
+        texts.append(min(left, key=likest.__getitem__))
         left.remove(texts[-1])
     return [by_text[text] for text in texts]
+
+
+def why_not_learnt(rollout: SavedRollout) -> str | None:
+    """Why fine-tuning would refuse the rollout, or learn another conversation than the agent had."""
+    if any(map(why_rendered, (*rollout.prompt, *rollout.side))):
+        return "with a mark of a chat format"
+    if rollout.tools is None and num_tool_calls(rollout.side):
+        return "that calls tools which its file does not describe"
+    return None
 
 
 def _likeness(a: str, b: str) -> float:
@@ -76,7 +90,7 @@ def _likeness(a: str, b: str) -> float:
 
 
 def _said(rollout: SavedRollout) -> str:
-    """What the agent wrote, without what its tools answered."""
+    """The agent's own words, without what its tools answered."""
     replies = [message for message in rollout.side if message.role == "assistant"]
     return "\n".join(
         text

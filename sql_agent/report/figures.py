@@ -183,7 +183,7 @@ def _parts(rows: Sequence[Row]) -> list[Figure]:
 
 
 # Metrics under `reward/` that are no part of the reward.
-OVERALL = ("mean", "std", "unjudged_frac")
+OVERALL = ("mean", "std", "unjudged_frac", "likeness")
 
 
 def _speed(rows: Sequence[Row]) -> dict[str, Points]:

@@ -57,6 +57,7 @@ def render_page(run: Run) -> str:
             [("measured at one step", "", "value", "step")], [row for each in once for row in single(each)]
         ),
         "EMPTY": "".join(f"<li>{html.escape(f'{each.title}: {each.empty}')}</li>" for each in empty),
+        "FIGURES_HEAD": "<h2>Figures</h2>" if len(drawn) > 1 or once or empty else "",
         "NO_TRAJECTORIES": "" if plays(run) else "hidden",
         "COUNT": html.escape(counted(run, len(kept))),
         "TRAJECTORIES": as_data([{"place": place, **browser_row(row)} for place, row in kept]),

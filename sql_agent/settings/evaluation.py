@@ -62,7 +62,8 @@ class EvaluateConfig(EnvironmentFlags):
     solved_tasks: Path | None = None
     """Write the tasks that were solved at least once here, to train on those."""
     learnable_tasks: Path | None = None
-    """Write the tasks here that some rollouts solved and others did not: GRPO learns from these alone."""
+    """Write the tasks here that some rollouts solved and others did not; with a reward of 1 or 0 GRPO learns from these
+    alone."""
 
     @field_validator("env")
     @classmethod

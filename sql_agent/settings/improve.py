@@ -28,7 +28,7 @@ class ImproveConfig(QuestionsConfig):
     """Questions to make from the database and to learn beside your own; 0 makes none."""
     minutes: float = Field(default=120, gt=0)
     """About how long the whole may take: it plans as many updates and steps as fit, beside start-up and measuring. It
-    always makes one step, which may take longer."""
+    always makes two steps, which may take longer."""
     run_dir: Path = Path("runs/improve")
     """Folder for questions, models, measurements and the report, one folder a stage. The same command goes on after a
     stop."""

@@ -234,8 +234,8 @@ class TrainerConfig(Settings):
     steps: Annotated[int, VerlKey("trainer.total_training_steps")] = Field(default=20, ge=1)
     """Train steps of the run, counted from its very first start."""
     minutes: Annotated[float | None, FlagName("minutes")] = Field(default=None, gt=0)
-    """Most minutes of this start, with start-up, validations and checkpoints. After each step the run plans as many of
-    `steps` as fit, and two at least. None: all."""
+    """Most minutes of this start, with start-up and validations. After each step the run plans as many of `steps` as
+    fit; two are the fewest. None: all."""
     max_off_policy_steps: int = Field(default=0, ge=0, le=16, validation_alias="max_lag")
     """Train steps by which rollouts may be older than the weights that they train: so many more batches are played at
     once, and go on during update and validation, which pays where single rollouts are slow. What is due is

@@ -47,6 +47,11 @@ class RunContext:
 
     kept: list[Any] = field(default_factory=list)
     """Handles of Ray actors that live as long as the run."""
+    steps: int = field(init=False)
+    """The last train step, as far as it is planned."""
+
+    def __post_init__(self) -> None:
+        self.steps = self.cfg.trainer.steps
 
     @property
     def run_dir(self) -> Path:

@@ -54,7 +54,7 @@ class Console:
     ) -> None:
         self.run_dir, self.steps, self.started = run_dir, trainer.steps, psutil.Process().create_time()
         self._run_id, self._printed_at = run_id, time.monotonic()
-        self._planned, self._minutes = trainer.steps, trainer.minutes
+        self._most, self._minutes = trainer.steps, trainer.minutes
         rows = earlier_steps(run_dir / "metrics.jsonl") if done else []
         self._zero_variance = sum(map(had_zero_variance, rows))
         self._work, self._kind = work, kind
@@ -101,7 +101,7 @@ class Console:
 
     def _plan(self, steps: int) -> None:
         if steps != self.steps:
-            self._print(f"{'':11}{steps} of {self._planned} steps fit into {self._minutes:g} minutes")
+            self._print(f"{'':11}the run ends with step {steps} of {self._most}, by --minutes {self._minutes:g}")
             self.steps = steps
             self._progress.plan(steps)
 

@@ -140,9 +140,10 @@ def describe_plan(
         if cfg.rollout.max_resamples
         else ""
     )
+    most = "at most " if cfg.trainer.minutes is not None else ""
     lines.append(
-        f"train steps: {cfg.trainer.steps}, each of {batch} tasks x {group} rollouts{resampled}; updates in a step: "
-        f"{updates}, each of {batch * group // updates} rollouts, at most {cfg.micro_batch_tokens(cpu=cpu):,} "
+        f"train steps: {most}{cfg.trainer.steps}, each of {batch} tasks x {group} rollouts{resampled}; updates in a "
+        f"step: {updates}, each of {batch * group // updates} rollouts, at most {cfg.micro_batch_tokens(cpu=cpu):,} "
         "tokens in one pass"
     )
     every = f"every {cfg.trainer.val_every} steps and at the end" if cfg.trainer.val_every else "never"
@@ -173,7 +174,10 @@ def describe_time(trainer: TrainerConfig, work: Work | None, kind: str | None) -
     whole_s = whole_run(trainer, seen)
     parts = [f"a step {format_time(seen.step_s)}"] if seen.step_s is not None else []
     parts += [f"a validation {format_time(seen.validation_s)}"] if seen.validation_s is not None else []
-    parts += [f"the run {format_time(whole_s)}, without start-up"] if whole_s is not None else []
+    if trainer.minutes is not None:
+        parts.append(f"the run at most {trainer.minutes:g} min")
+    elif whole_s is not None:
+        parts.append(f"the run {format_time(whole_s)}, without start-up")
     return f"time: about {'; '.join(parts)}; at the speed of {pace.run}"
 
 

@@ -58,6 +58,8 @@ class Progress:
         self._trainer, self._clock, self._rollouts, self._updates = trainer, clock, rollouts, updates
         self._expected = expected or StepTimes()
         self._rows, self._done = list(rows), done
+        self._open = trainer.minutes is not None
+        """Whether how many steps fit into `trainer.minutes` is planned after the step that comes first."""
         self._batch: Batch | None = None
         self._micro: MicroBatches | None = None
         # What the worker had reported when the batch of rollouts began.
@@ -80,7 +82,7 @@ class Progress:
 
     def plan(self, steps: int) -> None:
         """Let the run end with this step."""
-        self._trainer = self._trainer.model_copy(update={"steps": steps})
+        self._trainer, self._open = self._trainer.model_copy(update={"steps": steps}), False
 
     def end(self) -> None:
         # The run has ended in the middle of the batch.
@@ -100,8 +102,10 @@ class Progress:
         steps = trainer.steps - self._done
         fresh = self._done == 0 and not self._rows
         validations = validations_left(trainer, self._done, first=fresh and trainer.val_before_train)
-        what = f"ahead: {_many(steps, 'train step')} of {self._rollouts} rollouts"
+        what = f"ahead: {'at most ' * self._open}{_many(steps, 'train step')} of {self._rollouts} rollouts"
         what += f" and {_many(validations, 'validation')}" if validations else ""
+        if self._open:
+            return f"{what}, for {trainer.minutes:g} minutes with start-up"
         if fresh and (whole_s := whole_run(trainer, self._expected)) is not None:
             return f"{what}, about {format_time(whole_s)} at the speed of the last run of such a model here"
         if (left_s := self.run_left_s) is not None:
@@ -142,7 +146,7 @@ class Progress:
         in_step, in_run = step_left(seen, phase, fraction), run_left(self._trainer, batch.step - 1, seen)
         if in_step is None or seen.step_s is None:
             return _more(batch, self._clock()) if phase == "rollouts" else "; left: not measured yet"
-        run = "unknown" if in_run is None else format_time(in_run - seen.step_s + in_step)
+        run = "unknown" if in_run is None or self._open else format_time(in_run - seen.step_s + in_step)
         return f"; left: step {format_time(in_step)}, run {run}"
 
     def _validation_left(self, batch: Batch) -> str:
@@ -153,7 +157,7 @@ class Progress:
         if seen.validation_s is None:
             return _more(batch, self._clock())
         here = (1 - _share(batch)) * seen.validation_s
-        run = "unknown" if after is None else format_time(after + here)
+        run = "unknown" if after is None or self._open else format_time(after + here)
         return f"; left: {format_time(here)}, run {run}"
 
 

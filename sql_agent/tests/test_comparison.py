@@ -161,8 +161,8 @@ def test_the_span_of_a_rollout_holds_no_solution_and_its_trajectory_does():
     assert trajectory_line(result, 1, validate=True)["comparison"] == {
         "submitted": "SELECT 1",
         "reference": "SELECT 5ecret",
-        "expected": {"rows": [["go1d"]], "count": 1},
-        "returned": {"rows": [[1]], "count": 1},
+        "expected": {"rows": [["go1d"]], "count": 1, "digest": ""},
+        "returned": {"rows": [[1]], "count": 1, "digest": ""},
         "error": None,
         "ordered": False,
         "state": False,

@@ -18,6 +18,7 @@ from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent import oracle
+from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.evaluate import Rate, main, summarise, three_way_mean, voted
 from sql_agent.text_to_sql.datatypes import Question
@@ -102,23 +103,32 @@ def test_each_task_is_sampled_as_often_as_asked_and_the_solved_ones_can_be_writt
     assert "other 6 6 3 50.0 % 0.0 % – 100.0 %" in printed
 
 
-def test_the_most_frequent_result_of_a_task_is_its_vote_and_the_order_of_rows_does_not_count():
-    def record(task, success, rows, count=None):
-        returned = None if rows is None else {"rows": rows, "count": count or len(rows)}
+def test_the_most_frequent_result_of_a_task_is_its_vote():
+    def record(task, success, rows, *, ordered=False, missing=None):
+        returned = None if rows is None else Excerpt.of(rows, ordered=ordered)
+        expected = None if missing is None else Excerpt.of(missing)
+        compared = Comparison(returned=returned, expected=expected, state=missing is not None)
         score = Score(success, "match" if success else "wrong_result")
-        return RolloutRecord(task, "answer", "answered", score, comparison={"returned": returned})
+        return RolloutRecord(task, "answer", "answered", score, comparison=compared.to_dict())
 
-    one, two = [[1], [2]], [[2], [1]]
+    many = [(n,) for n in range(30)]
     played = [
-        *(record("a", 0.0, [[9]]), record("a", 1.0, one), record("a", 1.0, two)),
-        *(record("b", 1.0, one), record("b", 0.0, [[9]]), record("b", 0.0, [[9]])),
-        *(record("c", 1.0, one), record("c", 0.0, one, count=7)),  # a tie, which the first wins
-        *(record("d", 0.0, None), record("d", 1.0, one)),
-        record("e", 0.0, None),
-        RolloutRecord("f", "answer", "lost", Score(None, "environment_error")),
+        *(record("any order", 0.0, [(9,)]), record("any order", 1.0, many), record("any order", 1.0, many[::-1])),
+        *(record("wrong", 1.0, many), record("wrong", 0.0, [(9,)]), record("wrong", 0.0, [(9,)])),
+        *(record("a tie", 1.0, many), record("a tie", 0.0, [*many[:29], (99,)])),
+        *(record("failed", 0.0, None), record("failed", 0.0, None), record("failed", 1.0, many)),
+        *(record("its order", success, rows, ordered=True) for success, rows in ((0.0, many), (1.0, many[::-1]))),
+        record("its order", 1.0, many[::-1], ordered=True),
+        # a task that changes data: nothing but the reference's row is missing, or nothing is
+        *(record("changes", success, [], missing=rows) for success, rows in ((0.0, [(1,)]), (1.0, []), (1.0, []))),
+        record("no result", 0.0, None),
+        RolloutRecord("lost", "answer", "environment_error", Score(None, "environment_error")),
+        RolloutRecord("unsaid", "UPDATE", "answered", Score(1.0, "match"), comparison=Comparison(state=True).to_dict()),
     ]
-    assert voted(played) == [("a", 1.0), ("b", 0.0), ("c", 1.0), ("d", 1.0), ("e", 0.0)]
-    assert voted(played[-1:]) == []
+    assert dict(voted(played)) == {
+        "any order": 1.0, "wrong": 0.0, "a tie": 1.0, "failed": 1.0, "its order": 1.0, "changes": 1.0, "no result": 0.0,
+    }  # fmt: skip
+    assert voted(played[-2:]) == []
 
 
 def test_samples_at_temperature_0_are_refused(evaluate, capsys):

@@ -38,6 +38,16 @@ def test_before_the_first_step_it_is_said_what_comes_and_what_is_not_known():
     )
 
 
+def test_a_run_of_given_minutes_says_how_long_it_takes_once_its_steps_are_planned():
+    run = progress([VALIDATION], 0, None, "trainer.minutes=20")
+    assert run.ahead() == "ahead: at most 10 train steps of 32 rollouts and 2 validations, for 20 minutes with start-up"
+    run.record_step(1, STEP)
+    run.plan(4)
+    assert run.ahead() == "ahead: 3 train steps of 32 rollouts and 1 validation, about 5 min"  # 3 x 100 + 20
+    run.take_rollouts(rollouts(2, 16))
+    assert run.now() == "step 2/4: 16 of 32 rollouts; left: step 75 s, run 5 min"
+
+
 def test_a_resumed_run_knows_how_long_the_rest_takes():
     assert progress([VALIDATION, STEP], 4).ahead() == (
         "ahead: 6 train steps of 32 rollouts and 2 validations, about 11 min"  # 6 x 100 + 2 x 20

@@ -42,8 +42,8 @@ def test_presets(stop_reason, score, agentbench, agent_peft, rllm):
 
 @pytest.mark.parametrize(("how", "score", "execution", "partial", "skyrl_sql"), [
     pytest.param("answered", RIGHT, 1.0, 1.0, 1.0, id="right"),
-    pytest.param("answered", Score(0.0, "wrong_result", {"overlap": 0.25}), 0.1, 0.2, 0.0, id="a_quarter_is_shared"),
-    pytest.param("answered", Score(0.0, "wrong_result", {"overlap": 1.0}), 0.1, 0.5, 0.0, id="all_but_the_order"),
+    pytest.param("answered", Score(0.0, "wrong_result", {"likeness": 0.25}), 0.1, 0.2, 0.0, id="a_quarter_is_shared"),
+    pytest.param("answered", Score(0.0, "wrong_result", {"likeness": 1.0}), 0.1, 0.5, 0.0, id="all_but_the_order"),
     pytest.param("answered", Score(0.0, "too_many_rows"), 0.1, 0.1, 0.0, id="too_many_rows"),
     pytest.param("answered", Score(0.0, "sql_error"), 0.0, 0.0, 0.0, id="it_did_not_run"),
     pytest.param("answered", Score(0.0, "no_answer"), 0.0, 0.0, -1.0, id="nothing_was_handed_in"),

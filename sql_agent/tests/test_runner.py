@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.engines import BackendUnavailable, open_backend
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
+from sql_agent.comparison import Excerpt
 from sql_agent.credit.row import stitch
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
@@ -117,7 +119,7 @@ async def test_gold_stands_in_no_span_but_beside_the_attempt_for_the_trajectory(
         compared = await patient.read_comparison(rollout.rollout_id)
         await patient.close()
     assert reported(spans) is not None
-    assert compared is not None and compared["expected"] == {"rows": [[secret]], "count": 1}
+    assert compared is not None and compared["expected"] == asdict(Excerpt.of([(secret,)]))
     assert all(secret not in span.model_dump_json() for span in spans)
 
 

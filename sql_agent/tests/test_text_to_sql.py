@@ -27,7 +27,7 @@ from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_rows, unfenced
-from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, overlap, same_result, same_state
+from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, likeness, same_result, same_state
 from sql_agent.text_to_sql.load import kind_of, orders_rows, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
 from sql_agent.text_to_sql.schema import lengths, render_schema
@@ -806,5 +806,9 @@ def test_the_example_makes_questions_of_which_every_reference_is_right(tmp_path)
     pytest.param([(9,)], 0.0, id="nothing"),
     pytest.param([], 0.0, id="no_row"),
 ])  # fmt: skip
-def test_a_wrong_result_shares_rows_and_columns(given, share):
-    assert overlap(given, [(1, "a"), (2, "b")]) == pytest.approx(share)
+def test_a_wrong_result_is_like_the_right_one_in_rows_and_columns(given, share):
+    assert likeness(given, [(1, "a"), (2, "b")]) == pytest.approx(share)
+
+
+def test_an_answer_may_have_rows_of_several_lengths():
+    assert likeness([(1,)], [(1,), (2, 3)]) == pytest.approx(1 / 3)  # rows 2 x 1 / 3, columns 0

@@ -146,8 +146,8 @@ def play(environment, query, sql):
 ])  # fmt: skip
 def test_a_submitted_query_is_judged_by_its_result(environment, query, sql, reason):
     value = None if reason == "reference_failed" else float(reason == "match")
-    overlap = {"overlap": 1.0} if reason == "wrong_result" else {}  # the order alone is wrong
-    assert play(environment, query, sql) == Score(value, reason, overlap)
+    likeness = {"likeness": 1.0} if reason == "wrong_result" else {}  # the order alone is wrong
+    assert play(environment, query, sql) == Score(value, reason, likeness)
 
 
 @pytest.mark.parametrize(("query", "sql", "reason"), [

@@ -21,7 +21,7 @@ from dbbench_adapter.engines import BackendUnavailable, Result, known_places, op
 from dbbench_adapter.engines.engine import MAX_RESULT_ROWS, Changes, ChangingSession, format_unreadable
 from dbbench_adapter.protocols import Message
 from sql_agent.comparison import Comparison, Excerpt
-from sql_agent.datatypes import OVERLAP
+from sql_agent.datatypes import LIKENESS
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
 from sql_agent.settings.groups import AgentConfig, DataConfig, EnvironmentSettings, SchemaForm
 from sql_agent.text_to_sql.datatypes import Question
@@ -41,8 +41,8 @@ from sql_agent.text_to_sql.judges import (
     ExecutionJudge,
     as_run,
     left_by_one,
+    likeness,
     order_counts,
-    overlap,
     same_result,
     same_state,
     undecodable,
@@ -197,7 +197,7 @@ class TextToSql(Environment):
         right = self._is_right(question, given.rows or (), expected)
         if right:
             return Score(1.0, "match")
-        return Score(0.0, "wrong_result", {OVERLAP: overlap(given.rows or (), expected)})
+        return Score(0.0, "wrong_result", {LIKENESS: likeness(given.rows or (), expected)})
 
     def _is_right(self, question: Question, given: Rows, expected: Rows) -> bool:
         same = partial(same_result, self._judge, given, expected, engine=self._engine)
@@ -224,14 +224,15 @@ class TextToSql(Environment):
         Of a submitted query that failed, or of a missing one, there are no rows.
         """
         question, result = episode.question, episode.result
+        ordered = not question.changes and order_counts(self._judge, question.query, self._engine)
         expected, returned = self._compared_rows(episode)
         return Comparison(
             submitted=episode.submitted,
             reference=question.query,
-            expected=None if expected is None else Excerpt.of(expected),
-            returned=None if returned is None else Excerpt.of(returned),
+            expected=None if expected is None else Excerpt.of(expected, ordered=ordered),
+            returned=None if returned is None else Excerpt.of(returned, ordered=ordered),
             error=result.error if result else None,
-            ordered=not question.changes and order_counts(self._judge, question.query, self._engine),
+            ordered=ordered,
             state=question.changes,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, Literal, get_args
 
 from dbbench_adapter.datatypes import Row, Rows
@@ -33,6 +33,7 @@ UNDECODABLE = "a text of the result is no UTF-8, which BIRD's evaluator does not
 # What `surrogateescape` makes of such bytes.
 _NO_UTF8 = re.compile(r"[\uDC80-\uDCFF]")
 _UNCHANGED = Change((), ())
+_MISSING = object()
 
 
 def as_run(judge: ExecutionJudge, query: str, engine: Engine = SQLITE) -> str:
@@ -81,12 +82,13 @@ def same_result(
     return same_rows(given, expected, ranks=ranks if ordered else None, decimals=engine.average_decimals)
 
 
-def overlap(given: Rows, expected: Rows) -> float:
-    """How much two results share, in [0, 1]: the mean of the F1 scores over their rows and over their columns.
+def likeness(given: Rows, expected: Rows) -> float:
+    """How like two results are, from 0 to 1: the mean of the F1 scores over their rows and over their columns.
 
-    Both are multisets; a column is the multiset of its cells. Cells are equal as Python's are, 1 and 1.0 too.
+    Both are multisets; a column is the multiset of its cells. Cells are equal as Python's are, 1 and 1.0 too. Rows of
+    an answer may differ in length.
     """
-    columns = (map(_multiset, zip(*rows, strict=True)) for rows in (given, expected))
+    columns = (map(_multiset, zip_longest(*rows, fillvalue=_MISSING)) for rows in (given, expected))
     return (_f1(Counter(given), Counter(expected)) + _f1(*map(Counter, columns))) / 2
 
 

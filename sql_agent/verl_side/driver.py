@@ -92,7 +92,7 @@ def main() -> None:
         trained_on=cfg.run_dir / "data" / TRAINED_ON,
         open_groups=lambda: context.open_groups(),
     )
-    planned = PlannedSteps(cfg.run_dir, cfg.trainer, psutil.Process().create_time())
+    planned = PlannedSteps(cfg.run_dir, cfg.trainer, psutil.Process(os.getppid()).create_time())
 
     def change_trainer(module: Any) -> None:
         keeper.install(module.RayPPOTrainer)
@@ -103,6 +103,7 @@ def main() -> None:
     def logged(event: dict[str, Any]) -> None:
         keeper.seal()
         planned.take(event["step"], event["metrics"])
+        context.steps = planned.steps
         events.emit(event | {"steps": planned.steps})
 
     run_tracking = make_tracking(context, logged)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgrpo.run_folder import note_steps
+from agentgrpo.run_folder import METRICS, earlier_steps, note_steps
 from sql_agent.settings.main_job import TrainerConfig
 from sql_agent.step_times import measured, steps_that_fit
 
@@ -22,7 +22,7 @@ class PlannedSteps:
     def __init__(self, run_dir: Path, trainer: TrainerConfig, began_s: float) -> None:
         self.steps = trainer.steps
         self._run_dir, self._trainer, self._began_s = run_dir, trainer, began_s
-        self._rows: list[dict[str, float]] = []
+        self._rows = earlier_steps(run_dir / METRICS)  # of the starts before, until this one has measured its own
         self._verl: Any = None
 
     def install(self, trainer: type[Any]) -> None:
@@ -35,7 +35,7 @@ class PlannedSteps:
         trainer.fit = fit_as_planned
 
     def take(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Plan after a step, with the times that this start has measured."""
+        """Plan after a step, with the times of the last ones."""
         if self._trainer.minutes is None:
             return
         self._rows.append(dict(metrics))

@@ -138,7 +138,7 @@ class RolloutManager:
             resumed = self._resumed or {"batches": step - 1, "slots": ()}
             self._batches = int(resumed["batches"])
             self._waiting = [new_slot(members=members, **slot) for slot in resumed["slots"]]
-        left = groups * max(cfg.trainer.steps - step + 1, 1)
+        left = groups * max(self.run.steps - step + 1, 1)
         room = max(0, min(groups * (1 + cfg.trainer.max_off_policy_steps), left) - len(self.source.open))
         from_verl = [given]
         while len(self._waiting) < room:

@@ -80,7 +80,7 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
 
     Args:
         context: its `step_metrics` are logged and emptied at each step.
-        emit: receives `{"event": "step", "step", "metrics"}` for the command's progress line.
+        emit: receives `{"event": "step", "step", "metrics"}`; the driver adds `steps` for the command's progress line.
     """
     from verl.utils.tracking import Tracking
 

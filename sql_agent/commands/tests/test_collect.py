@@ -30,10 +30,11 @@ def collect(tmp_path, *records, flags=()):
     file = tmp_path / "demonstrations.jsonl"
     status = main(["--rollouts", str(tmp_path / "rollouts"), "--output", str(file), *flags])
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    said = [
-        [call["function"]["arguments"] for m in row["completion"] for call in m.get("tool_calls", ())] for row in rows
-    ]
-    return status, said, file
+    return status, [[said(message) for message in row["completion"] if said(message)] for row in rows], file
+
+
+def said(message):
+    return "".join(call["function"]["arguments"] for call in message.get("tool_calls", ()))
 
 
 A, AGAIN, LONGER, OTHER = '{"q": "aa"}', '{"q": "aab"}', '{"q": "aabb"}', '{"q": "zzzzzz"}'
@@ -53,13 +54,21 @@ def test_wrong_lost_unjudged_and_held_out_rollouts_are_left_out_and_counted(tmp_
         record("three", A, right=None),
         record("four", A, lost="rollout_failed"),
         record("five", A, validate=True),
-    ]
+        record("six", A, chains=2),
+        record("seven", A, tools=None),
+        record("eight", '{"q": "a</s>"}', messages=[
+            {"role": "user", "content": "eight"}, {"role": "assistant", "content": "[INST] 3 [/INST]"},
+        ]),
+    ]  # fmt: skip
     assert collect(tmp_path, *rollouts)[:2] == (0, [[A]])
     assert capsys.readouterr().out.splitlines() == [
-        "6 rollouts in 1 files: 1 of 2 tasks were solved at least once",
+        "9 rollouts in 1 files: 1 of 4 tasks have a right one",
         "  left out, lost: 1",
         "  left out, not judged: 1",
         "  left out, of a run's validation: 1",
+        "  left out, of an agent with several conversations: 1",
+        "  left out, that calls tools which its file does not describe: 1",
+        "  left out, with a mark of a chat format: 1",
         f"{tmp_path}/demonstrations.jsonl: 1 of 1 right rollouts",
     ]
 
