@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # took 15.3 s of CPU with two threads and 0.8 s with one (torch 2.13, two busy cores).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Ray gives its workers a nice value of 15. Beside other tests, which have 0, a step of the small policy then took 476 s.
+# Ray gives its workers a nice value of 15. Beside other tests, which have 0, a step took 476 s.
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / ".pytest_cache" / "settings")
 """Where the key is that signs the checkpoints of tests; not in /tmp, where tests look for what runs leave behind."""

@@ -34,6 +34,7 @@ from sql_agent.text_to_sql.episode import (
     messages,
     solution_calls,
 )
+from sql_agent.text_to_sql.hardness import hardness
 from sql_agent.text_to_sql.judges import (
     EVALUATED_DIALECT,
     EXECUTION_JUDGES,
@@ -341,9 +342,9 @@ class TextToSql(Environment):
         """
         if data.train_file is None:
             raise ValueError("env.type=text2sql needs questions to train on: --train-file FILE, JSON or JSONL")
-        train = read_questions(data.train_file, self.databases, self._columns)
+        train = self._read(data.train_file)
         if data.val_file is not None:
-            val = read_questions(data.val_file, self.databases, self._columns)
+            val = self._read(data.val_file)
         else:
             train, val = split_questions(train, data.held_out_fraction)
         left_out = Counter[str]()
@@ -399,7 +400,14 @@ class TextToSql(Environment):
         return digest([tables, " ".join(task.question.casefold().split())])
 
     def read_tasks(self, file: Path) -> list[Question]:
-        return self._link(read_questions(file, self.databases, self._columns))
+        return self._link(self._read(file))
+
+    def _read(self, file: Path) -> list[Question]:
+        """Spider's verdict goes with Spider's classes of queries."""
+        questions = read_questions(file, self.databases, self._columns)
+        if self._judge != "spider":
+            return questions
+        return [replace(each, kind=hardness(each.query or "") or each.kind) for each in questions]
 
     def row(self, task: Question) -> dict[str, object]:
         solution = {"answer": task.answer} if task.query is None else {"query": task.query}
