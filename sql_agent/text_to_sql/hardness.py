@@ -51,7 +51,7 @@ def _class(parts: int, nested: int, others: int) -> str:
     return "extra"
 
 
-def _conditions(clause: Any) -> Iterator[exp.Expression]:
+def _conditions(clause: Any) -> Iterator[exp.Expr]:
     node = clause.this if isinstance(clause, exp.Where | exp.Having) else clause
     if isinstance(node, exp.Paren):
         yield from _conditions(node.this)
@@ -71,20 +71,20 @@ def _ors(clause: Any) -> int:
     return 0
 
 
-def _positive(condition: exp.Expression) -> exp.Expression:
+def _positive(condition: exp.Expr) -> exp.Expr:
     return condition.this if isinstance(condition, exp.Not) else condition
 
 
-def _is_nested(condition: exp.Expression) -> bool:
+def _is_nested(condition: exp.Expr) -> bool:
     inner = _positive(condition)
     sides = (inner.args.get(name) for name in ("expression", "query", "low", "high"))
     return any(isinstance(side, exp.Subquery | exp.Select) for side in sides)
 
 
-def _expressions(clause: exp.Expression | None) -> list[exp.Expression]:
+def _expressions(clause: exp.Expr | None) -> list[exp.Expr]:
     return [] if clause is None else list(clause.expressions)
 
 
-def _aggregates(node: exp.Expression) -> int:
+def _aggregates(node: exp.Expr) -> int:
     inner = node.this if isinstance(node, exp.Alias | exp.Ordered) else node
     return int(isinstance(inner, exp.AggFunc))
