@@ -70,6 +70,10 @@ MOST_STEPS = 200
 """Steps of GRPO, of which as many are made as fit into the minutes."""
 BATCH = 16
 """Questions of an update of fine-tuning: their schema is computed once, so eight more cost little."""
+OWN_SHARE = 0.25
+"""Least share of what fine-tuning learns that are questions of yours: people word theirs otherwise than made ones."""
+LEAST_SAMPLED = 16
+"""Questions of yours from which GRPO samples them alone."""
 SERVER_START_S = 600.0
 MOST_HELD_OUT = 200
 """Held-out questions that are asked, so that each measurement takes minutes."""
@@ -113,7 +117,8 @@ class Improvement:
         self._done: dict[str, float] = kept["minutes"]
         self._began = time.monotonic() - 60 * sum(self._done.values())
         self._questions = self._folder / "questions"
-        self._train_file, self._held_out = (self._questions / f"{name}.jsonl" for name in ("train", "held_out"))
+        names = ("train", "grpo", "held_out")
+        self._train_file, self._sampled_file, self._held_out = (self._questions / f"{name}.jsonl" for name in names)
         adapter = self._weights is None or self._weights >= BILLION
         self._tuned = self._folder / ("1-sft-merged" if adapter else "1-sft")
         self._rank = 16 if adapter else 0
@@ -171,13 +176,21 @@ class Improvement:
                 raise UsageError("there is no question to learn: give --train-file, or a --num-questions above 0")
             held_out = draw_by_kind(held_out, MOST_HELD_OUT, cfg.seed)
             known = {key for task in held_out for key in _keys(task)}
-            learnt = [task for task in (*made, *own) if not known.intersection(_keys(task))]
+            made, own = ([task for task in each if not known.intersection(_keys(task))] for each in (made, own))
+            learnt = [*made, *own]
             if not (learnt and held_out):
                 raise UsageError(f"{len(learnt)} questions are left to learn and {len(held_out)} held out; give more")
-            for file, tasks in ((self._train_file, learnt), (self._held_out, held_out)):
+            times = repeated(len(made), len(own))
+            files = {
+                self._train_file: [*made, *(task for task in own for _ in range(times))],
+                self._sampled_file: own if len(own) >= LEAST_SAMPLED else learnt,
+                self._held_out: held_out,
+            }
+            for file, tasks in files.items():
                 with written(file) as part:
                     part.write_text("".join(json.dumps(environment.row(task)) + "\n" for task in tasks), "utf-8")
-        print(f"{len(learnt)} questions to learn, {len(held_out)} held out: {self._questions}")
+        own_words = f"; yours are fine-tuned on {times} times an epoch" if times > 1 else ""
+        print(f"{len(learnt)} questions to learn, {len(held_out)} held out{own_words}: {self._questions}")
 
     def _measure(self) -> None:
         flags = evaluate_flags(resolve(parse_train_args(self._train_words(self._model))))
@@ -217,7 +230,7 @@ class Improvement:
         settings = [f"trainer.steps={MOST_STEPS}", f"trainer.val_every={MOST_STEPS}", f"seed={self._cfg.seed}"]
         settings += ["trainer.val_before_train=true", f"data.val_limit={MOST_HELD_OUT}"]
         return [
-            *("--model", str(model), *self._database, "--train-file", str(self._train_file)),
+            *("--model", str(model), *self._database, "--train-file", str(self._sampled_file)),
             *("--val-file", str(self._held_out), *config_flag(self._weights), "--set", *settings),
             *("--run-dir", str(self._folder / GRPO)),
         ]
@@ -276,6 +289,11 @@ def stages_of(folder: Path) -> dict[str, list[Row]]:
     return {"before": read_rows(folder / ASKED_BEFORE)} | {
         name: [row for row in played if row["train_step"] == step] for name, step in after.items()
     }
+
+
+def repeated(made: int, own: int) -> int:
+    """How often fine-tuning learns one's own questions in an epoch, so that they have their share."""
+    return max(1, round(OWN_SHARE / (1 - OWN_SHARE) * made / own)) if own else 1
 
 
 def _keys(task: Question) -> Iterator[tuple[str, str]]:

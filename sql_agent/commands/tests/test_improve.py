@@ -11,7 +11,7 @@ import pytest
 
 from examples.shop import make_shop
 from scripts.tests.pages import commands
-from sql_agent.improve import compared, main
+from sql_agent.improve import compared, main, repeated
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import hold_out
 
@@ -58,6 +58,11 @@ def test_thirty_questions_are_held_out_or_a_half_of_few(groups, held_out):
     learnt, held = hold_out(asked, max(30, len(asked) // 5))
     assert (len(learnt), len(held)) == (len(asked) - held_out, held_out)
     assert not {each.query for each in learnt} & {each.query for each in held}
+
+
+@pytest.mark.parametrize(("made", "own", "times"), [(496, 30, 6), (30, 30, 1), (500, 0, 1), (0, 30, 1)])
+def test_questions_of_a_person_are_a_quarter_of_what_is_learnt(made, own, times):
+    assert repeated(made, own) == times  # 6 x 30 of 676
 
 
 def test_one_reference_alone_cannot_be_held_out():
@@ -115,6 +120,8 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     assert len(held_out) == 30 and {row["query"] for row in held_out} <= {row["query"] for row in own}
     assert not {row["query"] for row in held_out} & {row["query"] for row in learnt}
     assert 50 < len(learnt) <= 60
+    sampled = [json.loads(line) for line in (run / "questions" / "grpo.jsonl").read_text().splitlines()]
+    assert len(sampled) == 30 and {row["query"] for row in sampled} <= {row["query"] for row in own}
     assert len((run / "before.jsonl").read_text().splitlines()) == 30
     said = first.stdout
     for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_2", "2-grpo/report.html"):
