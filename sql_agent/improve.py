@@ -189,7 +189,7 @@ class Improvement:
             for file, tasks in files.items():
                 with written(file) as part:
                     part.write_text("".join(json.dumps(environment.row(task)) + "\n" for task in tasks), "utf-8")
-        own_words = f"; yours are fine-tuned on {times} times an epoch" if times > 1 else ""
+        own_words = f"; fine-tuning learns yours {times} times an epoch" if times > 1 else ""
         print(f"{len(learnt)} questions to learn, {len(held_out)} held out{own_words}: {self._questions}")
 
     def _measure(self) -> None:
