@@ -101,7 +101,9 @@ class Console:
 
     def _plan(self, steps: int) -> None:
         if steps != self.steps:
-            self._print(f"{'':11}the run ends with step {steps} of {self._most}, by --minutes {self._minutes:g}")
+            self._print(
+                f"{'':11}the run ends with step {steps} of {self._most}, the last within {self._minutes:g} minutes"
+            )
             self.steps = steps
             self._progress.plan(steps)
 

@@ -91,7 +91,7 @@ def test_a_run_of_given_minutes_says_how_many_steps_fit(tmp_path, capsys):
         shown.show({"event": "step", "step": step, "steps": steps, "metrics": {"time/step_s": 60.0}})
     said = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.partition("] ")[2] or line for line in said] == [
-        "the run ends with step 4 of 20, by --minutes 5",
+        "the run ends with step 4 of 20, the last within 5 minutes",
         "step 1/4  60.0 s ()  3 min left",
         "step 2/4  60.0 s ()  2 min left",
     ]

@@ -122,10 +122,13 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line_before_anything_start
             "no_such_module.deep:f",
             "there is no module 'no_such_module'; install its package, give FILE",
         ),
-        ("best", "config: rollout.reward: unknown reward preset 'best'; known: agent_peft, agentbench, rllm, judge, "),
+        (
+            "best",
+            "config: rollout.reward: unknown reward preset 'best'; known: agent_peft, agentbench, execution, partial, ",
+        ),
         (
             "my.py",
-            "unknown reward preset 'my.py'; known: agent_peft, agentbench, rllm, judge, or a function of yours, ",
+            "execution, partial, rllm, skyrl_sql, judge, or a function of yours, ",
         ),
         ("agentbench=much", "--reward agentbench=much: the weight 'much' is no number; write it as --reward my.py:con"),
         ("agentbench=nan", "--reward agentbench=nan: the weight 'nan' is no number"),

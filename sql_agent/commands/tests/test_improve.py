@@ -126,7 +126,7 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     said = first.stdout
     for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_2", "2-grpo/report.html"):
         assert (run / stage).exists(), said
-    assert "the run ends with step 2 of 200, by --minutes 1" in said
+    assert "the run ends with step 2 of 200, the last within 1 minutes" in said
     for line in ("agentgrpo sft --model", "agentgrpo train --model", "agentgrpo report"):
         assert line in said
     end = said[said.rindex("held-out success before") :].splitlines()
