@@ -8,6 +8,7 @@ questions of each.
 
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -28,6 +29,9 @@ from sql_agent.text_to_sql.question_tables import read_tables
 STATEMENT_S = 5.0
 # Questions that are made for each that is kept.
 DRAWN = 4
+MOST_ALIKE = 10
+"""Questions whose queries differ in values alone."""
+_VALUE = re.compile(r"'(?:[^']|'')*'|\b\d+(?:\.\d+)?\b")
 
 
 def questions_of(databases: Databases, db_id: str, count: int, seed: int) -> list[Made]:
@@ -37,9 +41,12 @@ def questions_of(databases: Databases, db_id: str, count: int, seed: int) -> lis
         tables = read_tables(databases.schema(db_id), session)
         found = list(islice(made_questions(tables, session, rng), DRAWN * count))
     rng.shuffle(found)
-    places = Counter[str]()
+    places, alike = Counter[str](), Counter[str]()
     numbered = []
     for made in found:
+        alike[shape := _VALUE.sub("?", made.query)] += 1
+        if alike[shape] > MOST_ALIKE:
+            continue
         places[made.skill] += 1
         numbered.append((places[made.skill] / SKILLS[made.skill].share, made))
     chosen = [made for _, made in sorted(numbered, key=lambda each: each[0])][:count]
